@@ -1,4 +1,4 @@
-"""Errors that name the thing, the value, what was expected and what to type instead.
+"""Exceptions of kvbench. Their messages name the setting, its value, what is allowed, and what to type instead.
 
 Everything that kvbench raises on purpose derives from :class:`KvbenchError`; the command line prints such an error as
 one message without a traceback and exits with :attr:`KvbenchError.exit_code`.
@@ -80,7 +80,7 @@ def imperative(hint: str) -> str:
 
 
 def few(names: Sequence[str] | str, given: str, listing: str = "") -> str:
-    """Return `names` as text for a message: all of a short list, of a long one those most like `given` and a count."""
+    """Return `names` as text for a message; of a long list, only the names most similar to `given`, and a count."""
     if isinstance(names, str) or len(names) <= LISTED:
         return names if isinstance(names, str) else ", ".join(names)
     near = difflib.get_close_matches(given, names, n=FEW, cutoff=0.4) or names[:FEW]
@@ -101,7 +101,7 @@ class NonFiniteError(KvbenchError):
 
 
 class CacheError(KvbenchError):
-    """A use of a cache that it does not support, for example a rollback past its exact tokens."""
+    """An operation that a cache does not support, for example a rollback of tokens that are already packed."""
 
 
 class ModelError(KvbenchError):

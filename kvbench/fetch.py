@@ -1,4 +1,4 @@
-"""``python -m kvbench.fetch``: what a run will need, for a machine without network."""
+"""``python -m kvbench.fetch``: download of the files that runs on a machine without network will need."""
 
 from kvbench.cli.fetch import main
 

@@ -1,4 +1,4 @@
-"""``python -m kvbench.report``: the runs that are there, and what they gave."""
+"""``python -m kvbench.report``: lists, results and comparisons of stored runs."""
 
 from kvbench.cli.report import main
 

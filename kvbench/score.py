@@ -1,4 +1,4 @@
-"""``python -m kvbench.score``: scores of outputs that somebody else made."""
+"""``python -m kvbench.score``: scores of other programs' outputs, by the rules of LongBench and GSM8K."""
 
 from kvbench.cli.score import main
 

@@ -31,7 +31,8 @@ class Text:
         ids: token ids of the prompt.
         context: half-open token range of the context, which Cocktail searches; None if the prompt has no context.
         query: text of the question; may be empty.
-        query_source: text that replaces an empty query, for example ``last_chunk`` (:class:`kvbench.cache.Prompts`).
+        query_source: which text to search with if `query` is empty, for example ``last_chunk`` for the last chunk of
+            the context (:class:`kvbench.cache.Prompts`).
     """
 
     id: str

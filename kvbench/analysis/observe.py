@@ -219,7 +219,7 @@ class _Call:
     kwargs: dict[str, Any]
 
     def place(self, layer: KVLayer) -> None:
-        """Give a layer the prompt, which it places by its method's rule."""
+        """Pass the keys and values of the prompt to a layer, which stores them by its method's rule."""
         keys = self._update(layer)
         see_padding(layer, self.mask, self.query.shape[2])
         if layer.method.quantized_prefill:
@@ -232,7 +232,7 @@ class _Call:
         layer.end_chunk(prompt_keys, values)
 
     def append(self, layer: KVLayer) -> None:
-        """Give a layer the new token, as in a decode step: it settles first, and again after it if it is eager."""
+        """Pass the key and value of a new token to a layer, as in a decode step."""
         layer.append(self._update(layer), self.values)
         if layer.method.eager:
             layer.settle(forget=False)

@@ -34,7 +34,8 @@ def parser(measuring: bool = True) -> argparse.ArgumentParser:
     """Return the parser of the command line.
 
     Args:
-        measuring: add kernel, quantize and products, whose choices need torch; False keeps the import of torch away.
+        measuring: True to add the commands kernel, quantize and products. Their choices come from modules that import
+            torch, so False makes the parser available faster.
     """
     top = argparse.ArgumentParser(
         prog="python -m kvbench.bench",

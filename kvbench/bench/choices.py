@@ -49,7 +49,7 @@ def number(text: str) -> int:
 
 
 def several(text: str) -> int:
-    """Parse a whole number of at least 2: the prefill yields the first new token, a decode step the second."""
+    """Parse a number of new tokens, at least 2: the prefill yields the first, so one decode step needs a second."""
     return _whole(text, 2)
 
 

@@ -156,7 +156,7 @@ def _add_model(parser: argparse.ArgumentParser, number: Callable[[str], int]) ->
 def run(args: argparse.Namespace) -> int:
     """Run one of :data:`COMMANDS` and return the exit status.
 
-    2 under torchrun with several processes, and without a GPU unless ``--device cpu``.
+    The status is 2 if torchrun started several processes, or if there is no GPU and ``--device`` is not ``cpu``.
     """
     import torch
 

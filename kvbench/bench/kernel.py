@@ -65,7 +65,7 @@ def make(name: str, at: Point, dtype: torch.dtype, device: str = "cuda") -> Work
     Args:
         name: name of the format, a key of :data:`~kvbench.bench.shapes.FORMATS`.
         at: model, batch and tokens.
-        dtype: dtype of exact tokens.
+        dtype: dtype of the tokens in full precision.
         device: device of the buffers.
     """
     model, layer = MODELS[at.model], FORMATS[name]
@@ -124,7 +124,7 @@ def measure(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[s
 
 
 def expected(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
-    """Return the microseconds that a layer of mixed formats would take if each format were as fast as on its own.
+    """Return the microseconds that a layer of mixed formats would take if each format were as fast as when used alone.
 
     Tokens in full precision are assumed to be as fast as the best 16-bit baseline. The result is None for a layer with
     a single format, or if one of the formats or the baseline was not measured at the same point.
@@ -253,7 +253,7 @@ def finish(rows: list[dict[str, Any]], skipped: int, path: Path, seconds: float)
 
 
 def rest(args: argparse.Namespace, skip: int) -> list[dict[str, Any]]:
-    """Measure the jobs from number `skip` on in a new process, and return their rows."""
+    """Measure the remaining jobs in a new process, beginning with job number `skip`, and return their rows."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,

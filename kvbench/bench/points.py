@@ -261,7 +261,7 @@ def model_config(name: str, *, weights: str = "random", dtype: str = "bfloat16")
 def run(args: argparse.Namespace) -> int:
     """Run the command that `args` name, under its memory limit, and return the exit status.
 
-    0 if all went well, 1 if a row failed, else the exit code of the error that ended the run.
+    The status is 0 on success, 1 if a row failed, or the exit code of the error that ended the run.
     """
     try:
         device = resolve_device(args.device)

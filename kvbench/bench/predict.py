@@ -312,9 +312,9 @@ def draft_weights(shape: Shape, weights: int, which: str) -> tuple[int, int]:
     Args:
         shape: shape of the model.
         weights: bytes of the target's weights.
-        which: weights of the draft that have 4 bits: none (``same``), those of the feed-forward layers (``int4``) or of
-            all linear layers of the decoder (``int4_all``); every group of 128 has 4 more bytes
-            (:mod:`kvbench.models.int4`).
+        which: which of the draft's weights have 4 bits: none (``same``), those of the feed-forward layers (``int4``),
+            or those of all linear layers of the decoder (``int4_all``). Every group of 128 such weights takes another
+            4 bytes for its scale and zero (:mod:`kvbench.models.int4`).
     """
     if which == "same":
         return weights, 0

@@ -120,7 +120,7 @@ def one(rows: int, columns: int, dtype: torch.dtype, seed: int, scale: float = 0
 def measured(
     way: Callable[[Tensor, Tensor], Tensor], x: Tensor, weights: list[Tensor], exact: Tensor, seconds: float
 ) -> dict[str, Any]:
-    """Return time and error of one implementation, or ``failed`` with the reason.
+    """Measure one implementation of a product.
 
     Args:
         way: the implementation.
@@ -128,6 +128,11 @@ def measured(
         weights: matrices ``[rows, columns]``, one per captured call.
         exact: exact product of ``weights[0]`` and `x`, fp32 ``[rows]``.
         seconds: measuring time.
+
+    Returns:
+        ``us``, ``p10``, ``p90`` and ``rounds`` (:class:`kvbench.bench.clock.Time`), ``bytes`` of the weights and
+        ``error``, the largest error relative to the largest output. If the implementation fails or is inaccurate, only
+        ``failed``, the reason as text.
     """
     try:
         error = ((way(x, weights[0])[0, 0].float() - exact).abs().max() / exact.abs().max()).item()

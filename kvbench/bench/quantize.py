@@ -89,7 +89,7 @@ def fresh(at: Point, dtype: torch.dtype, count: int, seed: int = 0) -> Tensor:
 
 @contextmanager
 def torchs_way() -> Iterator[None]:
-    """Make packed segments quantize with torch instead of kvbench's kernel inside the context."""
+    """Make packed segments quantize with torch instead of kvbench's kernel inside a ``with`` block."""
     known = packed.served
     packed.served = lambda segment, x: "bench: torch's way"
     try:
@@ -100,7 +100,7 @@ def torchs_way() -> Iterator[None]:
 
 @contextmanager
 def warps(count: int | None) -> Iterator[None]:
-    """Make the packing kernel run with `count` warps per program inside the context; None: the kernel's own choice."""
+    """Make the packing kernel use `count` warps per program inside a ``with`` block; None for the kernel's default."""
     known = packed.served
     if count is not None:
 
@@ -224,9 +224,12 @@ def hqq(bits: int) -> Callable[[Tensor], object]:
 
 
 def flushes(format: str) -> list[tuple[str, Side, int]]:
-    """Return name, side and tokens of the flushes to time, each the amount that leaves an exact window at once.
+    """Return the flushes to time: how many keys or values a method packs at once when its window is full.
 
-    128 keys; 64 keys (LogQuant, W = 64) if the format's groups allow it; one value (KIVI).
+    They are 128 keys; 64 keys (LogQuant, W = 64) if the format's groups allow it; and one value (KIVI).
+
+    Returns:
+        For each flush, its name, ``key`` or ``value``, and the number of tokens.
     """
     group = quantizer(format, "key", 128)
     blocks: list[tuple[str, Side, int]] = [("128 keys", "key", 128)]
@@ -238,9 +241,11 @@ def flushes(format: str) -> list[tuple[str, Side, int]]:
 def measure_flush(
     format: str, at: Point, side: Side, count: int, dtype: torch.dtype, seconds: float
 ) -> tuple[float, float, float]:
-    """Return the microseconds of a flush of `count` tokens behind `at.context` packed ones, measured in three ways.
+    """Return the time of appending `count` tokens to `at.context` packed ones, in microseconds, measured in three ways.
 
-    The kernel in a replayed graph, the kernel called from Python, and torch called from Python.
+    Returns:
+        The times of the kernel in a replayed CUDA graph, of the kernel called from Python, and of torch called from
+        Python.
     """
     x = fresh(at, dtype, count).contiguous()
     # always the same tokens into the same slots: only the slots matter, and a real decode step has them in cache too

@@ -50,7 +50,7 @@ class Layer:
 
     Args:
         tiers: the tiers, in slot order.
-        key_window: number of newest keys in full precision; at least the step's own tokens always are.
+        key_window: number of newest keys in full precision. The new tokens of a step are always in full precision.
         value_window: number of newest values in full precision.
     """
 

@@ -38,12 +38,13 @@ def calibrate(
             training text).
         name: name of the model, for messages.
         bits: bits per code of each codebook to compute.
-        outliers: share of the elements that KVQuant stores in full precision.
-        fisher: True: weight quantization errors by squared gradients; False: weight all errors equally.
-        first_tokens: number of tokens at the start of each sequence that do not enter the codebooks, because KVQuant
-            will keep them in full precision.
+        outliers: fraction of the elements that KVQuant stores in full precision.
+        fisher: True to weight quantization errors by squared gradients (Fisher information), False to weight all
+            errors equally.
+        first_tokens: number of tokens at the start of each sequence that the codebooks are not fitted to, because
+            KVQuant will keep them in full precision.
         text_sha256: SHA-256 of the calibration text, stored in the file.
-        tell: called with the number of passes done and the total.
+        tell: function called after each pass with the number of passes done and their total number.
 
     Raises:
         ConfigError: a width or share is out of range.

@@ -1,7 +1,7 @@
-"""Collection of a model's keys before RoPE and values on a text, and of the loss's sensitivity to their errors.
+"""Collection of a model's keys (before RoPE) and values on a text, with squared gradients of the loss.
 
-The weight of an error is the Fisher information's diagonal, the squared gradient of the text's loss with respect to the
-key or value (KVQuant, sec. 3; SqueezeAILab/KVQuant, gradients/run-fisher.py).
+The squared gradient with respect to a key or value is the diagonal of the Fisher information. KVQuant weights the
+quantization error of an element by it (KVQuant, sec. 3; SqueezeAILab/KVQuant, gradients/run-fisher.py).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def collect(
         model: causal language model.
         sequences: token ids ``[S, L]``.
         layers: indices of the layers.
-        fisher: True: also collect squared gradients, with a backward pass for each sequence.
-        tell: called after each sequence.
+        fisher: True to collect squared gradients too, with a backward pass for each sequence.
+        tell: function called without arguments after each sequence, to report progress.
 
     Returns:
-        For each layer, by index, its keys and its values.
+        A dict from the index of a layer to a pair: its keys, and its values.
 
     Raises:
         ModelError: keys before RoPE cannot be read, or an activation or gradient is NaN or Inf.

@@ -1,8 +1,12 @@
 """Calibration files: safetensors with the thresholds and codebooks of every layer, and their provenance.
 
-Tensors: ``layers.I.key.thresholds`` fp16 ``[2, C]`` (upper, lower); for each side and width
-``layers.I.SIDE.levels.BITS`` fp32 ``[2**BITS]`` and ``layers.I.SIDE.norm.BITS`` fp32 ``[2]`` (Q-Norm's scale and
-offset); ``probe.*``: a sample of the model's weights, which identifies the model.
+The tensors for layer I, with SIDE ``key`` or ``value`` and each number of BITS per code, are:
+
+- ``layers.I.key.thresholds``, fp16 ``[2, C]``: the upper and the lower threshold of each key channel;
+- ``layers.I.SIDE.levels.BITS``, fp32 ``[2**BITS]``: the codebook;
+- ``layers.I.SIDE.norm.BITS``, fp32 ``[2]``: Q-Norm's scale and offset.
+
+``probe.*`` is a sample of the model's weights, which identifies the model.
 """
 
 from __future__ import annotations
@@ -39,10 +43,10 @@ class Calibration:
     """KVQuant's thresholds and codebooks for one model, as read from a calibration file.
 
     Args:
-        info: provenance: ``model``, ``bits`` ("2,3,4"), ``outliers``, ``layers``, ``kv_heads``, ``head_dim``,
-            ``text_sha256``, ``tokens``, ``fisher``, versions; strings.
-        tensors: see the module.
-        path: the file.
+        info: facts about the calibration, all as strings: ``model``, ``bits`` ("2,3,4"), ``outliers``, ``layers``,
+            ``kv_heads``, ``head_dim``, ``text_sha256``, ``tokens``, ``fisher``, and the versions of packages.
+        tensors: the tensors by the names that the module's description lists.
+        path: the file; None if it has not been written yet.
     """
 
     info: Mapping[str, str]
@@ -56,7 +60,7 @@ class Calibration:
 
     @property
     def outliers(self) -> float:
-        """Share of the elements that are outliers, that is, outside the thresholds."""
+        """Fraction of the elements that are outliers, that is, outside the thresholds."""
         return float(self.info["outliers"])
 
     @property
@@ -81,7 +85,8 @@ class Calibration:
     def norm(self, layer: int, side: str, bits: int) -> Tensor:
         """Return the scale and the offset of Q-Norm, fp32 ``[2]``, for the keys or values of a layer.
 
-        Applied to the levels, they preserve mean and standard deviation.
+        With the levels multiplied by the scale and shifted by the offset, quantized values have the same mean and
+        standard deviation as the original ones.
 
         Args:
             layer: index of the layer.
@@ -101,7 +106,7 @@ class Calibration:
                     yield f"layers.{layer}.{side}.norm.{width}", (2,)
 
     def check_format(self, bits: int, outliers: float) -> None:
-        """Raise ConfigError unless the file has codebooks with this number of bits and this share of outliers."""
+        """Raise ConfigError unless the file has codebooks with this number of bits and this fraction of outliers."""
         if bits not in self.bits:
             raise ConfigError(
                 "method.bits",
@@ -265,18 +270,18 @@ def _passed_over(what: str) -> None:
 
 
 def command(model: str, bits: int, outliers: float) -> str:
-    """Return the command line that makes a calibration file, for hints.
+    """Return the command line that creates a calibration file, for hints in messages.
 
     Args:
         model: name of the model.
         bits: bits per code.
-        outliers: share of outliers.
+        outliers: fraction of the elements that are outliers.
     """
     return f"python -m kvbench.calibrate --model {model} --text FILE --bits {bits} --outliers {outliers!r}"
 
 
 def versions() -> dict[str, Any]:
-    """Return the package versions that a file records."""
+    """Return the installed versions of kvbench, torch and transformers, which a calibration file records."""
     import transformers
 
     from kvbench.util.version import __version__

@@ -48,11 +48,11 @@ def fit_keys(
 
     Args:
         x: keys of N tokens before RoPE, fp32 ``[N, C]``.
-        weights: weight of the quantization error of each element, ``[N, C]``; None: all weigh the same.
+        weights: weight of the quantization error of each element, ``[N, C]``; None for equal weights.
         bits: bits per code of each codebook to fit.
-        share: share of outliers, half of them above and half below the other elements; 0: no outliers, so the
-            thresholds are the extremes.
-        skip: True for tokens that do not enter the codebooks, bool ``[N]``; None: all tokens enter.
+        share: fraction of the elements that are outliers, half of them above the upper threshold and half below the
+            lower one. With 0 there are no outliers, and the thresholds are the minimum and the maximum.
+        skip: bool ``[N]``, True for tokens that the codebooks are not fitted to; None to use all tokens.
     """
     upper, lower = quantiles(x, tail(share), 0), quantiles(x, 1 - tail(share), 0)
     books = _codebooks(x, (upper - lower) / 2, (upper + lower) / 2, weights, bits, skip)

@@ -1,8 +1,9 @@
-"""Codebooks by weighted k-means in one dimension, deterministic.
+"""Codebooks by weighted k-means in one dimension, without random numbers.
 
 KVQuant (Hooper et al. 2024, sec. 3, nuqX) minimises ``sum_i F_i (x_i - Q(x_i))**2`` with the Fisher information F_i
-as weight; its code takes scikit-learn's KMeans from a random start. Values in [-1, 1] need no more than a histogram: on
-a coarse one the best codebook is found exactly by dynamic programming, and Lloyd's iterations on a fine one refine it.
+as weight; its code uses scikit-learn's KMeans with a random start. Here the values, all in [-1, 1], are counted in two
+histograms. Dynamic programming finds the best codebook for the coarse one, and Lloyd's iterations refine it on the fine
+one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sizes of what runs would download, before anything is: from this machine, the hub, or the number of parameters."""
+"""Sizes of the downloads that runs need, determined without downloading data or weights."""
 
 from __future__ import annotations
 

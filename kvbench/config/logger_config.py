@@ -27,7 +27,7 @@ class CsvLogger:
     path: str = "results/runs.csv"
 
     def check(self) -> None:
-        """Raise ConfigError if the file cannot be written, or exists and is not such a CSV file."""
+        """Raise ConfigError if the file cannot be written, or exists and was not written by this logger."""
         if not self.path.strip():
             raise ConfigError("logger.path", "''", "must name a file", hint="logger.path=results/runs.csv")
         check_writable(self.path, "logger.path", file=True)

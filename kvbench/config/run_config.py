@@ -31,11 +31,11 @@ COLDEST = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """Generation of answers; part of the run's identity.
+    """Options of decoding, all of which enter the run id.
 
     Args:
         max_new_tokens: longest answer in tokens, for every task; None: each task's own limit.
-        temperature: 0: greedy decoding; above 0: tokens are drawn, with random numbers seeded by ``runtime.seed``.
+        temperature: sampling temperature; 0 for greedy decoding. Random numbers are seeded by ``runtime.seed``.
         top_p: draw only from the most probable tokens whose total probability reaches this share (nucleus sampling);
             1.0: draw from all tokens.
         stop: strings that end an answer, in addition to the task's own.
@@ -71,7 +71,7 @@ class DecodingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
-    """Device and execution of a run; outside the run's identity, except for `seed`.
+    """Device and execution of a run; none of these options enters the run id, except `seed`.
 
     Args:
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
@@ -88,9 +88,9 @@ class RuntimeConfig:
         tensor_parallel: ``auto`` splits every layer over the processes that torchrun started, each with its own heads
             and their cache; None: one process.
         retry: ``oom`` also repeats runs that ran out of memory; None repeats only failed and interrupted ones.
-        rerun: replace stored samples that older code made.
-        mix_code: allow new samples to be added to stored ones that older code made; the run is marked. False raises an
-            error instead.
+        rerun: True to run samples again whose stored results were made by older code.
+        mix_code: True to add new samples to stored ones that were made by older code, and to mark the run in tables.
+            False raises an error instead.
         kernels: implementation of decode attention on a GPU: ``auto`` (the fastest that supports the case), ``cuda``,
             ``triton`` or ``reference`` (plain torch).
         graphs: whether decode steps are replayed as CUDA graphs: ``auto`` (if a step can be captured and the answer is
@@ -177,7 +177,7 @@ class RunConfig:
     Args:
         method: the method, an instance of the dataclass that the configuration names, with its quantizer.
         dataset: the group `dataset` as plain data.
-        task: the data set as an object, made from the same group.
+        task: the data set as an object, constructed from the group `dataset`.
     """
 
     model: ModelConfig

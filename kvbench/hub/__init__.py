@@ -1,1 +1,1 @@
-"""The Hugging Face hub: one request before any download, verified downloads, and a record of what was fetched first."""
+"""The Hugging Face hub: fast checks before downloads, verified downloads, and a record of the commits downloaded."""

@@ -1,9 +1,9 @@
 """The record of the first fetch, next to the files in the hub's cache: for each revision its commit and checksums.
 
-A branch can move between two fetches, and half of a data set or checkpoint would then be of another commit. So the
-first commit that a branch stood for on this machine is recorded, and another one is refused. A commit cannot move: for
-pinned revisions the record only keeps the checksums. A cache that cannot be written to gets no record; rows of results
-name commits and checksums in any case.
+A branch can move between two downloads, which would mix files of two commits in one data set or checkpoint. Therefore
+the first commit to which a branch referred on this machine is recorded, and files of another commit raise an error. If
+the revision is itself a commit, only checksums are recorded. If the cache is not writable, nothing is recorded; rows of
+results contain commits and checksums in any case.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def settle(repository: Repository, commit: str | None, place: str) -> None:
 
 
 def note(repository: Repository, files: Iterable[tuple[str, Path]]) -> dict[str, dict[str, Any]]:
-    """Return ``bytes`` and ``sha256`` of files in the hub's cache, by name, and record them if they are not yet.
+    """Return ``{"bytes", "sha256"}`` of each file by name, and record them unless they are recorded already.
 
     Args:
         repository: the repository at the revision.
-        files: name in the repository and path of each file.
+        files: for each file, its name in the repository and its path in the hub's cache.
     """
     known = recorded(repository).get("files") or {}
     entries, fresh = {}, {}

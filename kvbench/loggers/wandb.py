@@ -43,7 +43,7 @@ class WandbLogger(Logger):
         run_id: id of the run.
         config: the resolved configuration.
         label: name of the method and quantizer, the beginning of the display name in W&B.
-        say: called with a line for the user.
+        say: function that shows a line to the user.
     """
 
     def __init__(

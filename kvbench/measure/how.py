@@ -21,18 +21,18 @@ class How:
         warm_up: number of tokens generated once, before anything is timed.
         seed: seed of the random words in prompts, and of sampling.
         graphs, compile, prefill_chunk, prefill_rows: arguments of
-            :func:`kvbench.decoding.autoregressive.generate`; generations that only warm up, or of which only the
-            prefill is used, are never captured.
+            :func:`kvbench.decoding.autoregressive.generate`. CUDA graphs are used only in the measured generation, not
+            in warm-up generations or timed prefills.
         temperature, top_p: sampling settings; a temperature of 0 is greedy.
         fill: ``prefill``: the prompt is run; ``random``: the cache is filled with random keys and values instead, and
             no prefill is timed.
-        compare: number of tokens per row for which the output of captured steps is compared with that of eager steps;
-            0: no comparison.
+        compare: number of tokens per row that are generated again with eager steps, to compare them with the tokens
+            that CUDA graphs generated; 0: no comparison.
         stock: names of caches of stock transformers with which every point is measured too
             (:data:`kvbench.measure.stock.BASELINES`).
         read_rate: bandwidth of plain reads measured on this device, GB/s; None: the rate known for the GPU.
-        census: True: on a CPU, measure peak memory by counting live tensors in a further, slow generation; False: on a
-            CPU, do not measure it. It has no effect on a GPU.
+        census: whether to measure peak memory on a CPU, which takes an additional slow generation that counts live
+            tensors. It has no effect on a GPU, where peak memory is always measured.
         options: kernels and back ends of the caches.
     """
 

@@ -1,9 +1,9 @@
 """The meter of time and memory: measures a model with a method's cache at one prompt length and batch size at a time.
 
-Used by ``dataset=efficiency`` and by ``python -m kvbench.bench memory | tpot | prefill``. The order at each point is
-fixed: first short generations, which time the prefill; on a CPU a generation that counts live tensors; then a whole
-generation, from which all other figures come; last, on request, stock transformers. Running out of memory is a result
-too: the figures then contain the number of bytes requested, and the process releases its memory.
+Used by ``dataset=efficiency`` and by ``python -m kvbench.bench memory | tpot | prefill``. Each point is measured in
+this order: short generations, which time the prefill; on a CPU, a generation that counts live tensors; a complete
+generation, from which all other figures come; and, on request, stock transformers. Running out of memory is a result
+too. The figures then contain the number of bytes requested, and the process releases its memory.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Watch:
 
 @dataclass
 class Meter:
-    """Measures time and memory of one method with one model, at points: a prompt length with a batch size each.
+    """Meter of time and memory for one method with one model. A point is one prompt length with one batch size.
 
     Args:
         model: the model, in evaluation mode and on its device.
@@ -256,7 +256,7 @@ class Meter:
 
 @contextmanager
 def fresh_search(method: Any) -> Iterator[None]:
-    """Hide embeddings that earlier runs stored on disk inside the context, so that a search is timed in full."""
+    """Ignore embeddings cached on disk while in a ``with`` block, so that Cocktail's search is timed in full."""
     name = getattr(method, "encoder", None)
     if not isinstance(name, str):
         yield

@@ -78,7 +78,7 @@ def token_times(rounds: Sequence[Round]) -> list[float]:
 
 
 def first_tokens(generation: Generation) -> float:
-    """Return how many tokens a row gained in the first step: 1, or with speculation the mean over rows."""
+    """Return the number of tokens per row after the first step: 1, or with speculation the mean over rows."""
     if not generation.rounds:
         return 1
     emitted = generation.rounds[0].emitted
@@ -86,7 +86,7 @@ def first_tokens(generation: Generation) -> float:
 
 
 def memory(model: Any, cache: Any, peaks: dict[str, Any]) -> Figures:
-    """Return the bytes of weights and cache, the peak memory by phase, and how they compare.
+    """Return the bytes of weights and cache, the peak memory by phase, and the ratios between them.
 
     ``over_used`` is the peak while decoding divided by the bytes of weights and stored tokens. ``over_reserved`` is the
     same peak divided by the bytes of weights and allocated buffers. Both are None if the peak is unknown.
@@ -173,11 +173,12 @@ def moved(model: Any, figures: Figures, read_rate: float | None = None) -> Figur
         read_rate: bandwidth of plain reads measured on this device, GB/s; None: the rate known for the GPU.
 
     Returns:
-        ``read_bytes``: bytes of the weights, without an untied embedding table, and of keys and values in use;
-        ``GB_s``: ``read_bytes`` divided by the median TPOT; ``ceiling``: the bandwidth ``GB_s`` of the device and its
-        ``kind``, ``measured`` or ``known`` (None on an unknown device); ``read_share``: ``GB_s`` as a share of the
-        ceiling; ``over_roof``: TPOT divided by the roofline's prediction. With speculation there is only
-        ``read_bytes``. For models without a roofline (mixtures of experts) the result is empty.
+        A dict. ``read_bytes`` is the size of the weights, without an untied embedding table, and of the keys and values
+        in use. ``GB_s`` is ``read_bytes`` divided by the median TPOT. ``ceiling`` is the bandwidth of the device in
+        ``GB_s``, with its ``kind``, ``measured`` or ``known``; None on an unknown device. ``read_share`` is ``GB_s``
+        divided by the bandwidth of the ceiling. ``over_roof`` is TPOT divided by the roofline's prediction. With
+        speculation there is only ``read_bytes``. For models without a roofline (mixtures of experts), the dict is
+        empty.
     """
     try:
         shape = Shape.of(model.config.get_text_config(decoder=True))
@@ -225,7 +226,10 @@ def layer_bytes(model: Any, prompt: int, batch: int) -> int:
 
 
 def per_sequence(figures: Figures) -> Figures:
-    """Return the bytes of the cache per sequence, in the form in which other tasks report them."""
+    """Return a point's cache size per sequence, in the form in which the rows of other tasks record it.
+
+    The result has ``used`` and ``reserved``, each in bytes by part of the cache, and ``fp16_equivalent``.
+    """
     batch = figures["batch"]
     kinds = {kind: figures[f"kv_{kind}"] for kind in ("used", "reserved")}
     shares = {kind: {part: count // batch for part, count in parts.items()} for kind, parts in kinds.items()}

@@ -32,7 +32,7 @@ SHOWN = 16
 
 @contextmanager
 def stock(model: Any) -> Iterator[None]:
-    """Switch `model` to transformers' own attention with torch's SDPA, within the block."""
+    """Make `model` use transformers' own attention with torch's SDPA inside a ``with`` block."""
     detach(model)
     before = model.config.get_text_config(decoder=True)._attn_implementation
     model.set_attn_implementation("sdpa")
@@ -88,19 +88,20 @@ def prefill(model: Any, ids: Tensor) -> float:
 def decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int = 0) -> dict[str, Any]:
     """Run a prefill and greedy decode steps with a cache of transformers, and return times and peak memory.
 
-    A few warm-up steps, with compilation and first replays, come before the timed steps.
+    A few untimed warm-up steps come first, which include compilation and the first replays of CUDA graphs.
 
     Args:
         name: key of :data:`BASELINES`.
         model: a model that runs transformers' own attention.
         ids: the prompts, ``[B, T]``.
         steps: number of timed decode steps.
-        fill: how the cache is filled: ``prefill``: the prompts are run; ``random``: with random keys and values.
+        fill: ``prefill`` runs the prompts through the model; ``random`` fills the cache with random keys and values.
         seed: seed of the random keys and values.
 
     Returns:
-        ``prefill_s``: seconds of the prefill, None if there was none; ``step_s``: seconds of each step; ``peak``: peak
-        memory in bytes by phase; ``tokens``: new tokens of the first row, those of warm-up steps included.
+        A dict. ``prefill_s`` is the time of the prefill in seconds, None if there was none; ``step_s`` the seconds of
+        each step; ``peak`` the peak memory in bytes by phase; and ``tokens`` the new tokens of the first row, including
+        those of warm-up steps.
     """
     batch, width = ids.shape
     warm_ups = 6 if name.endswith("compiled") else 2
@@ -197,5 +198,5 @@ def point(name: str, model: Any, ids: Tensor, how: How) -> Figures:
 
 
 def compiled_anew() -> None:
-    """Discard what torch.compile has compiled for other shapes."""
+    """Discard all code that torch.compile has generated so far, which may be for other shapes."""
     torch._dynamo.reset()

@@ -27,7 +27,7 @@ def score(
     Args:
         metric: ``exact_match`` or ``regex`` (:mod:`kvbench.metrics.text`), ``f1`` of words
             (:func:`kvbench.metrics.longbench.qa_f1`), ``rouge`` (ROUGE-Lsum with stemming), ``choice`` (the first
-            letter of an option that is a word of its own), or ``gsm8k`` (strict; flexible as a variant).
+            option letter that stands alone as a word), or ``gsm8k`` (:func:`kvbench.metrics.gsm8k.score`).
         prediction: generated text.
         answers: reference answers, at least one.
         pattern: regular expression with one group, required by the metric ``regex``.

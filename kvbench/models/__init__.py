@@ -1,1 +1,1 @@
-"""Models: loading, random weights, the bundled model, and which architectures are served."""
+"""Models: loading, random weights, the bundled model, and checks that kvbench supports an architecture."""

@@ -1,7 +1,7 @@
-"""Four-bit weights for drafting, rounded to nearest when they are attached and kept next to the exact weights.
+"""4-bit weights for drafting, computed by rounding to nearest and kept in addition to the full-precision weights.
 
-QuantSpec drafts with 4-bit weights and verifies with the exact ones, so both stay in memory (Tiwari et al. 2025,
-sec. 4; the authors' code has 4-bit weights in the feed-forward layers only). Products use torch's own
+QuantSpec drafts with 4-bit weights and verifies with the full-precision ones, so both stay in memory (Tiwari et al.
+2025, sec. 4; the authors' code has 4-bit weights in the feed-forward layers only). Products use torch's own
 ``_weight_int4pack_mm``, without another library. Quantization is asymmetric, in groups of 128 input channels (64 or 32
 if 128 does not divide their number): ``w^ = (q - 8) s + z``.
 """

@@ -88,7 +88,7 @@ class Architecture:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The configuration group `model`: where the weights come from, and how prompts are put to the model.
+    """The configuration group `model`: where the weights come from, and how prompts are formatted for the model.
 
     Args:
         name: name of the model, shown in tables.

@@ -1,5 +1,6 @@
-"""Aggregation of rows for `metrics.json`: scores with standard errors, paired differences to fp16, bytes and timings.
+"""Computation of the figures in `metrics.json` from a run's rows: scores, differences to fp16, bytes and timings.
 
+A row is the recorded result of one sample.
 The standard error of a mean over n samples is ``std(ddof=1) / sqrt(n)``. A difference to fp16 is paired: the mean of
 (method - fp16) over the samples that both runs have, with the standard error of these differences. Because both runs
 answer the same questions, it is far smaller than the standard error of a difference of two independent means.
@@ -43,11 +44,12 @@ def scores(
         version: the task's version, copied into each entry.
 
     Returns:
-        By ``task`` or ``task@length``: ``{score, stderr, n, version, scorer_version, variants, nll, perplexity,
-        vs_fp16}``. ``n`` is the number of samples. ``variants`` holds the scorer's other scores, ``nll`` the mean
-        negative log-likelihood per answer token in nats (None without answers), ``perplexity`` the result of
-        :func:`perplexity`, and ``vs_fp16`` the paired difference to fp16 (None without a baseline). If the samples
-        measure time and memory, ``points`` is added (:func:`kvbench.results.points.points`).
+        A dict with one entry per key ``task`` or ``task@length``: ``{score, stderr, n, version, scorer_version,
+        variants, nll, perplexity, vs_fp16}``. ``n`` is the number of samples. ``variants`` holds the scorer's other
+        scores. ``nll`` is the mean negative log-likelihood per answer token in nats (None without answers).
+        ``perplexity`` is the result of :func:`perplexity`, and ``vs_fp16`` the paired difference to fp16 (None
+        without a baseline). If the samples measure time and memory, the entry also has ``points``, the result of
+        :func:`kvbench.results.points.points`.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -86,7 +88,8 @@ def perplexity(group: Sequence[Row], nll: Mapping[str, Any]) -> dict[str, Any] |
         nll: the entry ``nll`` that :func:`scores` computes for these rows.
 
     Returns:
-        ``{ppl, stderr, bits_per_byte, mode, prefill, chunk, windows, vs_fp16}``; ``windows`` is the number of spans.
+        ``{ppl, stderr, bits_per_byte, mode, prefill, chunk, windows, vs_fp16}``, the keys of
+        :class:`kvbench.results.record_scores.Perplexity`; ``windows`` is the number of spans.
     """
     windows = [row for row in group if row.get("window")]
     if not windows or nll["mean"] is None:
@@ -139,9 +142,10 @@ def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the size in bytes of one sequence's cache at the end of its answer, averaged over the samples.
 
     Returns:
-        ``used`` and ``reserved``, each with the total and the bytes of the parts :data:`PARTS`. ``fp16_equivalent`` is
-        the size at 16 bits per element. ``ratio`` is the size that method=fp16 needs for the same tokens in the model's
-        own dtype, divided by the bytes used; 4 means that the cache takes a quarter of the memory.
+        A dict. ``used`` (bytes of the cached tokens) and ``reserved`` (bytes of the allocated buffers) each hold
+        ``total``, ``codes``, ``scales``, ``window`` and ``index`` (:class:`kvbench.results.record.Parts`).
+        ``fp16_equivalent`` is the size at 16 bits per element. ``ratio`` is the size that method=fp16 needs for the
+        same tokens in the model's own dtype, divided by the bytes used; 4 means a quarter of the memory.
     """
     bills = [row["kv_bytes"] for row in rows if row.get("kv_bytes")]
     bytes_held: dict[str, Any] = {}
@@ -181,8 +185,9 @@ def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     because it includes work that a method does once after the prompt.
 
     Returns:
-        By name of the device: ``ttft_s`` with ``median`` and ``n``; ``tpot_s`` with ``median``, ``p99``, ``first_step``
-        and ``n`` (the number of steps); ``tokens_per_s``, the rate of decoding; and ``n``, the number of samples.
+        A dict from the name of a device to its timings: ``ttft_s`` with ``median`` and ``n``; ``tpot_s`` with
+        ``median``, ``p99``, ``first_step`` and ``n`` (the number of steps); ``tokens_per_s``, the rate of decoding;
+        and ``n``, the number of samples.
     """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -213,7 +218,7 @@ def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 
 def no_timings() -> dict[str, Any]:
-    """Return the empty entry, in the form of :func:`timings`, for a run in which only warm-up samples were timed."""
+    """Return the timings of one device without any samples: all figures None, all counts 0."""
     return {
         "ttft_s": {"median": None, "n": 0},
         "tpot_s": {"median": None, "p99": None, "first_step": None, "n": 0},

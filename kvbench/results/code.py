@@ -30,17 +30,17 @@ def of(row: Row) -> Code | None:
 
 
 def used(code: Code, *, on_gpu: bool) -> Code:
-    """Return the digests of those parts of the code that can affect a result on this kind of device.
+    """Return the digests of the parts of the code that can affect a result on a GPU, or on a CPU.
 
     Args:
-        code: digests of all parts.
-        on_gpu: False leaves out the GPU kernels.
+        code: digests of all parts, by name.
+        on_gpu: True for results from a GPU; False for results from a CPU, which leaves out the GPU kernels.
     """
     return {part: value for part, value in code.items() if on_gpu or part != KERNELS}
 
 
 def digest(code: Code | None) -> str:
-    """Return one digest for a version of the code, over all parts except the scorer; :data:`UNKNOWN` for None."""
+    """Return one digest that covers all parts of the code except the scorer; :data:`UNKNOWN` if `code` is None."""
     if code is None:
         return UNKNOWN
     text = "\n".join(f"{part} {value}" for part, value in sorted(code.items()) if part != SCORER)
@@ -50,8 +50,9 @@ def digest(code: Code | None) -> str:
 def changed(stored: Code | None, now: Code) -> list[str]:
     """Return the parts of the code that have changed since a row was produced.
 
-    The scorer is left out. Parts that the row does not record are left out too, because they do not affect it, for
-    example the GPU kernels for a row from a CPU. A part without source files (None) counts as unchanged.
+    The scorer is not compared. Parts that the row does not record are not compared either, because they did not
+    affect it; a row from a CPU, for example, does not record the GPU kernels. A part without source files (None)
+    counts as unchanged.
 
     Args:
         stored: digests that the row records; None if it records none.
@@ -73,8 +74,9 @@ def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
     """Count the rows of a run by the version of the code that produced them.
 
     Returns:
-        Two mappings from the :func:`digest` of a version: to the number of its rows, and to the digests of its parts
-        (without the scorer, and only for rows that record them).
+        Two dicts, both keyed by the :func:`digest` of a version. The first holds the number of rows of each version.
+        The second holds the digests of its parts without the scorer; versions whose rows do not record parts are
+        missing there.
     """
     counts: dict[str, int] = {}
     parts: dict[str, Code] = {}
@@ -88,7 +90,7 @@ def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
 
 
 def older(counts: Mapping[str, int], parts: Mapping[str, Code], now: Code) -> dict[str, Any] | None:
-    """Return how many samples of a run were produced by other code than the current one.
+    """Return the number of samples that other code than the current one produced, and the parts that differ.
 
     Args:
         counts: number of rows by version of the code (:func:`kinds`).
@@ -106,7 +108,7 @@ def older(counts: Mapping[str, int], parts: Mapping[str, Code], now: Code) -> di
 
 
 def order(part: str) -> int:
-    """Return a key by which messages sort the parts of the code: parts that users often edit come first."""
+    """Return a sort key for the name of a part of the code, so that parts that users often edit come first."""
     places = ("method", "quantizer", "task")
     return places.index(part) if part in places else len(places) + (part == UNKNOWN)
 
@@ -114,7 +116,8 @@ def order(part: str) -> int:
 def unlike(rows: Iterable[Row], others: Mapping[str, Row]) -> list[str]:
     """Return the parts of the code that differ between a method's rows and the rows of the fp16 run.
 
-    The method, the quantizer, the scorer and the GPU kernels are not compared, because they may differ.
+    The method, the quantizer, the scorer and the GPU kernels are not compared, because differences there do not
+    invalidate the comparison of a method with fp16.
 
     Args:
         rows: the method's rows.

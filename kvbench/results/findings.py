@@ -33,11 +33,13 @@ def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
 def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
     """Return the predicate of a sentence about the difference to fp16, for example ``loses 2.1 ± 0.4 points``.
 
-    A point is 0.01 of the score. A difference of at most :data:`ERRORS` standard errors is called not clear.
+    A point is 0.01 of the score. For a difference of at most :data:`ERRORS` standard errors, the text says that there
+    is no clear difference.
 
     Args:
         pair: the paired difference, ``{diff, stderr, n}``.
-        mean: the run's mean score. If it is 0 and the difference too, the comparison shows nothing.
+        mean: the run's mean score, or None. If both `mean` and the difference are 0, the text says that the comparison
+            shows nothing, because neither run solved any sample.
     """
     points, error = 100 * pair["diff"], pair["stderr"]
     if error is None:

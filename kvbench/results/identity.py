@@ -1,8 +1,8 @@
 """The run id: a hash of everything that determines the outputs, and of nothing else.
 
-An id consists of two hashes, ``<setting>-<method>``. The first covers model, data, decoding, seed and generation
-version, the second the method with its quantizer. Runs whose samples can be compared therefore have the same first
-hash, by which the fp16 run for a comparison is found among the directories of runs.
+An id consists of two hashes, ``<setting>-<method>``. The first covers the model, the data, the decoding options, the
+seed, and the version number of the code that generates answers. The second covers the method with its quantizer. Runs
+whose samples can be compared therefore have the same first hash; the fp16 run for a comparison is found by this hash.
 """
 
 from __future__ import annotations

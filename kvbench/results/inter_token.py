@@ -51,7 +51,7 @@ def break_even(line: Line, fp16: Line) -> float | None:
         fp16: the line of fp16.
 
     Returns:
-        0 if the method is faster at any length; None if its slope is not smaller than fp16's.
+        The length; 0 if the method is faster at any length; None if its slope is not smaller than fp16's.
     """
     if line.slope >= fp16.slope:
         return None

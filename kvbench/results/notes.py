@@ -74,7 +74,7 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
 
 
 def untouched(run: Metrics) -> str:
-    """Return the note that a run's method neither packed nor dropped any token, and the option responsible for this.
+    """Return a note that a run's method neither quantized nor dropped any token, and the option that caused this.
 
     Args:
         run: content of a `metrics.json` with the key ``untouched``.

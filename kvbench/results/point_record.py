@@ -50,7 +50,7 @@ class Point:
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """Key that two points have in common if they differ at most in setting and batch size."""
+        """Key that is equal for points measured under the same conditions, apart from setting and batch size."""
         return self.model, self.device, self.limit_gb, self.how, self.new_tokens, self.prompt
 
 
@@ -72,7 +72,7 @@ def from_record(
         device: name of the device.
         setting: name of the setting in tables.
         limit_gb: memory limit of the run in GB; None without a limit.
-        how: other conditions of the measurement (:func:`circumstances`).
+        how: other conditions of the measurement as text, from :func:`circumstances`.
 
     Raises:
         KeyError, TypeError: `record` is not the record of a point.

@@ -360,7 +360,7 @@ class Metrics:
         config: the options that tables show.
         data: identity and notes of the data set.
         code: number of samples by digest of the code that produced them.
-        sources: digests of the parts of the code, by the digest of the code.
+        sources: digests of the parts of the code for each version in `code`, keyed by the version's digest.
         older: samples that were produced by older code; None if there are none.
         samples: counts of samples.
         scores: scores by ``task`` or ``task@length``.

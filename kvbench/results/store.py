@@ -197,14 +197,14 @@ class RunStore:
         return None
 
     def deliveries(self) -> dict[str, Any]:
-        """Return the digests of the metrics that were last sent to loggers, by destination."""
+        """Return, for each destination of a logger, the digest of the metrics that were last sent there."""
         return _read_json(self.path / _DELIVERED) or {}
 
     def record_delivery(self, destination: str, digest: str) -> None:
         """Record that metrics were sent to a logger.
 
         Args:
-            destination: name of the logger's destination.
+            destination: name of the place to which the logger sends, such as a Weights & Biases project.
             digest: digest of the metrics that were sent.
 
         Raises:

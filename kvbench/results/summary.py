@@ -197,12 +197,13 @@ def _same_setting(store: RunStore) -> list[RunStore]:
 def older_code(
     counts: Mapping[str, int], parts: Mapping[str, Code], oom: Mapping[str, Any] | None, now: Code
 ) -> dict[str, Any] | None:
-    """Return how much of a run was produced by other code than the current one.
+    """Return the number of samples that other code than the current one produced, and the parts that differ.
 
     Args:
         counts: number of rows by version of the code (:func:`kvbench.results.code.kinds`).
-        parts: digests of the parts of each version.
-        oom: details of an out-of-memory error, whose code is compared too; None without such an error.
+        parts: digests of the parts of each version (:func:`kvbench.results.code.kinds`).
+        oom: details of an out-of-memory error, which record the code that was running; None without such an error.
+            That code is compared too.
         now: digests of the current code.
 
     Returns:

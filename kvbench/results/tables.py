@@ -90,9 +90,9 @@ def to_csv(runs: Sequence[Metrics]) -> str:
 
 
 def grid(runs: Sequence[Metrics]) -> tuple[list[str], list[list[Cell]]]:
-    """Return the headings and the cells of the table of runs.
+    """Return the table of runs as a list of headings and a list of rows of cells.
 
-    It has one line of cells per run, or one per point if the runs measured points.
+    There is one row per run, or one per point if the runs measured points.
     """
     lines, chosen = _lines(runs, TABLE)
     body = [[column.cell(line) for column in chosen if column.cell is not None] for line in lines]

@@ -53,7 +53,7 @@ PROBE_SECONDS = 1.5
 
 
 class Encoder(ABC):
-    """Base class of the functions that score how similar texts are to a query."""
+    """Base class of encoders, which score how similar texts are to a query."""
 
     #: seconds that the searches so far would have taken in addition, had no vector been stored, less those that only
     #: the first search of a process takes (loading of weights)
@@ -110,9 +110,9 @@ class BM25(Encoder):
 
 
 class Embedding(Encoder):
-    """Base class of the encoders that compare embedding vectors by their cosine (Cocktail, eq. 1).
+    """Base class of encoders that score a text by the cosine similarity of embedding vectors (Cocktail, eq. 1).
 
-    Each text is encoded once, and its vector is stored.
+    Each text is encoded only once, because its vector is stored.
 
     Args:
         name: name of the encoder, under which its vectors are stored.
@@ -358,7 +358,9 @@ def hub_answers() -> bool:
 
 @lru_cache(maxsize=8)
 def encoder(name: str) -> Encoder:
-    """Return the encoder for a value of ``method.encoder``; a process has one encoder per name.
+    """Return the encoder for a value of ``method.encoder``.
+
+    Later calls with the same name return the same object.
 
     Args:
         name: one of :data:`NAMED`, or a sentence-transformers model as a repository on the hub or a folder.

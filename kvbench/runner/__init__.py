@@ -1,1 +1,1 @@
-"""Runs: a session turns a data set's samples into rows of results, in one process or on several ranks."""
+"""Execution of runs: the samples of a data set become rows of results, in one process or on several ranks."""

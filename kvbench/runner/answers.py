@@ -32,7 +32,7 @@ from kvbench.tasks.base import Sample, Task
 
 @dataclass(frozen=True)
 class Answers:
-    """Runs samples whose prompts the model answers (:class:`kvbench.tasks.work.Generate`), and scores the answers.
+    """Strategy for samples with the work :class:`kvbench.tasks.work.Generate`: generates and scores their answers.
 
     Args:
         config: model, method, decoding and runtime of the run.
@@ -118,7 +118,7 @@ def generation_figures(
         machine: names of device and dtype.
         cache: the cache after the generation.
         peaks: peak memory by phase.
-        warm_up: True if the batch warms up, so that its times are left out of all figures.
+        warm_up: True for a warm-up batch, whose times are left out of all figures.
         rows: number of rows in the batch.
         generation: the generation, with its times.
     """

@@ -10,7 +10,7 @@ from kvbench.tasks.base import Sample
 
 
 def plan(samples: Sequence[Sample], size: int) -> list[list[Sample]]:
-    """Return the samples in batches, in the order in which to run them.
+    """Divide samples into batches, and return the batches in the order in which to run them.
 
     The batch with the longest prompt comes first, because the first batch warms up and its peak memory is measured in
     detail. If the task has warm-up samples, their batches come first instead. All other batches keep their order.
@@ -31,8 +31,8 @@ def plan(samples: Sequence[Sample], size: int) -> list[list[Sample]]:
 def batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
     """Yield batches of at most `size` consecutive samples that can run together.
 
-    Samples can run together if they have the same kind of work, the same rules for the end of an answer, and are all or
-    none of them warm-up samples.
+    Samples can run together if they have the same kind of work and the same rules for the end of an answer, and if
+    either all or none of them are warm-up samples.
     """
     batch: list[Sample] = []
     for sample in samples:

@@ -60,7 +60,7 @@ class Failures:
         return len(self.errors) < MAX_ERRORS
 
     def ran_out(self, error: BaseException, sample: str | None) -> None:
-        """Record that memory ran out, which counts as a result.
+        """Record an out-of-memory error, which counts as a result of the run rather than a failure.
 
         Args:
             error: the out-of-memory error.
@@ -88,7 +88,7 @@ class Failures:
 
 
 def lost(failure: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None, dict[str, Any] | None]:
-    """Return what to record of a run that ends because another rank failed.
+    """Return the status and the errors to record for a run that ends because another rank failed.
 
     Args:
         failure: the failure: ``rank``, ``kind`` (name of the exception's class), ``message``, and ``oom`` (True if

@@ -42,7 +42,7 @@ class Module:
         scorer: digest of those members only; empty if there are none.
         imports: dotted names that may be modules: for ``import a`` it is ``a``, for ``from a import b`` both ``a`` and
             ``a.b``.
-        names: for each imported name, by the name that the module uses, the dotted path of its origin.
+        names: dict from each imported name, as the module uses it, to the dotted path from which it was imported.
         stars: modules imported with ``*``.
         bases: for each class, the dotted names of its base classes, as written in the source.
         quantizers: names of the classes that have the methods of a quantizer.
@@ -59,7 +59,10 @@ class Module:
 
 
 def load(name: str) -> Module | None:
-    """Analyse the source file of a module; None if the module has no file (a notebook, a namespace package)."""
+    """Analyse the source file of a module and return the facts about it.
+
+    The result is None if the module has no file, as in a notebook or for a namespace package.
+    """
     stamps = _stamps(name)
     return _read(name, *stamps) if stamps else None
 
@@ -183,7 +186,7 @@ def is_quantizer(name: str, package: str) -> bool:
 
 
 def closure(names: Iterable[str], follow: Callable[[str], bool], closed: Collection[str] = ()) -> dict[str, Module]:
-    """Return modules and all modules that they import, directly or indirectly, by name.
+    """Return a dict, keyed by name, of modules and all modules that they import directly or indirectly.
 
     Args:
         names: names of the modules to begin with; modules without a file are left out.

@@ -1,7 +1,8 @@
 """Origins of a run's model and data on the hub: repository, commit and checksums, stored with the run.
 
-The run id has the revision that was asked for, which may be a branch. A run therefore keeps the commit of its first
-samples, and refuses to go on with weights of another one. Data need no such check: their content is part of the run id.
+The run id covers the revision in the configuration, which may be a branch. A run therefore records the commit of its
+first samples, and raises an error if it is resumed with the weights of another commit. Data need no such check, because
+their content is part of the run id.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kvbench.tasks.hub_files import cached
 
 
 def settle(store: RunStore, checked: RunConfig, task: Task) -> None:
-    """Check that the model comes from the same commit as for the run's first samples, and record the commit if new.
+    """Check that the model's commit is that of the run's first samples; record the commit if these do not exist yet.
 
     Args:
         store: files of the run, whose lock this process must hold.
@@ -48,7 +49,7 @@ def settle(store: RunStore, checked: RunConfig, task: Task) -> None:
 
 
 def noted(store: RunStore) -> dict[str, Any]:
-    """Return ``{"origin": ...}`` with the recorded origin of model and data, for `metrics.json`.
+    """Return the recorded origin of model and data as the entry ``{"origin": ...}`` of `metrics.json`.
 
     The result is empty if model and data were local files.
     """

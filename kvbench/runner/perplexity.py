@@ -26,10 +26,10 @@ from kvbench.tasks.work import ScoreText
 
 @dataclass(frozen=True)
 class TextSpans:
-    """Runs samples that are spans of a text (:class:`kvbench.tasks.work.ScoreText`), and measures their likelihood.
+    """Strategy for samples with the work :class:`kvbench.tasks.work.ScoreText`: measures the likelihood of a text.
 
     Args:
-        method: the method as configured; speculative decoding is left out.
+        method: the configured method. If it is speculative, its cache is used without drafting.
         loaded: the loaded model.
         task: the data set, which scores the (empty) predictions.
         machine: names of device and dtype for the rows.
@@ -136,7 +136,7 @@ def check_mode(method: Method, mode: str, prompt: int) -> None:
     Args:
         method: the method of the run.
         mode: ``decode``, ``simulated`` or ``fp16``.
-        prompt: number of tokens at the start of each span that are read as a prompt.
+        prompt: number of tokens at the start of each span that form a prompt and are not scored.
     """
     method.check_windows(mode, prompt)
 

@@ -22,14 +22,14 @@ from kvbench.tasks.work import MeasurePoint
 
 @dataclass
 class Points:
-    """Runs samples that are points of ``dataset=efficiency``, and measures time and memory at each of them.
+    """Strategy for samples that are points of ``dataset=efficiency``: measures time and memory at each point.
 
     A point (:class:`kvbench.tasks.work.MeasurePoint`) is a prompt length with a batch size.
 
     Args:
         method: the method whose caches are measured.
-        decoding: number of new tokens, and sampling.
-        runtime: CUDA graphs, compilation, and the chunks and rows of a prefill.
+        decoding: options of decoding: number of new tokens, and sampling.
+        runtime: options of the runtime: CUDA graphs, compilation, and the chunks and rows of a prefill.
         loaded: the loaded model.
         task: the data set, which scores the (empty) predictions.
         machine: names of device and dtype for the rows.

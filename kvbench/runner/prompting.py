@@ -193,15 +193,15 @@ def pad(
 
     Args:
         prompts: the B prompts.
-        queries: the question of each prompt, which some methods search for in the context.
+        queries: the question of each prompt, with which some methods search the context.
         pad_id: token id of the padding.
         device: device of the tensors.
         decode: function that turns token ids into text; None if the method does not need texts.
-        query_sources: for each prompt, what such a method uses if the question is empty (``Sample.query_source``).
+        query_sources: for each prompt, the text to search with if the question is empty (``Sample.query_source``).
 
     Returns:
-        ``input_ids`` ``[B, T]``; ``attention_mask`` ``[B, T]`` with 1 at real tokens, or None if no row is padded; and
-        the description of the prompts for ``method.new_cache``.
+        A tuple: the token ids ``[B, T]``; the attention mask ``[B, T]``, 1 at real tokens, or None if no row is padded;
+        and the description of the prompts for ``method.new_cache``.
     """
     width = max(len(prompt.ids) for prompt in prompts)
     starts = [width - len(prompt.ids) for prompt in prompts]

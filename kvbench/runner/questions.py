@@ -23,7 +23,7 @@ from kvbench.tasks.work import AskQuestions
 
 @dataclass(frozen=True)
 class SharedTexts:
-    """Runs samples with several questions about one text (:class:`kvbench.tasks.work.AskQuestions`).
+    """Strategy for samples with several questions about one text (:class:`kvbench.tasks.work.AskQuestions`).
 
     The text is cached once, and each question is answered on a copy of this cache.
 

@@ -1,7 +1,7 @@
 """Runs on several processes: every rank has a session and runs the same batches; their rows are merged into one.
 
-Rank 0 does the run as a single process would (lock, samples, files, loggers) and sends the others the ids of the
-samples to run. They open the same session and run the same batches in the same order, but write nothing. After each
+Rank 0 acts like a single process: it locks the run, selects the samples, writes the files and calls the loggers. It
+sends the other ranks the ids of the samples. They run the same batches in the same order, but write nothing. After each
 batch the ranks exchange their rows and errors, so that an error on any rank is raised on all.
 """
 
@@ -66,7 +66,7 @@ def joined(checked: RunConfig, task: Task) -> Iterator[Team | None]:
 
 @contextmanager
 def terminated_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM, which a scheduler sends, like Ctrl-C inside the context.
+    """Treat SIGTERM, which a scheduler sends, like Ctrl-C inside a ``with`` block.
 
     The run is then recorded as interrupted, and the same command resumes it.
     """
@@ -85,7 +85,7 @@ def terminated_as_interrupt() -> Iterator[None]:
 
 
 def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
-    """Run the same batches as rank 0 without writing results, and return this rank's ``status`` and ``rank``.
+    """Run the same batches as rank 0 without writing results, and return ``{"status", "rank"}`` of this rank.
 
     Args:
         checked: configuration of the run.

@@ -1,4 +1,4 @@
-"""The two forms of a run's configuration: the one that identifies the run, and the one that it records."""
+"""The two forms of a run's configuration: the data hashed into the run id, and the configuration that is stored."""
 
 from __future__ import annotations
 

@@ -34,10 +34,10 @@ class Machine:
             batch_rows: number of rows in the batch.
             peak_bytes: peak memory by phase; None if it was not measured.
             attention: attention path, and whether it reads packed codes; None if nothing ran.
-            warm_up: True if the batch warms up, so that its times are left out of all figures.
+            warm_up: True for a warm-up batch, whose times are left out of all figures.
             ttft_s: time to the first token in seconds; None if unknown.
             step_s: seconds of each decode step.
-            more: further figures, placed after the times.
+            more: further figures to add to the result, by name.
         """
         return {
             "device": self.device,
@@ -92,7 +92,8 @@ def row_bill(cache: Any, row: int, rows: int) -> dict[str, Any]:
         rows: number of rows in the batch.
 
     Returns:
-        Bytes by part: ``used`` by the tokens of this row, and ``reserved``, an equal share of all buffers.
+        A dict with the keys of the cache's bill. ``used`` holds the bytes of this row's tokens, and ``reserved`` an
+        equal share of all buffers, each by part of the cache (codes, scales, ...).
     """
     bill = cache.bill(row).as_dict()
     return {**bill, "reserved": {part: count // rows for part, count in bill["reserved"].items()}}

@@ -1,4 +1,4 @@
-"""One run: its samples become rows on disk, and `metrics.json` at the end; a repeated run does only what is missing."""
+"""Execution of one run: samples become rows on disk, then `metrics.json`. A repeated run adds only missing samples."""
 
 from __future__ import annotations
 

@@ -20,8 +20,9 @@ class Strategy(Protocol):
 
         Args:
             samples: samples with the same kind of work, `max_new_tokens`, `stop`, `end_text` and `say_something`.
-            first: True for the first batch of the session, which warms up. Its rows are marked, and their times are
-                left out of all figures. On a CPU, its live tensors are counted, which slows it down.
+            first: True for the first batch of the session, which is a warm-up. Its rows are marked, and their times
+                are left out of all figures. On a CPU, the peak memory of this batch is measured by counting live
+                tensors, which slows it down.
             report: function called with the progress of a long batch; None: no reports.
 
         Raises:

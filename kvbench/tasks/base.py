@@ -21,8 +21,8 @@ class PromptRules:
     Args:
         chat: whether the prompt is put into the model's chat wrapper.
         system: text of a system turn, used only if the chat wrapper is the tokenizer's own template.
-        limit: maximum number of prompt tokens. ``fill`` allows ``model.max_length`` minus the tokens to generate; None
-            uses ``model.prompt_limit``.
+        limit: maximum number of prompt tokens: a number, ``fill`` for ``model.max_length`` minus the tokens to
+            generate, or None for ``model.prompt_limit``.
         limits: limits for single models, keyed by the name of the model or of its preset; they override `limit`.
         ids: token ids of the whole prompt, used unchanged; None to tokenize the text.
         ids_context: half-open token range that the context takes up in `ids`; None if the sample has no context.
@@ -52,8 +52,8 @@ class Sample:
         context_span: character range of the context (the documents, without the question) in `prompt`; None if the
             task does not separate context and question.
         query: text of the question, with which Cocktail searches the context; may be empty.
-        query_source: text that replaces an empty query, for example ``last_chunk`` for the last chunk of the context;
-            None leaves the choice to the method.
+        query_source: which text to search with if `query` is empty, for example ``last_chunk`` for the last chunk of
+            the context; None leaves the choice to the method.
         answers: reference answers; the metric defines how several of them are combined.
         target: the first reference exactly as it would follow the prompt, for example with a leading space; None if
             the first of `answers` follows the prompt unchanged.
@@ -61,7 +61,8 @@ class Sample:
         max_new_tokens: limit on generated tokens.
         stop: strings at which generation ends; they are not part of the prediction.
         end_text: text whose last token ends the answer, in addition to the model's end-of-sequence tokens.
-        say_something: whether the first generated token is prevented from ending the answer.
+        say_something: True if the first generated token must not be one that ends the answer, so that no answer is
+            empty.
         truncation: treatment of a prompt that is too long. ``middle`` cuts tokens from the middle of the prompt and
             records their number. ``longbench`` follows LongBench: the prompt is cut before the chat wrapper is added,
             and its first and last tokens are decoded back to text. ``refuse`` raises an error.
@@ -114,7 +115,7 @@ class Setup(Protocol):
 
     @property
     def method(self) -> Any:
-        """Configuration of the method; the perplexity task asks it which perplexity modes can measure the method."""
+        """Configuration of the method, which also tells the perplexity task which of its modes can be used."""
         ...
 
     @property
@@ -240,7 +241,7 @@ class Task:
 
 
 class TokenTask(Task):
-    """Base class of data sets whose samples are made of the model's tokens."""
+    """Base class of data sets that build prompts of a given number of tokens, and so need the model's tokenizer."""
 
     needs_tokenizer = True
     _tokenizer: Any = None

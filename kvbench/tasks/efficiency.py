@@ -48,8 +48,8 @@ class Efficiency(Task):
         warm_up: number of tokens generated once before anything is timed.
         fill: ``prefill`` runs the prompt through the model; ``random`` fills the cache with random keys and values
             instead, and then no prefill is timed.
-        compare: number of decode steps that are run both captured (as a CUDA graph) and eagerly, to compare the tokens;
-            0 for no comparison.
+        compare: number of tokens that are generated again with eager steps, to compare them with the tokens that CUDA
+            graphs generated; 0 for no comparison.
         stock: caches of unmodified transformers that are also measured at each point (:data:`STOCK`).
         seed: seed of the random words in the prompts.
     """

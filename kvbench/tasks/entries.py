@@ -1,4 +1,4 @@
-"""Records filled into the template of a data set that its configuration describes (no Python needed)."""
+"""Prompts made from records and a template, for data sets that are described by configuration only."""
 
 from __future__ import annotations
 

@@ -48,9 +48,10 @@ def read_records(
 
 
 def placed_records(found: Found) -> Iterator[tuple[str, Record]]:
-    """Yield each record of a file after a text that locates it in error messages.
+    """Yield pairs of a place and a record, for all records of a file.
 
-    The text names the file and the line of the record, or the file and the record's 0-based index.
+    The place is a text for error messages: the file and the line of the record, or the file and the record's 0-based
+    index.
 
     Raises:
         DataError: the file is damaged, too large or without records, or a record is malformed.

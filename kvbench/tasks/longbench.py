@@ -211,8 +211,8 @@ class LongBench(Task):
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
         """Return ``score`` in 0..1 by the task's official metric.
 
-        For tasks scored by ROUGE, ``rouge_1_0_1`` is the score that the package rouge 1.0.1 gives, whose recursion
-        fails on long texts.
+        Tasks scored by ROUGE also return ``rouge_1_0_1``, the score that the official code gives: 0 if the package
+        rouge 1.0.1 exceeds Python's recursion limit, as it does on long texts, and otherwise the same score.
 
         Raises:
             DataError: the record lacks the classes, or its answer the paragraph number, that the task's metric needs.

@@ -32,8 +32,8 @@ def split_files(name: str, names: Sequence[str], readme: Path | None) -> list[st
         readme: the repository's README.md, which may list configurations; None if the repository has none.
 
     Raises:
-        HubError: the repository does not have this configuration or split, needs a script to be read, or has too many
-            files.
+        HubError: the repository does not have this configuration or split, can be read only by a script of its own,
+            or has too many files.
     """
     import datasets
 

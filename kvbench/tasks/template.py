@@ -24,7 +24,8 @@ class Template:
 
     Args:
         key: option that holds the template, for messages.
-        parts: literal texts, each with the name of the field that follows it; None if the template ends there.
+        parts: pairs of a literal text and the name of the field that follows it. The name is None if the template
+            ends with the literal text.
     """
 
     key: str

@@ -129,7 +129,7 @@ DOCUMENTS: dict[str, Callable[[HubSource, str | None], list[str]]] = {
 
 
 def check_text(text: str, path: str | None) -> None:
-    """Raise ConfigError if the user's own files are to be read (`text` is ``text``), but `path` is None."""
+    """Raise ConfigError if `text` is ``"text"``, which reads the user's own files, and `path` is None."""
     if text == "text" and path is None:
         raise ConfigError("dataset.path", None, "no text is given", hint="dataset.path=FILE_OR_FOLDER")
 

@@ -1,7 +1,6 @@
 """Kinds of work that a sample can ask for; the runner has a strategy for each (:mod:`kvbench.runner.session`).
 
-Each kind is a class whose typed fields are the strategy's input. The class decides the strategy; a sample's ``meta``
-never does.
+Each kind of work is a class. The runner chooses the strategy by the class, and the fields are the strategy's input.
 """
 
 from __future__ import annotations
@@ -94,8 +93,8 @@ class MeasurePoint(Work):
         seed: seed of the random words in the prompts.
         untimed: number of untimed prefills that run before the timed ones.
         fill: ``prefill`` runs the prompt through the model; ``random`` fills the cache with random keys and values.
-        compare: number of decode steps that are run both captured (as a CUDA graph) and eagerly, to compare the tokens;
-            0 for no comparison.
+        compare: number of tokens that are generated again with eager steps, to compare them with the tokens that CUDA
+            graphs generated; 0 for no comparison.
         stock: caches of unmodified transformers that are also measured.
     """
 

@@ -102,7 +102,7 @@ class Progress:
         """Show progress inside the current batch.
 
         Args:
-            share: how many samples of the batch are done, as a fraction (1.5: one and a half samples).
+            share: number of finished samples of the current batch, which may be fractional (1.5: one and a half).
             note: line that describes the current stage.
         """
         self._under_way = note

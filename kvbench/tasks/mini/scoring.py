@@ -17,7 +17,7 @@ def exact(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, fl
 
 
 def words(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Return ``score`` by exact match, and ``words``, the fraction of the answer's words before the first wrong one."""
+    """Return ``score`` by exact match, and ``words``, the fraction of words that are right before the first error."""
     return {"score": exact_match(prediction, [answer]), "words": prefix_share(prediction, answer)}
 
 
