@@ -1,9 +1,9 @@
 """Attention of a prompt to itself in models with a softcap or attention sinks, in bounded memory.
 
-Torch's SDPA supports neither. Sinks are turned into one extra key, so that SDPA's fast back ends can serve them: every
-query gets a few extra channels that hold its head's sink; ordinary keys are zero in these channels; the extra key is
-one there and zero elsewhere, and its value is zero. A softcap is not linear in the scores and cannot be expressed that
-way, so capped scores are computed here, for some KV heads and a block of queries at a time.
+Torch's SDPA supports neither. Sinks are turned into one extra key, so that SDPA's fast back ends can serve them. Every
+query gets a few extra channels that hold its head's sink. Ordinary keys are zero in these channels. The extra key is
+one in them and zero elsewhere, and its value is zero. A softcap is not linear in the scores and cannot be expressed
+that way, so capped scores are computed here, for some KV heads and a block of queries at a time.
 """
 
 from __future__ import annotations
@@ -156,9 +156,9 @@ def causal(module: torch.nn.Module, query: Tensor, mask: Tensor | None, kwargs: 
     """Return True if attention without a mask is causal, by the rule of transformers' ``sdpa``.
 
     Args:
-        module: the model's attention module; its ``is_causal`` is used unless the call sets one.
-        query: ``[B, Hq, q, D]``. For a single query the answer is False, as it sees all keys.
-        mask: the mask of the call. If there is one, the answer is False.
+        module: the model's attention module; its attribute ``is_causal`` is used unless `kwargs` contain ``is_causal``.
+        query: ``[B, Hq, q, D]``. For a single query (q = 1) the result is False, because it sees all keys.
+        mask: the mask of the call. If there is one, the result is False.
         kwargs: other arguments of the call, possibly with ``is_causal``.
     """
     given = kwargs.get("is_causal")

@@ -25,8 +25,8 @@ class Case:
     Args:
         name: name of the configuration in the report.
         shape: key of :data:`SHAPES`, which gives the numbers of heads and channels.
-        tiers: for each tier, the format of its keys, the format of its values, and the fraction of the tokens outside
-            the window that this tier stores. Tokens that no tier stores are in full precision.
+        tiers: the packed formats of the layer: for each, the format of keys, the format of values, and the fraction of
+            the tokens outside the window that are stored in it. All other tokens are in full precision.
         context: number of cached tokens in each row of the batch.
         window: number of newest keys, and of newest values, in full precision.
         queries: number of new tokens in the step.
@@ -54,8 +54,8 @@ class Case:
             tokens: number of cached tokens in the row.
 
         Returns:
-            Two lists, one for keys and one for values. Each contains the number of tokens per tier, in the order of the
-            tiers, and finally the number in full precision. Each list sums to `tokens`.
+            Two lists, one for keys and one for values. Each contains the number of tokens per packed format, in the
+            order of `tiers`, and finally the number in full precision. Each list sums to `tokens`.
         """
         exact_k, exact_v = self.window
         keys = [int((tokens - exact_k) * share) // 128 * 128 for _, _, share in self.tiers]
@@ -67,7 +67,7 @@ class Case:
         return [*keys, tokens - sum(keys)], [*values, tokens - sum(values)]
 
     def work(self, seed: int) -> Work:
-        """Return a layer of this configuration, filled with random codes and values on the GPU, as kernels take it.
+        """Return a layer of this configuration in the form that kernels take, with random contents on the GPU.
 
         Args:
             seed: seed of the random contents.
@@ -130,7 +130,7 @@ def windows(bits: int, window: int) -> Format:
 
 
 def whole(key: Format, value: Format) -> tuple[Tier, ...]:
-    """Return the tiers of a cache that stores all tokens outside the window in one format.
+    """Return the value of :attr:`Case.tiers` for a cache that stores all tokens outside the window in one format.
 
     Args:
         key: format of the keys.

@@ -1,10 +1,10 @@
 """Correctness and speed of the decode kernels on a GPU: ``python -m kvbench.attention.check_kernels``.
 
 Prints one line for each configuration and kernel: the relative error against fp32 attention over the dequantized tokens
-and, for timed configurations, the microseconds of the whole operation, merge included. The time is the median over
-replays of a CUDA graph whose calls read in turn more bytes than the L2 cache holds. A configuration that fails gets a
-line as well. An error that corrupts the CUDA context ends the worker process, and a new one continues with the next
-configuration. Triton's kernels are compiled in parallel beforehand.
+and, for timed configurations, the microseconds of the whole operation, including the merge of partial results. The time
+is the median over replays of a CUDA graph whose calls read in turn more bytes than the L2 cache holds. A configuration
+that fails gets a line as well. An error that corrupts the CUDA context ends the worker process, and a new one continues
+with the next configuration. Triton's kernels are compiled in parallel beforehand.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def tune(text: str) -> None:
 
 
 def nbytes(work: Work) -> int:
-    """Return how many bytes a kernel has to read to attend to all tokens of `work`.
+    """Return how many bytes a kernel has to read to compute attention to all tokens of a layer.
 
     These are the codes and the parameters of packed tokens, and the fp16 or bf16 values of all others.
     """
@@ -93,7 +93,8 @@ def microseconds(attend: Attend, query: Tensor, works: list[Work], scaling: floa
     Args:
         attend: the kernel's attention function.
         query: ``[B, Hq, q, D]``.
-        works: layers that the calls use in turn, so that their contents do not stay in the L2 cache.
+        works: layers that the calls read in turn. Together they should be larger than the L2 cache, so that every call
+            reads from memory.
         scaling: factor on the scores.
     """
     graph = torch.cuda.CUDAGraph()
@@ -199,7 +200,7 @@ def prepare(chosen: list[Case], share: str) -> None:
 
     Args:
         chosen: all configurations of the report.
-        share: which of them this worker compiles. ``"i/n"`` means every n-th, starting from number i.
+        share: which configurations this worker compiles. ``"i/n"`` means every n-th one, starting with configuration i.
     """
     first, of = (int(x) for x in share.split("/"))
     module = kernels("triton").get("triton")

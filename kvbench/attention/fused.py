@@ -19,14 +19,15 @@ from kvbench.cache.options import Kernels
 
 
 def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN) -> Tensor | None:
-    """Attend from the newest tokens to everything in the stores with a fused kernel, if one can serve the step.
+    """Compute attention from the newest tokens to all cached tokens with a fused kernel, if there is one for the step.
 
     The layer's paths record which kernel served the step, or why none could.
 
     Args:
         layer: layer whose stores already contain the new tokens.
         query: queries of the new tokens, ``[B, Hq, q, D]``.
-        mask: bool or additive ``[B or 1, 1, q, kv]`` over logical positions, or None for causal attention.
+        mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
+            dropped tokens; None for causal attention.
         scaling: factor on the scores.
         logits: the model's softcap and sinks.
 
@@ -53,11 +54,11 @@ def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, l
 
 
 def label(name: str, described: Work) -> set[str]:
-    """Return the entries that a step adds to its layer's paths, for the result row.
+    """Return the names under which results show the attention of a step: the kernel, and ``packed`` if it read codes.
 
     Args:
         name: kernel that served the step.
-        described: the layer as the kernel read it.
+        described: the layer's stored keys and values.
 
     Returns:
         The kernel's name, and ``packed`` if at least one segment contained packed codes.
@@ -70,8 +71,8 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
 
     Args:
         query: ``[B, Hq, q, D]``.
-        described: the layer's phases.
-        wanted: ``auto`` tries CUDA, then Triton; ``cuda`` and ``triton`` try only that kernel.
+        described: the layer's stored keys and values.
+        wanted: kernel to use: ``cuda`` or ``triton``; ``auto``: CUDA if possible, else Triton.
 
     Returns:
         The kernel's name and its module.
@@ -114,11 +115,12 @@ def load(name: str) -> ModuleType | str:
 
 
 def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
-    """Raise NotServed unless the step is plain causal attention over the stores, the only case that kernels serve.
+    """Raise NotServed unless the step is plain causal attention to all cached tokens, the only case that kernels serve.
 
     Args:
         layer: layer whose stores already contain the new tokens.
-        mask: bool or additive mask of the step over logical positions, or None for causal attention.
+        mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
+            dropped tokens; None for causal attention.
         count: number of new tokens in the step.
 
     Raises:
@@ -142,10 +144,10 @@ def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
 def plain(layer: KVLayer, mask: Tensor | None, count: int) -> bool:
     """Return True if `mask` hides nothing except padding and later tokens.
 
-    The answer is remembered for the step, so that only its first layer waits for the device.
+    The result is remembered for the step, so that only the first layer waits for the device.
 
     Args:
-        layer: a layer of the cache; gives the padding of the rows.
+        layer: a layer of the cache, whose padding is compared with the mask.
         mask: bool or additive ``[B or 1, 1, q, kv]``, or None for causal attention.
         count: number of new tokens in the step.
     """

@@ -1,8 +1,7 @@
 """Attention scores beyond scaling and masking: a softcap (Gemma-2) and sinks (gpt-oss).
 
-Both change the softmax and nothing else, so everything that merges partial results by log-sum-exp serves them: the cap
-is applied to each scaled score before it is masked, and a sink is one more logit of a query head, without a value,
-which is added once to the merged sum.
+Both change only the softmax, so partial results can still be merged by log-sum-exp. The cap is applied to each scaled
+score before masking. A sink is one more logit of a query head, without a value; it is added once to the merged sum.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Logits:
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
     def sinks_of(self, heads: slice) -> Logits:
-        """Return a copy for some query heads: the same softcap, and the sinks of these heads only.
+        """Return a copy for some query heads, with the same softcap and only the sinks of these heads.
 
         Args:
             heads: the query heads.
@@ -56,7 +55,7 @@ class Logits:
         return self if self.sinks is None else Logits(self.softcap, self.sinks[heads])
 
     def column(self, scores: Tensor) -> Tensor | None:
-        """Return the sinks as one extra column of scores, to be concatenated before the softmax.
+        """Return the sinks as one extra column of scores, for the caller to append before the softmax.
 
         Args:
             scores: ``[B, Hq, q, n]``.
@@ -97,7 +96,7 @@ def logits_of(module: nn.Module, query: Tensor, kwargs: Mapping[str, Any]) -> Lo
 
 
 def hands_over(kind: type[nn.Module], name: str) -> bool:
-    """Return True if a module's forward method seems to pass a certain keyword argument to some call.
+    """Return True if the code of a module's forward method mentions a keyword argument, and so seems to pass it on.
 
     The model is not run: the name is looked up among the constants of the method's byte code.
 

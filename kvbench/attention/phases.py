@@ -1,10 +1,11 @@
-"""The description of a layer for a fused kernel: runs of slots with one format of keys and one of values.
+"""The description of a layer for a fused kernel: runs of tokens with one format of keys and one format of values.
 
 Slot i of a layer's keys and slot i of its values belong to the same token, but formats need not change at the same slot
-(KIVI: n mod R exact keys, min(n, R) exact values). A walk over both stores therefore passes *phases*: (packed, packed),
-(packed, exact), (exact, exact), ... A kernel is compiled for the formats of a list of phases. Where each phase begins
-and how long it is, is read from a table in device memory with one line per row of the batch and phase, so rows may
-differ, and a captured graph can be replayed while lengths grow.
+(KIVI keeps n mod R keys but min(n, R) values in full precision). From first to last slot there are therefore several
+*phases*, such as keys and values packed, then only keys packed, then neither packed. A kernel is compiled for the
+formats of a list of phases. The kernel reads the beginning and the length of each phase from a table in device memory,
+with one line per row of the batch and phase. So rows may differ, and a captured CUDA graph can be replayed while
+lengths grow.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class Part:
 
 @dataclass
 class Work:
-    """The phases of one layer for the whole batch: everything that a kernel reads.
+    """Everything that a kernel reads of one layer, for the whole batch.
+
+    The tokens are divided into *phases*: runs of consecutive tokens with one format of keys and one format of values.
 
     Args:
         phases: for each phase, in slot order, the segment of keys and the segment of values that it reads. The last
@@ -109,11 +112,14 @@ class Work:
     logits: Logits = PLAIN
 
     def signature(self) -> tuple[tuple[Format, Format], ...]:
-        """Return the formats of keys and values in each phase, as pairs; a kernel is compiled once per such result."""
+        """Return a pair for each phase: the format of its keys and the format of its values.
+
+        A kernel is compiled once for each distinct list of such pairs.
+        """
         return tuple((key.format, value.format) for key, value in self.phases)
 
     def tiles(self) -> int:
-        """Return how many tiles of 128 tokens a kernel has to plan for in the longest row.
+        """Return the number of tiles of 128 tokens in the longest row, or the number for which there is room.
 
         If `room` is known, this is the number of tiles for which the buffers have room. Otherwise it is the number
         filled.
@@ -122,7 +128,7 @@ class Work:
         return filled if self.room is None else max(filled, -(-self.room // TILE))
 
     def longest(self) -> list[int]:
-        """Return, for each phase, the number of tokens of the row that has the most in it."""
+        """Return, for each phase, the largest number of tokens that any row has in it."""
         return [max(row[i][2] for row in self.counts) for i in range(len(self.phases))]
 
 
@@ -162,7 +168,7 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
 
 
 def kind_of(quantizer: AffineQuantizer) -> str:
-    """Return which :attr:`Format.kind` describes the codes of a quantizer.
+    """Return the :attr:`Format.kind` of the codes of a quantizer.
 
     Args:
         quantizer: quantizer of a packed segment.
@@ -202,7 +208,7 @@ def window_of(quantizer: AffineQuantizer) -> int:
 
 
 def pairs_of_row(keys: Sequence[int], values: Sequence[int]) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """Return the phases of one row: the runs of slots with one key segment and one value segment.
+    """Divide the tokens of one row into phases: runs with one key segment and one value segment.
 
     Args:
         keys: number of tokens in each segment of the row's keys.
@@ -234,7 +240,7 @@ def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, i
         slot order; and for each row one line per pair, as in :attr:`Work.counts`.
 
     Raises:
-        NotServed: in some phase, the packed keys and the packed values begin at different places in their tiles.
+        NotServed: keys and values of a phase are both packed, but begin at different places in their tiles.
     """
     keys, values = layer.stores()
     rows: list[dict[tuple[int, int], tuple[int, int, int]]] = []
@@ -320,7 +326,7 @@ def assembled(
 
 
 def shared_table(layer: KVLayer, counts: list[list[tuple[int, int, int]]]) -> Tensor:
-    """Return the table of phases as a tensor on the layer's device.
+    """Return the table that tells kernels where each phase of a layer begins and how long it is, on the layer's device.
 
     Layers of a cache with equal tables share one tensor, so that a step usually copies a single table.
 

@@ -4,9 +4,9 @@ SDPA supports neither capped scores nor sinks; :mod:`kvbench.attention.capped` a
 
 With left padding every row is causal over its own suffix, so a long padded prompt needs no mask: its rows are computed
 one by one, each starting at its first real token. In place of the mask, the padding itself is passed, bool ``[B, T]``
-(as for transformers' flash attention). For 128k tokens a mask would take 16 GiB per row. Besides, SDPA with a mask runs
-on none of the fast back ends, repeats the keys and values of grouped-query attention for every query head, and gives
-wrong results without an error beyond 2**32 scores (pytorch/pytorch issue 187227).
+(as for transformers' flash attention). For 128k tokens a mask would take 16 GiB per row. SDPA with a mask also has
+three other disadvantages. It cannot use the fast back ends. It copies the keys and values of grouped-query attention
+for every query head. Beyond 2**32 scores it gives wrong results without an error (pytorch/pytorch issue 187227).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def attend(
     kwargs: dict[str, Any],
     backend: Backend = "auto",
 ) -> tuple[Tensor, str]:
-    """Attend to all tokens so far as transformers' ``sdpa`` does, with support for sinks and softcaps.
+    """Compute attention as transformers' ``sdpa`` does, but with support for sinks and softcaps.
 
     Args:
         module: the model's attention module, from which transformers' ``sdpa`` function reads some attributes.
@@ -91,7 +91,7 @@ def exact(
     logits: Logits = PLAIN,
     kwargs: dict[str, Any] | None = None,
 ) -> Tensor:
-    """Attend to keys and values in full precision, without padding.
+    """Compute attention over keys and values in full precision that contain no padding.
 
     Args:
         module: the model's attention module.
@@ -193,14 +193,15 @@ def _serves(query: Tensor, keys: Tensor, values: Tensor) -> bool:
 def padding(request: dict[str, Any]) -> Tensor | None:
     """Return the padding of a batch if it can replace the attention mask that a model requests.
 
-    It can if the request is for plain causal attention over a whole prompt, all padding is on the left, at least one
-    row has some, and the mask would have at least :data:`MASK` elements.
+    The padding can replace the mask if four conditions hold: the request is for plain causal attention over a whole
+    prompt; all padding is on the left; at least one row has padding; and the mask would have at least :data:`MASK`
+    elements.
 
     Args:
         request: keyword arguments of a call of transformers' mask interface.
 
     Returns:
-        bool ``[B, T]``, False at padding; or None if the usual mask is needed, or none at all.
+        bool ``[B, T]``, False at padding; or None if the batch needs the usual mask, or no mask at all.
     """
     real, count = request.get("attention_mask"), request.get("q_length")
     plain = request.get("mask_function") is causal_mask_function and request.get("allow_is_causal_skip", False)

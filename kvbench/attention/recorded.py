@@ -1,4 +1,4 @@
-"""Attention of a decode step that is recorded once and replayed: everything that changes is in device memory.
+"""Attention of a decode step that is recorded as a CUDA graph: everything that changes is in device memory.
 
 While a step is recorded, the model uses a separate attention implementation. It gets no mask (the table of phases tells
 kernels which tokens are visible), and a stand-in for the cache passes it the new keys and values unchanged. In each
@@ -32,7 +32,7 @@ _serving: ContextVar[Serve] = ContextVar("kvbench_recorded_step")
 
 
 class PassThrough(Cache):
-    """A stand-in for the cache while a step is recorded: it passes new keys and values on to attention unchanged."""
+    """A stand-in for the cache while a step is recorded as a CUDA graph: it returns new keys and values unchanged."""
 
     is_compileable = False
 
@@ -60,7 +60,7 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention while a step is recorded, called through transformers' attention interface.
+    """Compute attention while a step is recorded as a CUDA graph; models call it through transformers' interface.
 
     Args:
         module: the model's attention module.
@@ -130,7 +130,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float 
 
 @contextmanager
 def recording(model: Any, serving: Serve) -> Iterator[None]:
-    """Switch a model to recorded attention inside the context, and back on exit.
+    """Switch a model to the attention of this module inside the context, and back on exit.
 
     Args:
         model: model that already runs kvbench's attention.

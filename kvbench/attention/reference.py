@@ -1,8 +1,8 @@
 """Attention over the stores in plain torch: the reference that kernels are tested against, and the path on a CPU.
 
-It walks both stores one block of slots at a time, in whatever formats, and merges the blocks by log-sum-exp in fp32
+It reads keys and values one block of tokens at a time, in any format, and merges the blocks by log-sum-exp in fp32
 (online softmax; Cocktail eq. 4-5 and LogQuant eq. 4 are this merge over storage formats). At any time, at most one
-segment's part of a block is decoded to full precision, and keys and values are never concatenated.
+block of one segment is decoded to full precision, and keys and values are never concatenated.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ def attend(
     scaling: float,
     logits: Logits = PLAIN,
 ) -> Tensor:
-    """Attend from the newest tokens to everything in the stores, in plain torch.
+    """Compute attention from the newest tokens to all cached tokens, in plain torch.
 
     Args:
         module: the model's attention module, needed for torch's SDPA if nothing is packed.
         layer: layer whose stores already contain the new tokens.
         query: queries of the new tokens, ``[B, Hq, q, D]``.
-        mask: ``[B or 1, 1, q, kv]`` over logical positions (bool or additive), or None for causal attention.
+        mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
+            dropped tokens; None for causal attention.
         scaling: factor on the scores.
         logits: the model's softcap and sinks.
 
@@ -64,7 +65,7 @@ def attend_rows(
     scaling: float,
     logits: Logits = PLAIN,
 ) -> Tensor:
-    """Attend from the newest tokens to everything in the stores, for rows with equal numbers of tokens per segment.
+    """Compute attention from the newest tokens to all cached tokens, for rows with equal numbers of tokens per segment.
 
     Args:
         module: the model's attention module.
@@ -175,8 +176,8 @@ def one_token(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Te
     """Compute the attention of one new token per row to keys and values in full precision, by SDPA.
 
     The query heads that share a KV head are passed as several queries of one head, so keys and values are read once.
-    The call that stock transformers makes gives the same sums but reads them once per query head; in bf16 on a CPU it
-    takes seven times as long.
+    Stock transformers calls SDPA so that it reads them once per query head. The sums are the same, but in bf16 on a CPU
+    that takes seven times as long.
 
     Args:
         query: ``[B, Hq, 1, D]``.
@@ -194,15 +195,15 @@ def one_token(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Te
 
 
 def blocks(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
-    """Return the slot ranges that attention visits one after the other, each small enough to decode at once.
+    """Return the slot ranges (blocks) that attention reads one after the other, each small enough to decode at once.
 
     Args:
         layer: layer whose stores are read.
         rows: rows with equal numbers of tokens in every segment.
 
     Returns:
-        Pairs ``(first slot, one past the last)`` in the order of the visits. A block has at most :data:`BLOCK` tokens
-        or, if that is more, as many as make :data:`ELEMENTS` elements of keys or values.
+        Pairs ``(first slot, one past the last slot)`` in the order in which they are read. A block has at most
+        :data:`BLOCK` tokens or, if that is more, as many as make :data:`ELEMENTS` elements of keys or values.
     """
     keys, _ = layer.stores()
     count = len(range(*rows.indices(layer.batch)))
@@ -212,13 +213,14 @@ def blocks(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
 
 
 def mask_over_slots(layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Rearrange an attention mask of some rows from logical positions to slots.
+    """Rearrange an attention mask so that its last dimension follows the slots of the stores, for some rows.
 
     Args:
         layer: layer that holds the slots.
         rows: rows with equal numbers of tokens in every segment.
         query: ``[B, Hq, q, D]``; only its shape and device are used.
-        mask: ``[B or 1, 1, q, kv]`` over logical positions, or None for causal attention.
+        mask: ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and dropped tokens; None
+            for causal attention.
 
     Returns:
         ``[rows or 1, 1 or Hq, q, slots]``, or None if every slot is visible.

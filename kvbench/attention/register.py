@@ -1,10 +1,10 @@
 """kvbench's attention and mask, registered with transformers: one function for every model.
 
 Models call ``fn(module, query, key, value, mask, ...)`` with what ``Cache.update`` returned, which for a kvbench cache
-is a handle (:class:`kvbench.cache.layer.Handle`). During prefill the function runs torch's SDPA on the exact keys and
-values; during decoding it appends the new tokens to the stores and attends to these. With any other cache, or none, it
-does what transformers' own ``sdpa`` does. The mask function must be registered too: without it transformers passes no
-mask at all, and padded rows come out wrong without an error.
+is a handle (:class:`kvbench.cache.layer.Handle`). During prefill the function runs torch's SDPA on keys and values in
+full precision. During decoding it appends the new tokens to the stores and computes attention to all stored tokens.
+With any other cache, or none, it does what transformers' own ``sdpa`` does. The mask function must be registered too:
+without it transformers passes no mask at all, and padded rows give wrong results without an error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention for any Hugging Face model, called through transformers' attention interface.
+    """Compute attention for any Hugging Face model; models call it through transformers' attention interface.
 
     Args:
         module: the model's attention module.
@@ -52,8 +52,9 @@ def attention(
         key: a :class:`Handle` (what a kvbench cache returns from ``update``), or a tensor ``[B, H, n, D]`` if another
             cache, or none, is in use.
         value: the same :class:`Handle`, or a tensor ``[B, H, n, Dv]``.
-        attention_mask: one of: a bool mask ``[B, 1, q, kv]`` over logical positions; the padding of a long prompt,
-            ``[B, q]`` (:func:`kvbench.attention.prefill.padding`); None for causal attention.
+        attention_mask: one of: a bool mask ``[B, 1, q, kv]``, where kv counts all tokens seen so far, including padding
+            and dropped tokens; the padding of a long prompt, ``[B, q]`` (:func:`kvbench.attention.prefill.padding`);
+            None for causal attention.
         scaling: factor on the scores; None for 1/sqrt(D).
         **kwargs: other arguments of the attention interface, including a softcap, sinks and a sliding window.
 
@@ -92,7 +93,7 @@ def attention(
 
 
 def see_padding(layer: KVLayer, mask: Tensor | None, count: int) -> None:
-    """Record where the padding of new prompt tokens is. It is recorded once per chunk, in the call of the first layer.
+    """Record the padding of new prompt tokens in the cache; only the call for the first layer has an effect.
 
     Args:
         layer: the layer whose attention is being computed.
@@ -115,7 +116,7 @@ def prompt(
     scaling: float,
     kwargs: dict[str, Any],
 ) -> Tensor:
-    """Compute prefill attention, from new prompt tokens to all keys and values of the prompt so far in full precision.
+    """Compute prefill attention from new prompt tokens to all prompt tokens so far, in full precision.
 
     After the prompt's last token, the method places the prompt's keys and values in the layer's stores.
 
@@ -156,7 +157,7 @@ def stored_prompt(
     scaling: float,
     logits: Logits,
 ) -> Tensor:
-    """Place new prompt tokens in the stores, then attend from these tokens to everything in the stores.
+    """Store new prompt tokens in the format of the method, then compute attention from them to all cached tokens.
 
     This is the prefill of methods that set ``quantized_prefill``: a prompt's tokens read quantized keys and values,
     including their own.
@@ -197,10 +198,11 @@ def step(
     scaling: float,
     logits: Logits,
 ) -> Tensor:
-    """Compute a decode step: append new tokens to the stores, and attend from them to everything in the stores.
+    """Compute a decode step: append new tokens to the stores, and compute attention from them to all cached tokens.
 
-    If ``layer.progress.span`` is set, that many tokens are processed at a time, and the method settles in between. A
-    long chunk then gives the same results as single steps (:func:`kvbench.decoding.perplexity.decode_nll`).
+    If ``layer.progress.span`` is set, that many tokens are processed at a time, and the method may pack or drop tokens
+    in between. A long chunk then gives the same results as single steps
+    (:func:`kvbench.decoding.perplexity.decode_nll`).
 
     Args:
         module: the model's attention module.
@@ -208,7 +210,8 @@ def step(
         query: ``[B, Hq, q, D]``.
         keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
         values: values of the new tokens, ``[B, H, q, Dv]``.
-        mask: bool or additive ``[B or 1, 1, q, kv]`` over logical positions, or None for causal attention.
+        mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
+            dropped tokens; None for causal attention.
         scaling: factor on the scores.
         logits: the model's softcap and sinks.
 
@@ -246,7 +249,7 @@ def append_and_attend(
     scaling: float,
     logits: Logits,
 ) -> Tensor:
-    """Append new tokens to the stores, and attend from them to everything in the stores at once.
+    """Append new tokens to the stores, and compute attention from all of them at once to all cached tokens.
 
     New tokens see each other in full precision. The exception is a method that sets ``eager``: it packs them first.
 
@@ -256,7 +259,8 @@ def append_and_attend(
         query: ``[B, Hq, q, D]``.
         keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
         values: values of the new tokens, ``[B, H, q, Dv]``.
-        mask: bool or additive ``[B or 1, 1, q, kv]`` over logical positions, or None for causal attention.
+        mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
+            dropped tokens; None for causal attention.
         scaling: factor on the scores.
         logits: the model's softcap and sinks.
 
@@ -274,8 +278,9 @@ def mask(*args: Any, **kwargs: Any) -> Tensor | None:
     """Return the attention mask of a call; takes the arguments of transformers' mask interface.
 
     Returns:
-        The mask that transformers' ``sdpa`` would get: bool ``[B, 1, q, kv]`` over logical positions, or None. For a
-        long prompt with left padding, the padding ``[B, T]`` instead (:func:`kvbench.attention.prefill.padding`).
+        The mask that transformers' ``sdpa`` would get: bool ``[B, 1, q, kv]``, where kv counts all tokens seen so far,
+        including padding and dropped tokens, or None. For a long prompt with left padding, the padding ``[B, T]``
+        instead (:func:`kvbench.attention.prefill.padding`).
     """
     padding = prefill.padding(kwargs)
     return sdpa_mask(*args, **kwargs) if padding is None else padding
@@ -310,7 +315,7 @@ def check_served(model: PreTrainedModel) -> None:
 
 
 def sees_later_tokens(module: torch.nn.Module) -> bool:
-    """Return True if a module is the attention of a layer and attends to later tokens too.
+    """Return True if a module is an attention module in which tokens also attend to later tokens.
 
     This is so in BERT-like models, unless they are configured as decoders.
 

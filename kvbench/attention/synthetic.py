@@ -180,7 +180,7 @@ def exact(query: Tensor, work: Work, scaling: float, heads: slice | None = None)
 
     Args:
         query: ``[B, Hq, q, D]``.
-        work: the layer's phases.
+        work: the layer's stored keys and values.
         scaling: factor on the scores.
         heads: KV heads to compute; the output then contains only their query heads. None for all.
 

@@ -48,15 +48,16 @@ class Build:
     Args:
         channels: channels of a head (macro ``D``).
         team: number of warps in a team (``TEAM``); each warp serves 8 query rows.
-        one_column: True if a CTA serves at most 4 query rows, which then occupy every other column of the products
-            (``ONECOL``).
+        one_column: True if a CTA serves at most 4 query rows. They then occupy every other column of the matrix
+            products (``ONECOL``).
         bf16: True if the query, the output and segments in full precision are bf16; False for fp16.
-        phases: for each phase, the format of keys and the format of values.
+        phases: for each phase (consecutive tokens whose formats do not change), the format of keys and the format of
+            values.
         teams: number of teams in a CTA (``TEAMS``).
         stages: number of slots in a team's ring buffer (``STAGES``).
         resident: number of CTAs that a multiprocessor must be able to run at once (``MINB``).
         softcap: True if scores have a softcap.
-        sinks: dtype of the model's attention sinks. 0: it has none. 1: the query's dtype. 2: fp32.
+        sinks: dtype of the model's attention sinks, as a number. 0: no sinks; 1: the dtype of the query; 2: fp32.
     """
 
     channels: int
@@ -148,14 +149,15 @@ def build(
     The order of the candidates was measured on an H200.
 
     Args:
-        phases: for each phase, the format of keys and the format of values.
+        phases: for each phase (consecutive tokens whose formats do not change), the format of keys and the format of
+            values.
         channels: channels of a head.
         rows: number of query rows of a KV head, which is query heads per KV head times new tokens.
         bf16: True for a model in bf16, False for fp16.
         tuning: overrides of ``teams``, ``stages`` and ``resident`` (:class:`Build`), as pairs of name and value.
         shared: bytes of shared memory that the device allows a CTA.
         softcap: True if scores have a softcap.
-        sinks: dtype of the model's attention sinks. 0: it has none. 1: the query's dtype. 2: fp32.
+        sinks: dtype of the model's attention sinks, as a number. 0: no sinks; 1: the dtype of the query; 2: fp32.
     """
     team = min(-(-rows // 8), 3)
     while team > 1 and -(-rows // (8 * (team - 1))) == -(-rows // (8 * team)):
@@ -282,7 +284,7 @@ def compiled(source: str, architecture: str) -> bytes:
 
 
 def ask(answer: tuple[Any, ...]) -> Any:
-    """Check the result of a cuda.bindings call, and return its value without the error code.
+    """Return the value of a cuda.bindings call without its error code; raise if the call has failed.
 
     Args:
         answer: the tuple that the call returned: (error, value, ...).
@@ -319,14 +321,15 @@ def kernel(
     """Compile the CUDA kernel and load it on a device; calls with equal arguments share one kernel.
 
     Args:
-        phases: for each phase, the format of keys and the format of values.
+        phases: for each phase (consecutive tokens whose formats do not change), the format of keys and the format of
+            values.
         channels: channels of a head.
         rows: number of query rows of a KV head, which is query heads per KV head times new tokens.
         bf16: True for a model in bf16, False for fp16.
         device: index of the GPU.
         tuning: overrides of ``teams``, ``stages`` and ``resident`` (:class:`Build`), as pairs of name and value.
         softcap: True if scores have a softcap.
-        sinks: dtype of the model's attention sinks. 0: it has none. 1: the query's dtype. 2: fp32.
+        sinks: dtype of the model's attention sinks, as a number. 0: no sinks; 1: the dtype of the query; 2: fp32.
 
     Raises:
         RuntimeError: nvrtc or the driver reported an error, which the message contains.

@@ -1,4 +1,4 @@
-"""Decode attention by the CUDA kernel: the host's part.
+"""Decode attention by the CUDA kernel: the code that runs on the host.
 
 The kernel is compiled at first use for the formats of a layer (:mod:`kvbench.attention.cuda.build`), and one launch
 serves all phases of a :class:`kvbench.attention.phases.Work`.
@@ -37,11 +37,11 @@ def available() -> str | None:
 
 
 def refuses(query: Tensor, work: Work) -> str | None:
-    """Return the reason why this kernel cannot serve a step, for the result row; None if it can.
+    """Return the reason why this kernel cannot compute the attention of a step, as results show it; None if it can.
 
     Args:
         query: ``[B, Hq, q, D]``.
-        work: the layer's phases.
+        work: the layer's stored keys and values.
     """
     reason = available()
     if reason:
@@ -82,13 +82,14 @@ def problem(
     The kernel is compiled to find out.
 
     Args:
-        phases: for each phase, the format of keys and the format of values.
+        phases: for each phase (consecutive tokens whose formats do not change), the format of keys and the format of
+            values.
         channels: channels of a head.
         rows: number of query rows of a KV head, which is query heads per KV head times new tokens.
         bf16: True for a model in bf16, False for fp16.
         device: index of the GPU.
         softcap: True if scores have a softcap.
-        sinks: dtype of the model's attention sinks. 0: it has none. 1: the query's dtype. 2: fp32.
+        sinks: dtype of the model's attention sinks, as a number. 0: no sinks; 1: the dtype of the query; 2: fp32.
     """
     try:
         compiled = kernel(phases, channels, rows, bf16, device, (), softcap, sinks)
@@ -100,11 +101,11 @@ def problem(
 def attend(
     query: Tensor, work: Work, scaling: float, tuning: tuple[tuple[str, int], ...] = (), splits: int | None = None
 ) -> Tensor:
-    """Compute attention from the newest tokens to everything in the stores.
+    """Compute attention from the newest tokens to all cached tokens.
 
     Args:
         query: ``[B, Hq, q, D]``, fp16 or bf16. It is copied if its channels are not contiguous.
-        work: the layer's phases. :func:`refuses` must have returned None for them.
+        work: the layer's stored keys and values. :func:`refuses` must have returned None for them.
         scaling: factor on the scores.
         tuning: overrides of ``teams``, ``stages`` and ``resident`` (for benchmarks), as pairs of name and value.
         splits: number of CTAs that share the tokens of a head, at most 128. None for the number that
@@ -156,22 +157,22 @@ def attend(
 
 
 def extras(query: Tensor, work: Work) -> tuple[bool, int]:
-    """Return how a step's scores differ from plain attention, as the kernel's configuration expresses it.
+    """Return the arguments `softcap` and `sinks` of :func:`kvbench.attention.cuda.build.kernel` for a step.
 
     Args:
         query: ``[B, Hq, q, D]``.
-        work: the layer's phases, with its softcap and sinks.
+        work: the layer's stored keys and values, with the model's softcap and sinks.
 
     Returns:
-        True if scores have a softcap; and the dtype of the attention sinks: 0 if there are none, 1 if it is the
-        query's, 2 for fp32.
+        True if scores have a softcap; and the dtype of the attention sinks: 0 if there are none, 1 for the dtype of the
+        query, 2 for fp32.
     """
     sinks = work.logits.sinks
     return work.logits.softcap is not None, 0 if sinks is None else 1 if sinks.dtype == query.dtype else 2
 
 
 def factors(scaling: float, softcap: float | None) -> tuple[float, float]:
-    """Return two numbers by which the kernel computes scores: ``scale`` and ``cap`` of ``struct Args``.
+    """Return the two numbers with which the kernel scales and caps scores: ``scale`` and ``cap`` of ``struct Args``.
 
     Args:
         scaling: factor on the scores.
@@ -212,13 +213,14 @@ def pack(key: Part, value: Part) -> bytes:
 
 @lru_cache(maxsize=4096)
 def best_splits(lines: int, resident: int, tiles: int, teams: int) -> int:
-    """Estimate into how many CTAs to divide the tokens of a head so that a step takes the least time.
+    """Estimate the number of CTAs among which to divide the tokens of a head, so that a step takes the least time.
 
-    The estimate assumes that a CTA takes as long as the tiles of one of its teams, plus one tile for its first loads
-    and its merge. It also assumes that a nearly empty wave of CTAs takes as long as a full one.
+    The estimate assumes that the time of a CTA is proportional to the number of tiles of one of its teams (groups of
+    warps), plus one for its first loads and its merge. It also assumes that a nearly empty wave of CTAs takes as long
+    as a full one.
 
     Args:
-        lines: number of heads to serve, counted over all sequences and blocks of query rows.
+        lines: number of KV heads to serve, times the number of sequences, times the number of blocks of query rows.
         resident: number of CTAs that the GPU can run at once.
         tiles: number of tiles of a head.
         teams: number of teams in a CTA.
@@ -237,14 +239,14 @@ _workspaces: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
 def workspace(device: int, stream: int, floats: int, lines: int) -> tuple[Tensor, Tensor]:
     """Return buffers in which the CTAs of a launch exchange partial results. Each stream has its own.
 
-    If the buffers are too small, larger ones are allocated. The old ones are kept, because a captured graph may still
-    write to them.
+    If the buffers are too small, larger ones are allocated. The old ones are kept, because a CUDA graph captured
+    earlier may still write to them.
 
     Args:
         device: index of the GPU.
         stream: handle of the CUDA stream.
         floats: minimum size of the buffer of partial results, in elements.
-        lines: minimum size of the buffer of counters, in elements.
+        lines: minimum number of counters.
 
     Returns:
         A buffer for partial results, fp32; and a buffer of counters, int32, initially zero.

@@ -1,1 +1,1 @@
-"""The Triton decode kernel, which serves all tiers of a layer in one launch."""
+"""The Triton decode kernel, which reads all storage formats of a layer in one launch."""

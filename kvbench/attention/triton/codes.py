@@ -171,7 +171,7 @@ def planes(form):
 
 @triton.constexpr_function
 def blocks(form, channels):
-    """Return into how many groups the channels of one token are divided.
+    """Return the number of groups into which the channels of one token are divided.
 
     Args:
         form: the encoded format (:func:`number`).
@@ -220,7 +220,7 @@ def field(words, FORM: tl.constexpr, i: tl.constexpr, ASM: tl.constexpr):
         words: tuple with one block of int16 words per plane (:func:`planes`), all of the same shape.
         FORM: the encoded format (:func:`number`).
         i: index of the field, 0 to ``fields(FORM) - 1``, known at compile time.
-        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
+        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
 
     Returns:
         fp16 codes in the shape of a block of words.
@@ -254,7 +254,7 @@ def field_at(words, FORM: tl.constexpr, i, ASM: tl.constexpr):
         words: tuple with one block of int16 words per plane (:func:`planes`), all of the same shape.
         FORM: the encoded format (:func:`number`).
         i: index of the field, a scalar tensor.
-        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
+        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
 
     Returns:
         fp16 numbers with the value code * 2**-24, in the shape of a block of words.

@@ -1,4 +1,4 @@
-"""Decode attention in Triton over all tiers of a layer: the host's part.
+"""Decode attention in Triton over all storage formats of a layer: the code that runs on the host.
 
     attend(query, work, scaling)   # Tensor [B, q, Hq, Dv]
     refuses(query, work)           # the reason why it cannot serve the step, or None
@@ -42,11 +42,11 @@ TOGETHER: dict[Any, int] = {}
 
 
 def refuses(query: Tensor, work: Work) -> str | None:
-    """Return the reason why this kernel cannot serve a step, for the result row; None if it can.
+    """Return the reason why this kernel cannot compute the attention of a step, as results show it; None if it can.
 
     Args:
         query: ``[B, Hq, q, D]``.
-        work: the layer's phases.
+        work: the layer's stored keys and values.
     """
     if not (query.is_cuda or INTERPRETED):
         return f"tensors on {query.device.type}"
@@ -71,12 +71,12 @@ def refuses(query: Tensor, work: Work) -> str | None:
 
 
 def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
-    """Compute attention from the newest tokens to everything in a layer.
+    """Compute attention from the newest tokens to all cached tokens of a layer.
 
     Args:
         query: ``[B, Hq, q, D]``, with any strides; copied if its channels are not contiguous. New token i sees all
             slots except the newest q - 1 - i.
-        work: the layer's phases. :func:`refuses` must have returned None for them.
+        work: the layer's stored keys and values. :func:`refuses` must have returned None for them.
         scaling: factor on the scores.
 
     Returns:
@@ -145,9 +145,9 @@ def extent(side: Part) -> tuple[int, int]:
         side: the phase's keys, or its values.
 
     Returns:
-        How much room the buffer of a head has, in tiles if packed and in tokens if in full precision; and the number of
-        rows of its parameters, which is 0 in full precision. The second number matters only for per-channel formats,
-        which have one row per group.
+        The capacity of the buffer of a head, in tiles if packed and in tokens if in full precision; and the number of
+        rows of parameters (scales and minima) of a head, which is 0 in full precision. The second number matters only
+        for per-channel formats, which have one row per group of tokens.
     """
     if side.buffer is not None:
         return side.buffer.shape[2], 0
@@ -159,12 +159,14 @@ def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tu
     """Return the compile-time arguments of the kernel that follow from the formats of a layer.
 
     Args:
-        forms: for each phase, the format of keys and the format of values.
+        forms: for each phase (consecutive tokens whose formats do not change), the format of keys and the format of
+            values.
         full_step: number of tokens per iteration if keys and values are in full precision.
 
     Returns:
-        Two pairs of tuples, each tuple with one entry per phase. The first pair contains the encoded formats of
-        keys and of values. The second contains the costs of a whole tile and of a part of a tile.
+        Two pairs of tuples, each tuple with one entry per phase. The first pair contains the encoded formats of keys
+        and of values. The second contains the cost of an iteration over a whole tile and that of an iteration over a
+        part of a tile (:func:`kvbench.attention.triton.tuning.costs`).
     """
     keys, values = (
         [number(f.kind, f.bits, f.axis, f.group, f.window) for f in side] for side in zip(*forms, strict=True)
@@ -192,7 +194,7 @@ def together(kernel: Any, device: torch.device, chosen: Tuning, warps: int) -> i
 
 
 def split(steps: int, programs: int, at_once: int) -> int:
-    """Return into how many parts to divide the tiles of each block of query rows. Every part is one program.
+    """Return how many programs should share the tiles of each block of query rows.
 
     The number fills whole waves of programs, because a nearly empty wave takes as long as a full one.
 

@@ -24,7 +24,7 @@ from kvbench.attention.triton.walk import load_query, walk
 
 @triton.constexpr_function
 def whole(key, value):
-    """Return True if a phase's tiles can be processed whole: keys and values are packed, in fields of equal width.
+    """Return True if one iteration can process a whole tile: keys and values are packed in fields of equal width.
 
     Args:
         key: encoded format of the phase's keys (:func:`kvbench.attention.triton.codes.number`).
@@ -50,7 +50,7 @@ def part(key, value, full):
 
 @triton.jit
 def located(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, cell, extent, groups, tile):
-    """Move the pointers of a phase's keys or values to one sequence and KV head and, if packed, to a tile.
+    """Return the pointers of a phase's keys or values, moved to one sequence and KV head and, if packed, to a tile.
 
     If groups may cross tile boundaries, the pointers to their parameters are not moved to the tile, because the number
     of a group follows from a token's index in the segment. The index of the tile's first token is then appended to the
@@ -138,7 +138,7 @@ def span(table_ptr, KEY: tl.constexpr, VALUE: tl.constexpr, PART_TOKENS: tl.cons
 
 @triton.jit
 def price(SPAN, WHOLE_COST: tl.constexpr, PART_COST: tl.constexpr):
-    """Return the cost of processing a phase.
+    """Return the estimated cost of processing a phase, as the sum over its whole tiles and parts of tiles.
 
     Args:
         SPAN: the phase's division into tiles and parts (:func:`span`).
@@ -151,7 +151,7 @@ def price(SPAN, WHOLE_COST: tl.constexpr, PART_COST: tl.constexpr):
 
 @triton.jit
 def share(low, high, at, steps, cost: tl.constexpr):
-    """Return which iterations of a run of iterations a program has to do.
+    """Return which of some consecutive iterations a program has to do.
 
     The costs of all iterations of a launch are laid end to end, and each program gets an interval of this sum. It does
     the iterations that begin in its interval.
@@ -159,12 +159,12 @@ def share(low, high, at, steps, cost: tl.constexpr):
     Args:
         low: start of the program's interval.
         high: end of the program's interval, exclusive.
-        at: cost at which the run begins.
-        steps: number of iterations in the run.
+        at: total cost of everything before the first of these iterations.
+        steps: number of these iterations.
         cost: cost of one iteration.
 
     Returns:
-        The first iteration, and one past the last; equal if the program has none in this run.
+        The first iteration, and one past the last; equal if the program has none of them to do.
     """
     # an iteration belongs to the program in whose interval it begins, so none is done twice and none is left out
     first = tl.minimum(tl.maximum((low - at + cost - 1) // cost, 0), steps)
@@ -223,7 +223,7 @@ def phase(
         cell: index of the pair of sequence and KV head: ``sequence * KV heads + KV head``, int64.
         low: start of the program's interval of costs.
         high: end of the program's interval, exclusive.
-        at: cost at which the phase begins.
+        at: total cost of the phases before this one.
         KEY: encoded format of the phase's keys.
         VALUE: encoded format of the phase's values.
         WHOLE_COST: cost of a whole tile.
@@ -237,7 +237,7 @@ def phase(
         BLOCK_ROWS: number of query rows of a program, R.
         STAGES: pipeline stages of the loop over whole tiles.
         PART_STAGES: pipeline stages of the loop over parts of tiles.
-        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
+        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
         cap: ``softcap * log2(e)``; used only if `CAPPED`.
         CAPPED: True if scores have a softcap.
 
@@ -354,7 +354,7 @@ def decode(
         LIMIT: largest number of the output's dtype.
         CAPPED: True if scores have a softcap.
         SINKS: True if the model has sinks.
-        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
+        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
     """
     block = tl.program_id(0)  # fastest: programs that read the same tiles run side by side
     index = tl.program_id(1)

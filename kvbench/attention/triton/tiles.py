@@ -158,7 +158,7 @@ def tile_scores(
             ``[D]``, in a tuple.
         factor: factor that converts a score of the normalised query to bits (base-2 logarithms), ``[R]``.
         ONE_ROW: True if the query has only one row and keys have parameters per channel.
-        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
+        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
 
     Returns:
         Scores in bits: a tuple of ``[tokens of a field, R]``, one per field of the words.
@@ -233,7 +233,10 @@ def tile_scores(
 
 @triton.jit
 def within(start, WORD_ROWS: tl.constexpr, PART_TOKENS: tl.constexpr):
-    """Return the word row in which a part of a tile begins. All tokens of the part are in the same field.
+    """Return the word row in which a part of a tile begins.
+
+    A tile is stored as rows of int16 words. Each word has several fields, and each field holds the code of another
+    token. All tokens of the part are in the same field.
 
     Args:
         start: index of the part's first token, counted from the phase's first tile.
@@ -280,7 +283,7 @@ def part_scores(
         factor: factor that converts a score of the normalised query to bits (base-2 logarithms), ``[R]``.
         PART_TOKENS: number of tokens in the part.
         ONE_ROW: True if the query has only one row and keys have parameters per channel.
-        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
+        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
 
     Returns:
         Scores in bits: a tuple with one block, ``[PART_TOKENS, R]``.
@@ -359,7 +362,7 @@ def tile_values(PARTS, FORM: tl.constexpr, VALUE_DIM: tl.constexpr, tile, stored
         stored: parameters of the tile's tokens (:func:`readied`).
         weights: softmax weights before normalisation, at most 1: a tuple of ``[tokens of a field, R]``, one per field.
         biases: running sums of weight * minimum: a tuple of ``[tokens of a field, R]``, one per group of channels.
-        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
+        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
 
     Returns:
         Four items: the weighted sums of the codes, multiplied by a factor f that is a power of two, as a tuple of
@@ -418,7 +421,7 @@ def part_values(
         weights: softmax weights before normalisation, at most 1: a tuple with one block, ``[PART_TOKENS, R]``.
         biases: running sums of weight * minimum: a tuple of ``[PART_TOKENS, R]``, one per group of channels.
         PART_TOKENS: number of tokens in the part.
-        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
+        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
 
     Returns:
         Four items: the weighted sums, multiplied by a factor f that is a power of two, as a tuple of

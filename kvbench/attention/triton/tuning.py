@@ -73,7 +73,8 @@ def tuning(signature: Iterable[tuple[Format, Format]]) -> Tuning:
     They do not depend on the number of tokens, so a growing cache needs no recompilation.
 
     Args:
-        signature: for each phase, the format of keys and the format of values.
+        signature: for each phase (consecutive tokens whose formats do not change), the format of keys and the format of
+            values.
     """
     forms = [form for pair in signature for form in pair]
     bits = min((form.bits for form in forms), default=16)
@@ -81,7 +82,7 @@ def tuning(signature: Iterable[tuple[Format, Format]]) -> Tuning:
 
 
 def costs(key: Format, value: Format, part: int) -> tuple[int, int]:
-    """Estimate the time that an iteration takes, for dividing the work of a launch between programs.
+    """Estimate the cost of one iteration of the kernel, to divide the work of a launch equally between programs.
 
     Args:
         key: format of keys.

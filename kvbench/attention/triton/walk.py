@@ -184,7 +184,7 @@ def walk(
         STAGES: stages of the loop's software pipeline.
         CAUSAL: True if query rows see different numbers of tokens.
         ONE_ROW: True if the query has only one row and keys have parameters per channel.
-        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
+        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
         cap: ``softcap * log2(e)``; used only if `CAPPED`.
         CAPPED: True if scores have a softcap.
 
