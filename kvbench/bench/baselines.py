@@ -22,14 +22,14 @@ BACKENDS = {
 def run(query: Tensor, keys: Tensor, values: Tensor, backend: str, packed: bool) -> Tensor:
     """Run the attention of one decode step with one back end of SDPA, and return its output.
 
-    No mask is applied: for one new token none is needed, and for a few the amount of work is the same.
+    No causal mask is applied. One new token needs none, and for several new tokens the amount of work is the same.
 
     Args:
         query: queries, ``[B, Hq, q, D]``.
         keys: keys, ``[B, H, T, D]``.
         values: values, ``[B, H, T, D]``.
         backend: name of the back end, a key of :data:`BACKENDS`.
-        packed: True: pass the query heads that share a KV head as query rows of one head, so that the keys are read
+        packed: True to pass the query heads that share a KV head as query rows of one head, so that the keys are read
             only once.
     """
     batch, heads, channels = query.shape[0], keys.shape[1], query.shape[3]

@@ -122,7 +122,7 @@ def put(segment: PackedSegment, held: int, x: Tensor, index: Tensor | None = Non
         segment: segment to pack into.
         held: index of the first slot to write; the segment counts that many tokens before the new ones.
         x: new keys or values, ``[B, H, T, D]``.
-        index: tokens of `x` to pack, in this order; None: all.
+        index: tokens of `x` to pack, in this order; None for all.
     """
     segment.lengths = [held] * len(segment.lengths)
     if index is None:
@@ -331,8 +331,8 @@ def row_of(
         format: key of :data:`~kvbench.bench.shapes.FORMATS`.
         what: what was timed, for example ``kernel``.
         found: the time, or the reason why there is none.
-        size: bytes read and written; None: unknown.
-        rate: bandwidth of plain reads, GB/s; None: added later.
+        size: bytes read and written; None if unknown.
+        rate: bandwidth of plain reads, GB/s; None if it is added later.
     """
     row: dict[str, Any] = {**asdict(at), "format": format, "what": what}
     if isinstance(found, str):

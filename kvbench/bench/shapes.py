@@ -70,7 +70,7 @@ def affine(bits: int, key: int, value: int | None, share: float = 1.0) -> Tier:
     Args:
         bits: bits per code.
         key: tokens per group of keys.
-        value: channels per group of values; None: all channels of a head.
+        value: channels per group of values; None for all channels of a head.
         share: share of the layer's tokens that belong to the tier.
     """
     return Tier(Format("affine", bits, "channel", key), Format("affine", bits, "token", value or 0), share)

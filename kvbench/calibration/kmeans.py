@@ -45,7 +45,7 @@ class Histogram:
 
         Args:
             values: numbers in [-1, 1], any shape.
-            weights: weight of each value, in the same shape; None: 1 each.
+            weights: weight of each value, in the same shape; None for a weight of 1 each.
         """
         x = values.reshape(-1).double().cpu()
         w = torch.ones_like(x) if weights is None else weights.reshape(-1).double().cpu()

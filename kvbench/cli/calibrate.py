@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.calibrate`` and return the exit status; print errors to standard error.
 
     Args:
-        argv: arguments of the command line; None: those of this process.
+        argv: arguments of the command line; None for those of this process.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -96,8 +96,8 @@ def model_config(name: str, path: str | None, dtype: str | None, random: bool) -
 
     Args:
         name: a preset, a repository on the hub, or a folder.
-        path: folder of the weights; None: they are where `name` says.
-        dtype: dtype of the weights; None: the model's default.
+        path: folder of the weights; None if they are where `name` says.
+        dtype: dtype of the weights; None for the model's default.
         random: True for random weights.
 
     Raises:

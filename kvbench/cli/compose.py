@@ -67,7 +67,8 @@ class Composer:
     """Composes configurations from overrides, and checks both.
 
     Args:
-        extra: folder given by ``--config-dir``, which contains additional choices for the groups; None: not given.
+        extra: folder given by ``--config-dir``, which contains additional choices for the groups; None without this
+            option.
 
     Raises:
         ConfigError: `extra` is not such a folder, or a file in it is invalid.
@@ -146,7 +147,7 @@ class Composer:
 
         Args:
             texts: overrides of one job.
-            package: key of the part to return, for example ``method``; None: the whole configuration.
+            package: key of the part to return, for example ``method``; None for the whole configuration.
             resolve: True to resolve interpolations.
 
         Raises:

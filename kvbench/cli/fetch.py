@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.fetch`` and return the exit status; print errors to standard error.
 
     Args:
-        argv: arguments of the command line; None: those of this process.
+        argv: arguments of the command line; None for those of this process.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or {"-h", "--help"} & set(arguments):

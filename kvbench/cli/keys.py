@@ -21,7 +21,7 @@ class Keys:
 
     Args:
         groups: names of the choices of each group.
-        extra: folder given by ``--config-dir``; None: not given.
+        extra: folder given by ``--config-dir``; None if it is not given.
     """
 
     def __init__(self, groups: Mapping[str, Sequence[str]], extra: Path | None) -> None:

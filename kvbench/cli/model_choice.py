@@ -58,7 +58,7 @@ def filled(config: DictConfig, choice: str | None, texts: Sequence[str], extra: 
         config: the configuration as composed by Hydra; its `model` group is changed in place.
         choice: the preset, repository or folder after ``model=``.
         texts: the overrides of the command line.
-        extra: folder given by ``--config-dir``; None: not given.
+        extra: folder given by ``--config-dir``; None if it is not given.
 
     Raises:
         ConfigError: there is no such checkpoint, or its config.json cannot be read.

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.report`` and return the exit status; print errors to standard error.
 
     Args:
-        argv: arguments of the command line; None: those of this process.
+        argv: arguments of the command line; None for those of this process.
     """
     arguments = _parser().parse_args(argv)
     try:

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.score`` and return the exit status; print errors to standard error.
 
     Args:
-        argv: arguments of the command line; None: those of this process.
+        argv: arguments of the command line; None for those of this process.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -65,7 +65,7 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
 
     Args:
         path: a .jsonl or .json file (also with .gz), or a folder of such files.
-        task: ``qasper``, ``qasper_e``, ``gsm8k``, ...; None: the name of the file without its suffix.
+        task: ``qasper``, ``qasper_e``, ``gsm8k``, ...; None for the name of the file without its suffix.
 
     Returns:
         Task -> scores (:func:`score_records`), and the names of the files in a folder that belong to no task.

@@ -62,7 +62,7 @@ def help_text(extra: Path | None = None) -> str:
     """Return the help text of the main command.
 
     Args:
-        extra: folder given by ``--config-dir``, whose additional choices are listed too; None: not given.
+        extra: folder given by ``--config-dir``, whose additional choices are listed too; None if it is not given.
     """
     known = groups()
     parts = [HEAD]

@@ -34,7 +34,7 @@ class DecodingConfig:
     """Options of decoding, all of which enter the run id.
 
     Args:
-        max_new_tokens: longest answer in tokens, for every task; None: each task's own limit.
+        max_new_tokens: longest answer in tokens, for every task; None for each task's own limit.
         temperature: sampling temperature; 0 for greedy decoding. Random numbers are seeded by ``runtime.seed``.
         top_p: draw only from the most probable tokens whose total probability reaches this share (nucleus sampling);
             1.0: draw from all tokens.
@@ -83,10 +83,10 @@ class RuntimeConfig:
             differ at most by rounding.
         prefill_rows: prompts per prefill call: ``auto`` (as many as have about 16k tokens together), a number, or None
             (all prompts of the batch).
-        memory_limit_gb: memory in GiB that the process may use on each device; None: no limit.
+        memory_limit_gb: memory in GiB that the process may use on each device; None for no limit.
         device_map: ``auto`` spreads the model's layers evenly over all GPUs; None uses one device.
         tensor_parallel: ``auto`` splits every layer over the processes that torchrun started, each with its own heads
-            and their cache; None: one process.
+            and their cache; None for one process.
         retry: ``oom`` also repeats runs that ran out of memory; None repeats only failed and interrupted ones.
         rerun: True to run samples again whose stored results were made by older code.
         mix_code: True to add new samples to stored ones that were made by older code, and to mark the run in tables.
@@ -96,7 +96,7 @@ class RuntimeConfig:
         graphs: whether decode steps are replayed as CUDA graphs: ``auto`` (if a step can be captured and the answer is
             long enough to repay the capture), ``always`` (whenever a step can be captured) or ``never``. Each row
             records whether graphs were used.
-        compile: True: in captured steps, compile everything around attention (norms, RoPE, activations) with
+        compile: True to compile everything around attention (norms, RoPE, activations) in captured steps, with
             torch.compile.
         results_dir: folder in which each run has its own folder.
     """

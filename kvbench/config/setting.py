@@ -41,7 +41,7 @@ class Setting:
     Args:
         text: the string as it was typed.
         name: name of a preset in ``conf/method``.
-        quantizer: name of a preset in ``conf/quantizer``; None: the method's default.
+        quantizer: name of a preset in ``conf/quantizer``; None for the method's default.
         fields: changed hyper-parameters of the method, by key.
         formats: changed options of the quantizer, by dotted key (``quantizer.key.bits``).
     """

@@ -27,10 +27,10 @@ class How:
         fill: ``prefill``: the prompt is run; ``random``: the cache is filled with random keys and values instead, and
             no prefill is timed.
         compare: number of tokens per row that are generated again with eager steps, to compare them with the tokens
-            that CUDA graphs generated; 0: no comparison.
+            that CUDA graphs generated; 0 for no comparison.
         stock: names of caches of stock transformers with which every point is measured too
             (:data:`kvbench.measure.stock.BASELINES`).
-        read_rate: bandwidth of plain reads measured on this device, GB/s; None: the rate known for the GPU.
+        read_rate: bandwidth of plain reads measured on this device, GB/s; None for the known rate of the GPU.
         census: whether to measure peak memory on a CPU, which takes an additional slow generation that counts live
             tensors. It has no effect on a GPU, where peak memory is always measured.
         options: kernels and back ends of the caches.

@@ -129,9 +129,10 @@ def predicted(
         figures: the point's figures so far, with ``kv_used``.
         prompt: tokens of each prompt.
         batch: number of sequences.
-        held: bytes in use in the cache before the first step; None: the same as after the last step.
+        held: bytes in use in the cache before the first step; None if they are the same as after the last step.
         drafted: True if the generation used speculative decoding.
-        together: prompt tokens in the largest forward pass of the prefill, over all sequences; None: all prompt tokens.
+        together: prompt tokens in the largest forward pass of the prefill, over all sequences; None if one pass
+            processes all prompt tokens.
     """
     gpu_name = device_name(model.device)
     gpu = gpu_of(gpu_name) if gpu_name else None
@@ -170,7 +171,7 @@ def moved(model: Any, figures: Figures, read_rate: float | None = None) -> Figur
     Args:
         model: the measured model.
         figures: the point's figures, with ``kv_used``, ``tpot_s`` and ``predicted``.
-        read_rate: bandwidth of plain reads measured on this device, GB/s; None: the rate known for the GPU.
+        read_rate: bandwidth of plain reads measured on this device, GB/s; None for the known rate of the GPU.
 
     Returns:
         A dict. ``read_bytes`` is the size of the weights, without an untied embedding table, and of the keys and values

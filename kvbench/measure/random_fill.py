@@ -108,8 +108,8 @@ def go_on(
         sampling: how tokens are chosen.
         graphs: whether to capture a decode step as a CUDA graph: ``auto``, ``always`` or ``never``
             (:func:`kvbench.decoding.autoregressive.generate`).
-        compile: True: compile everything around attention in captured steps.
-        observer: called at the beginning of each phase; None: no observer.
+        compile: True to compile everything around attention in captured steps.
+        observer: called at the beginning of each phase; None for no observer.
         seed: seed of the random keys and values.
 
     Returns:

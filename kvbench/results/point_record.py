@@ -117,9 +117,10 @@ def circumstances(dtype: str | None, compiled: bool, fill: str | None) -> str:
 
 
 def bench_points(path: Path) -> Iterator[Point]:
-    """Yield the points in a JSON file that ``kvbench.bench tpot`` or ``kvbench.bench memory`` wrote.
+    """Yield the measured points in a JSON file that ``kvbench.bench tpot`` or ``kvbench.bench memory`` wrote.
 
-    Files of other commands yield nothing. Measurements that failed are left out, unless memory ran out.
+    A point is one prompt length with one batch size. Files of other commands yield nothing. Points that failed are left
+    out, except those that ran out of memory.
 
     Raises:
         DataError: the file cannot be read, or an entry is not a point.

@@ -173,10 +173,11 @@ def _origins(name: str, content: Module, base: str) -> Iterator[tuple[str, str]]
 def is_quantizer(name: str, package: str) -> bool:
     """Return True if a module defines a quantizer.
 
+    A class is a quantizer if it derives from a class in `package`, or if it has the methods of a quantizer.
+
     Args:
         name: dotted name of the module.
-        package: package of quantizers. A class that derives from one of its classes counts as a quantizer, and so does
-            a class that has the methods of one.
+        package: dotted name of the package of quantizers.
     """
     content = load(name)
     if content is None:

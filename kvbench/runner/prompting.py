@@ -48,10 +48,10 @@ def encode(
         tokenizer: a fast Hugging Face tokenizer, which can return character offsets.
         chat: the chat wrapper: ``none``, ``template`` (the tokenizer's own template with one user turn), or a text that
             contains ``{prompt}``.
-        limit: largest number of tokens of the prompt, wrapper included (with ``truncation="longbench"``, without it);
-            None: no limit.
-        room: largest number of tokens that fit into the model. It replaces `limit` for prompts given in token ids, and
-            applies in addition to `limit` with ``truncation="longbench"``. None: no such limit.
+        limit: largest number of tokens of the prompt, including the wrapper (with ``truncation="longbench"``, without
+            the wrapper); None for no limit.
+        room: largest number of prompt tokens that the model accepts; None for no limit. Prompts given in token ids must
+            fit `room` instead of `limit`, and prompts with ``truncation="longbench"`` must fit both.
 
     Raises:
         DataError: the prompt is too long and the task does not allow truncation, or the wrapper alone is too long.
@@ -148,7 +148,7 @@ def wrapper(chat: str, tokenizer: Any, system: str | None = None) -> tuple[str, 
     Args:
         chat: ``none``, ``template`` or a text that contains ``{prompt}``, as for :func:`encode`.
         tokenizer: the model's tokenizer.
-        system: text of a system turn before the user's turn; used only with ``chat="template"``. None: no such turn.
+        system: text of a system turn before the user's turn; used only with ``chat="template"``. None for no such turn.
 
     Returns:
         The text before the prompt, the text after it, and True if the tokenizer must still add its special tokens
@@ -219,8 +219,8 @@ def prompt_limit(configured: int | None, max_length: int | None, max_new_tokens:
     """Return the largest number of tokens that a prompt may have; None if there is no limit.
 
     Args:
-        configured: limit from the configuration; None: no limit.
-        max_length: largest number of tokens that the model accepts, prompt and answer together; None: no limit.
+        configured: limit from the configuration; None for no limit.
+        max_length: largest number of tokens that the model accepts, prompt and answer together; None for no limit.
         max_new_tokens: number of tokens to reserve for the answer.
     """
     limits = [max_length - max_new_tokens] if max_length else []
@@ -230,9 +230,9 @@ def prompt_limit(configured: int | None, max_length: int | None, max_new_tokens:
 
 
 def own_limit(sample: Sample, model: ModelConfig) -> int | None:
-    """Return the configured limit on prompt tokens: the one of the sample, or else the model's ``prompt_limit``.
+    """Return the configured limit on prompt tokens: the sample's own limit, or else the model's ``prompt_limit``.
 
-    None means that a prompt may be as long as the model allows.
+    If the result is None, a prompt may be as long as the model allows.
     """
     by_model, rules = sample.rules.limits, sample.rules
     limit = by_model.get(model.name, by_model.get(model.preset or "", rules.limit))

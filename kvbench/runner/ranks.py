@@ -124,7 +124,7 @@ def opened(checked: RunConfig, task: Task, team: Team | None) -> Iterator[Sessio
     Args:
         checked: configuration of the run.
         task: data set of the run.
-        team: the ranks of the run; None: a single process.
+        team: the ranks of the run; None for a single process.
     """
     from kvbench.models.devices import homes
     from kvbench.profiling import onednn
@@ -155,7 +155,7 @@ def together(team: Team | None, act: Callable[[], Any]) -> Any:
     """Call a function on every rank and return its value; if it fails on one rank, raise an error on all of them.
 
     Args:
-        team: the ranks, each of which must call this function; None: a single process.
+        team: the ranks, each of which must call this function; None for a single process.
         act: function to call.
     """
     if team is None:
@@ -173,7 +173,7 @@ def batch(team: Team | None, session: Session, samples: list[Sample]) -> list[Ro
     """Run a batch, and return its rows with bytes summed over all ranks.
 
     Args:
-        team: the ranks, each of which must call this function; None: a single process.
+        team: the ranks, each of which must call this function; None for a single process.
         session: session of this rank.
         samples: the samples of the batch.
 

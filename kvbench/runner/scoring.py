@@ -40,7 +40,7 @@ def rescored(task: Task, samples: Iterable[Sample], rows: Mapping[str, Row], cod
         samples: samples whose rows are considered.
         rows: stored rows by sample id.
         code: digest of the scorer's current source code. Rows that record a different digest are scored again too.
-            None: compare versions only.
+            None to compare versions only.
     """
     version = int(task.scorer_version)
     fresh = []

@@ -34,7 +34,7 @@ class Session:
     Attributes:
         device: device of the model's inputs.
         machine: names of device and dtype for the rows.
-        report: function called with the progress of a long batch; None: no reports.
+        report: function called with the progress of a long batch; None for no reports.
 
     Raises:
         ModelError: the model cannot be loaded.

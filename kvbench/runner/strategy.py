@@ -23,7 +23,7 @@ class Strategy(Protocol):
             first: True for the first batch of the session, which is a warm-up. Its rows are marked, and their times
                 are left out of all figures. On a CPU, the peak memory of this batch is measured by counting live
                 tensors, which slows it down.
-            report: function called with the progress of a long batch; None: no reports.
+            report: function called with the progress of a long batch; None for no reports.
 
         Raises:
             CacheError: the model did not use the cache of the method.

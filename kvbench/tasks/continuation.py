@@ -92,7 +92,7 @@ class Continuation(TokenTask):
         """Yield, for each length, the warm-up prompts and then the measured prompts.
 
         Raises:
-            DataError: the texts are too short for a length, or provide no more than the warm-up prompts.
+            DataError: the texts are too short for a length, or no prompt is left after the warm-up prompts.
         """
         for length in self.lengths:
             count = 0

@@ -211,11 +211,12 @@ class LongBench(Task):
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
         """Return ``score`` in 0..1 by the task's official metric.
 
-        Tasks scored by ROUGE also return ``rouge_1_0_1``, the score that the official code gives: 0 if the package
-        rouge 1.0.1 exceeds Python's recursion limit, as it does on long texts, and otherwise the same score.
+        Tasks scored by ROUGE also return ``rouge_1_0_1``, the score that the official code would give. It is 0 if the
+        package rouge 1.0.1 exceeds Python's recursion limit, as it does on long texts, and otherwise equals ``score``.
 
         Raises:
-            DataError: the record lacks the classes, or its answer the paragraph number, that the task's metric needs.
+            DataError: the record has no classes, or its answer has no paragraph number, although the task's metric
+                needs them.
         """
         dataset, classes = sample.meta["dataset"], sample.meta["all_classes"]
         try:

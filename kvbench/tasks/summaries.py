@@ -119,7 +119,7 @@ class Summaries(TokenTask):
         """Yield, for each length, the warm-up prompts and then the scored prompts, without records that are too short.
 
         Raises:
-            DataError: all records are too short for a length, or there are no more than the warm-up prompts.
+            DataError: all records are too short for a length, or no prompt is left after the warm-up prompts.
         """
         for length in self.lengths:
             count = 0

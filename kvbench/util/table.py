@@ -61,7 +61,7 @@ class Grid:
         return Grid(["", *headings], lines)
 
     def drawn(self, columns: Sequence[int] | None = None, gap: int = _GAP) -> Table:
-        """Return a rich table of the chosen columns; None: of all."""
+        """Return a rich table of the chosen columns; None for all columns."""
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
         columns = range(len(self.header)) if columns is None else columns
         for i in columns:
@@ -123,8 +123,8 @@ def text(*parts: RenderableType, width: int | None = None, color: bool | None = 
 
     Args:
         parts: tables and :class:`rich.text.Text`, one below the other.
-        width: width in characters; None: :func:`fit`.
-        color: True or False to force colours on or off; None: colours if standard output is a terminal.
+        width: width in characters; None for the result of :func:`fit`.
+        color: True or False to force colours on or off; None for colours if standard output is a terminal.
     """
     buffer = io.StringIO()
     terminal = color if color is not None else (sys.stdout.isatty() or None)
@@ -141,7 +141,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]], names: int = 1,
         head: headings of the columns.
         rows: lines of values, as many as headings.
         names: number of first columns that name a line.
-        width: width in characters; None: :func:`fit`.
+        width: width in characters; None for the result of :func:`fit`.
     """
     texts = [i for i in range(len(head)) if not all(isinstance(row[i], int | float | None) for row in rows)]
     body = [[Cell(shown(value)) for value in row] for row in rows]
