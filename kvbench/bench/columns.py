@@ -116,7 +116,7 @@ def line(row: Row, command: str, rows: Sequence[Row]) -> list[object]:
     Args:
         row: record of the point.
         command: ``tpot``, ``prefill`` or ``memory``.
-        rows: all records so far; those of stock transformers, for comparison, are among them.
+        rows: all records so far, including those of stock transformers, with which the point is compared.
     """
     start: list[object] = [row["setting"], short(row["prompt"]), row["batch"], row["new_tokens"]]
     columns = COLUMNS[command]

@@ -131,7 +131,7 @@ def expected(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
 
     Args:
         row: row of the layer of mixed formats.
-        rows: all rows, among them those of single formats.
+        rows: all rows, including those of layers with a single format.
     """
     layer, at = FORMATS[row["format"]], Point(row["model"], row["batch"], row["context"], row["q_len"])
     if layer.single or not row.get("best"):

@@ -41,7 +41,7 @@ SCHEMA = 2
 
 
 class Bench:
-    """One run of a command: the loaded model, the settings to measure, and the rows so far, each saved at once.
+    """One run of a command: the loaded model, the settings to measure, and the rows measured so far.
 
     Args:
         args: the arguments, as :mod:`kvbench.bench.command` parses them.

@@ -51,7 +51,7 @@ def quantizer(format: str, side: Side, channels: int) -> AffineQuantizer:
 def empty(format: str, side: Side, at: Point, dtype: torch.dtype, capacity: int) -> PackedSegment:
     """Return an empty packed segment with room for `capacity` tokens.
 
-    Whether NaN or Inf was packed is never checked for this segment, so that packing does not wait for the device.
+    The segment does not check for NaN or Inf, so that packing does not wait for the device.
 
     Args:
         format: name of the format, a key of :data:`~kvbench.bench.shapes.FORMATS`.
@@ -116,11 +116,11 @@ def warps(count: int | None) -> Iterator[None]:
 
 
 def put(segment: PackedSegment, held: int, x: Tensor, index: Tensor | None = None) -> None:
-    """Pack tokens into a segment from a given slot on, whatever the segment contains.
+    """Pack tokens into a segment, beginning at a given slot, regardless of the segment's content.
 
     Args:
         segment: segment to pack into.
-        held: index of the first slot to write; the segment counts that many tokens before the new ones.
+        held: index of the first slot to write. The segment is treated as if it held exactly this many tokens.
         x: new keys or values, ``[B, H, T, D]``.
         index: tokens of `x` to pack, in this order; None for all.
     """
@@ -156,7 +156,10 @@ def equal(format: str, at: Point, dtype: torch.dtype) -> bool:
 
 
 def both(format: str, at: Point, dtype: torch.dtype) -> list[Callable[[], None]]:
-    """Return calls that pack a layer's keys and values, each in its own buffers, which together exceed the L2 cache."""
+    """Return functions that each pack a layer's keys and values into their own buffers.
+
+    There are so many that all buffers together exceed the L2 cache.
+    """
     model = MODELS[at.model]
     size = 4 * at.batch * model.heads * at.context * model.channels
     calls: list[Callable[[], None]] = []
@@ -169,7 +172,7 @@ def both(format: str, at: Point, dtype: torch.dtype) -> list[Callable[[], None]]
 
 
 def put_both(made: list[PackedSegment], keys: Tensor, values: Tensor) -> None:
-    """Pack keys into the first and values into the second of two segments, from slot 0 on."""
+    """Pack keys into the first and values into the second of two segments, beginning at slot 0."""
     put(made[0], 0, keys)
     put(made[1], 0, values)
 

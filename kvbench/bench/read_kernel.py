@@ -24,10 +24,10 @@ def _read(x, sink, count, BLOCK: tl.constexpr, UNROLL: tl.constexpr):
 
 
 def read(x: Tensor, sink: Tensor) -> None:
-    """Read every element of ``x``, int32, whose number of elements is a multiple of 8192.
+    """Read every element of a buffer.
 
     Args:
-        x: buffer to read, int32.
+        x: buffer to read, int32; its number of elements must be a multiple of 8192.
         sink: int32, at least one element per program; keeps the compiler from removing the reads.
     """
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count

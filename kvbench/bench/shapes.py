@@ -65,7 +65,7 @@ class Layer:
 
 
 def affine(bits: int, key: int, value: int | None, share: float = 1.0) -> Tier:
-    """Return a tier with keys per channel and values per token.
+    """Return a tier whose keys are quantized per channel and whose values are quantized per token.
 
     Args:
         bits: bits per code.
@@ -156,11 +156,13 @@ def resolved(form: Format, channels: int) -> Format:
 
 
 def lengths(layer: Layer, context: int, q_len: int) -> tuple[list[int], list[int]]:
-    """Return the number of tokens in each key segment and in each value segment, the exact window last.
+    """Return the number of tokens in each segment of the keys, and in each segment of the values.
+
+    The last segment of each is the window in full precision.
 
     Args:
         layer: formats of keys and values.
-        context: number of keys outside the exact window; the window, at least the step's `q_len` tokens, is added.
+        context: number of keys outside the window. The window is added to it; it has at least `q_len` tokens.
         q_len: new tokens of the step.
     """
     exact_k, exact_v = max(layer.key_window, q_len), max(layer.value_window, q_len)

@@ -64,7 +64,7 @@ CHECK_SECONDS = 1.5
 
 
 class Composer:
-    """Composes configurations from overrides, and checks both.
+    """Composer of configurations from overrides, which checks the overrides and the configurations.
 
     Args:
         extra: folder given by ``--config-dir``, which contains additional choices for the groups; None without this

@@ -65,7 +65,7 @@ def record(folder: Path, number: int, outcome: Mapping[str, Any]) -> None:
 
 
 def outcomes(folder: Path, say: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
-    """Return the outcomes of this sweep's jobs in order; report and skip other and damaged files.
+    """Return the outcomes of this sweep's jobs, in order; skip and report damaged files and those of other sweeps.
 
     Args:
         folder: folder of the sweep.

@@ -24,8 +24,8 @@ class How:
             :func:`kvbench.decoding.autoregressive.generate`. CUDA graphs are used only in the measured generation, not
             in warm-up generations or timed prefills.
         temperature, top_p: sampling settings; a temperature of 0 is greedy.
-        fill: ``prefill``: the prompt is run; ``random``: the cache is filled with random keys and values instead, and
-            no prefill is timed.
+        fill: ``prefill`` runs the prompt through the model; ``random`` fills the cache with random keys and values
+            instead, and then no prefill is timed.
         compare: number of tokens per row that are generated again with eager steps, to compare them with the tokens
             that CUDA graphs generated; 0 for no comparison.
         stock: names of caches of stock transformers with which every point is measured too

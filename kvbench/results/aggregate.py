@@ -1,7 +1,7 @@
-"""Computation of the figures in `metrics.json` from a run's rows: scores, differences to fp16, bytes and timings.
+"""Computation of the figures in `metrics.json` from a run's rows: scores, differences from fp16, bytes and timings.
 
 A row is the recorded result of one sample.
-The standard error of a mean over n samples is ``std(ddof=1) / sqrt(n)``. A difference to fp16 is paired: the mean of
+The standard error of a mean over n samples is ``std(ddof=1) / sqrt(n)``. A difference from fp16 is paired: the mean of
 (method - fp16) over the samples that both runs have, with the standard error of these differences. Because both runs
 answer the same questions, it is far smaller than the standard error of a difference of two independent means.
 """
@@ -40,14 +40,14 @@ def scores(
 
     Args:
         rows: the recorded results of the run's samples.
-        baseline: rows of the fp16 run of the same setting, by sample id; None if there is no such run.
+        baseline: rows of the fp16 run with the same model and data, by sample id; None if there is no such run.
         version: the task's version, copied into each entry.
 
     Returns:
         A dict with one entry per key ``task`` or ``task@length``: ``{score, stderr, n, version, scorer_version,
         variants, nll, perplexity, vs_fp16}``. ``n`` is the number of samples. ``variants`` holds the scorer's other
         scores. ``nll`` is the mean negative log-likelihood per answer token in nats (None without answers).
-        ``perplexity`` is the result of :func:`perplexity`, and ``vs_fp16`` the paired difference to fp16 (None
+        ``perplexity`` is the result of :func:`perplexity`, and ``vs_fp16`` the paired difference from fp16 (None
         without a baseline). If the samples measure time and memory, the entry also has ``points``, the result of
         :func:`kvbench.results.points.points`.
     """
@@ -81,7 +81,7 @@ def perplexity(group: Sequence[Row], nll: Mapping[str, Any]) -> dict[str, Any] |
 
     As in GPTQ, each span has a mean negative log-likelihood (NLL) per token, and the perplexity is the exponential of
     the mean over the spans. The standard error is approximated to first order, as the perplexity times the standard
-    error of the mean NLL. The difference to fp16 is computed from the paired differences of the spans' NLL.
+    error of the mean NLL. The difference from fp16 is computed from the paired differences of the spans' NLL.
 
     Args:
         group: the rows of one text, one per span.
@@ -112,14 +112,14 @@ def perplexity(group: Sequence[Row], nll: Mapping[str, Any]) -> dict[str, Any] |
 
 
 def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the unweighted mean of the scores of all tasks, with its standard error and difference to fp16.
+    """Return the unweighted mean of the scores of all tasks, with its standard error and difference from fp16.
 
     Args:
         by_task: the scores from :func:`scores`.
 
     Returns:
         ``{score, stderr, n, vs_fp16}``. ``n`` counts the samples of all tasks. ``vs_fp16`` is None if a task has no
-        difference to fp16.
+        difference from fp16.
     """
     entries = [entry for entry in by_task.values() if entry["score"] is not None]
     pairs = [entry["vs_fp16"] for entry in entries]

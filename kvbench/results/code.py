@@ -1,4 +1,7 @@
-"""Versions of the code that produced rows: digests by part of the code, and the parts that have changed since."""
+"""Versions of the code that produced rows: a digest for each part of the code, and the parts that have changed.
+
+The parts are, for example, the method, the quantizer, the task, the scorer and the cache (`kvbench.runner.sources`).
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
 
 
 def older(counts: Mapping[str, int], parts: Mapping[str, Code], now: Code) -> dict[str, Any] | None:
-    """Return the number of samples that other code than the current one produced, and the parts that differ.
+    """Return how many samples were produced by code that has changed since, and the parts of it that have changed.
 
     Args:
         counts: number of rows by version of the code (:func:`kinds`).

@@ -44,8 +44,8 @@ class Column(Generic[Line]):
         name: heading in tables.
         unit: unit of the numbers in the CSV, as documentation; empty for texts and plain numbers.
         cell: function that returns the cell for a line; None if the column appears only in the CSV.
-        csv: functions that return the plain value for a line, by heading in the CSV.
-        places: places where the cell is shown (:data:`TABLE`, :data:`LIST`).
+        csv: dict from each heading in the CSV to the function that returns the plain value for a line.
+        places: where the cell is shown: :data:`TABLE` (table of runs), :data:`LIST` (list of ``kvbench.report``).
         wraps: True if the text may wrap on a narrow terminal.
         present: function that returns True if a table with the given lines should show the column.
     """
@@ -60,7 +60,7 @@ class Column(Generic[Line]):
 
 
 def of_scores(lines: Sequence[RunLine]) -> list[Column[RunLine]]:
-    """Return one column per task, or per task and length, that shows the score and its difference to fp16."""
+    """Return one column per task, or per task and length, that shows the score and its difference from fp16."""
     return [_of_score(name) for name in dict.fromkeys(key for line in lines for key in line.run.scores)]
 
 
@@ -113,7 +113,7 @@ def status(run: Metrics) -> str:
 
 
 def score_cell(entry: Score | Mean | None) -> Cell:
-    """Return a table cell with a score or perplexity and its standard error, and below it the difference to fp16."""
+    """Return a table cell with a score or perplexity and its standard error, and below it the difference from fp16."""
     perplexity = entry.perplexity if isinstance(entry, Score) else None
     if perplexity:
         return Cell(f"ppl {perplexity.ppl:.3f}{error(perplexity.stderr)}", _delta(perplexity.vs_fp16, 4))

@@ -28,9 +28,9 @@ class Comparison:
 
     Attributes:
         names: headings of the two runs.
-        keys: by task, or task and length: the mean scores ``a`` and ``b``, the mean ``diff`` of the differences B - A
-            with its standard error ``stderr``, the number of samples ``n``, and ``nll``, the paired difference of the
-            reference answers' negative log-likelihood per token.
+        keys: figures for each ``task`` or ``task@length``: the mean scores ``a`` and ``b``; ``diff``, the mean
+            difference B - A, with its standard error ``stderr``; the number of samples ``n``; and ``nll``, the paired
+            difference of the reference answers' negative log-likelihood per token.
         changed: samples whose scores differ, largest difference first: the sample's ``id``, the scores ``a`` and ``b``,
             and the predictions ``said_a`` and ``said_b``.
         reworded: number of samples with different predictions but the same score.

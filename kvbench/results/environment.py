@@ -1,4 +1,4 @@
-"""The environment of a run: versions, machine, commit. Does not import torch; the session fills in the device."""
+"""The environment of a run: versions, machine, commit. Does not import torch, so the caller passes the device."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
 
 
 def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
-    """Return the predicate of a sentence about the difference to fp16, for example ``loses 2.1 ± 0.4 points``.
+    """Return the predicate of a sentence about the difference from fp16, for example ``loses 2.1 ± 0.4 points``.
 
     A point is 0.01 of the score. For a difference of at most :data:`ERRORS` standard errors, the text says that there
     is no clear difference.

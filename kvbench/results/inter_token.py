@@ -69,14 +69,15 @@ def record(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def lines(metrics: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return the fitted line for each batch size at which a run has points of at least two lengths.
+    """Return the fitted line for each batch size at which a run was measured at two or more prompt lengths.
 
     Args:
         metrics: content of `metrics.json`; fp16's times are computed from the ratios in ``vs_fp16``.
 
     Returns:
-        By batch size: ``slope_s``, ``intercept_s`` and ``lengths`` (:class:`Line`). If fp16 was measured at two or more
-        of these lengths, also ``fp16_slope_s``, ``fp16_intercept_s`` and ``break_even`` (:func:`break_even`).
+        A dict from batch size to ``slope_s``, ``intercept_s`` and ``lengths`` (:class:`Line`). If fp16 was measured at
+        two or more of these lengths, there are also ``fp16_slope_s``, ``fp16_intercept_s`` and ``break_even``
+        (:func:`break_even`).
     """
     base = _points(metrics, fp16=True)
     fits: dict[int, dict[str, Any]] = {}

@@ -47,14 +47,12 @@ def points(group: Sequence[Row], baseline: Mapping[str, Row] | None = None) -> F
 
     Args:
         group: the rows of one prompt length, one per batch size.
-        baseline: rows of the fp16 run of the same setting on the same machine, by sample id; None without such a run.
+        baseline: rows of the fp16 run with the same model on the same machine, by sample id; None without such a run.
 
     Returns:
-        ``max_batch``, the largest batch size that fitted into memory, and ``oom_batch``, the smallest that did not
-        (None if there is none); ``best_batch`` and ``tokens_per_s``, the batch size with the highest throughput, and
-        this throughput; ``tokens_per_s_vs_fp16``, its ratio to fp16's highest throughput; ``max_batch_vs_fp16``, the
-        ratio of the largest batch sizes (None unless both runs ran out of memory); and ``batches``, the figures by
-        batch size, for all that fitted and the smallest that did not.
+        The content of :class:`kvbench.results.record_scores.Points` as a dict: the largest batch size that fitted into
+        memory and the smallest that did not, the batch size with the highest throughput, ratios to fp16, and under
+        ``batches`` the figures of each batch size that fitted and of the smallest that did not.
     """
     rows = {row[MEASURED]["batch_rows"]: row for row in group if row.get(MEASURED, {}).get("point")}
     if not rows:
@@ -77,20 +75,20 @@ def points(group: Sequence[Row], baseline: Mapping[str, Row] | None = None) -> F
 
 
 def each(metrics: Mapping[str, Any]) -> Iterator[tuple[int, int, Figures]]:
-    """Yield the prompt length in tokens, the batch size and the figures of each point in a `metrics.json`."""
+    """Yield a tuple (prompt length in tokens, batch size, figures) for each measured point in a `metrics.json`."""
     for key, entry in metrics.get("scores", {}).items():
         for batch, figures in ((entry.get("points") or {}).get("batches") or {}).items():
             yield int(key.rsplit("@", 1)[1]), int(batch), figures
 
 
 def has_points(metrics: Mapping[str, Any]) -> bool:
-    """Return True if a run measured only points of time and memory, so that it has no scores of answers."""
+    """Return True if a run only measured time and memory (dataset=efficiency), so that it has no scores of answers."""
     entries = list(metrics.get("scores", {}).values())
     return bool(entries) and all(entry.get("points") for entry in entries)
 
 
 def headline(scores: Mapping[str, Mapping[str, Any]]) -> Figures:
-    """Return the figures of points that become top-level entries of `metrics.json`.
+    """Return the figures of measured points that `metrics.json` repeats as top-level entries.
 
     Args:
         scores: the entry ``scores`` of `metrics.json`.

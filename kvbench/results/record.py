@@ -381,7 +381,7 @@ class Metrics:
         error: message of the last error; None without errors.
         env: machine and software versions.
         untouched: reason why the method packed and dropped nothing; None if it did.
-        inter_token: lines of inter-token time over length, by batch size.
+        inter_token: fitted lines of inter-token time over length, by batch size.
     """
 
     schema_version: int = SCHEMA_VERSION

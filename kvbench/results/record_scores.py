@@ -1,4 +1,4 @@
-"""Records of the scores in `metrics.json`: means, differences to fp16, perplexities, points of time and memory."""
+"""Records of the scores in `metrics.json`: means, differences from fp16, perplexities, points of time and memory."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Mean:
-    """A mean score with its difference to fp16.
+    """A mean score with its difference from fp16.
 
     Args:
         score: the mean; None without scores.
         stderr: standard error of the mean.
         n: number of samples.
-        vs_fp16: paired difference to fp16; None without an fp16 run.
+        vs_fp16: paired difference from fp16; None without an fp16 run.
     """
 
     score: float | None
@@ -56,7 +56,7 @@ class Nll:
         mean: the mean over samples.
         stderr: standard error of the mean.
         n: number of samples.
-        vs_fp16: paired difference to fp16; None without an fp16 run.
+        vs_fp16: paired difference from fp16; None without an fp16 run.
     """
 
     mean: float | None
@@ -77,7 +77,7 @@ class Perplexity:
         prefill: number of tokens at the beginning of each span that form a prompt and are not scored.
         chunk: number of tokens per forward pass.
         windows: number of spans.
-        vs_fp16: paired difference to fp16; None without an fp16 run.
+        vs_fp16: paired difference from fp16; None without an fp16 run.
     """
 
     ppl: float = key(exclusiveMinimum=0)
@@ -92,7 +92,10 @@ class Perplexity:
 
 @dataclass(frozen=True, kw_only=True)
 class PointTpot:
-    """Time per decode step at one point, in seconds, without the first step; ``n`` is the number of steps."""
+    """Time per decode step in seconds at one prompt length and batch size, without the first step.
+
+    ``n`` is the number of steps.
+    """
 
     median: float | None = key(default=None, minimum=0)
     mean: float | None = key(default=None, minimum=0)

@@ -23,7 +23,7 @@ def speculation(rows: Sequence[Row], method: Mapping[str, Any]) -> dict[str, Any
     Returns:
         The content of :class:`kvbench.results.record.Speculation`. ``acceptance_rate`` is the number of accepted tokens
         divided by the number of drafted ones, both summed over all samples (in the paper, accepted / (gamma * rounds)),
-        and ``stderr`` its standard error with samples as clusters. ``speedup`` is None; the caller sets it
+        and ``stderr`` its standard error, clustered by sample. ``speedup`` is None; the caller sets it
         (:func:`speedup`).
     """
     drafts = [row["speculation"] for row in rows if row.get("speculation") and row["speculation"]["rounds"]]

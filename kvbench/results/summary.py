@@ -127,7 +127,7 @@ def baseline(store: RunStore) -> RunStore | None:
 
 
 def pair_siblings(store: RunStore) -> int:
-    """Add differences to fp16 to the other runs of the same setting that finished before their fp16 run.
+    """Add the differences from fp16 to the `metrics.json` of runs that finished before their fp16 run.
 
     Runs on which another process is working are skipped, because that process adds the differences itself. Runs whose
     rows have changed since their scores were computed are skipped with a message.
@@ -197,7 +197,7 @@ def _same_setting(store: RunStore) -> list[RunStore]:
 def older_code(
     counts: Mapping[str, int], parts: Mapping[str, Code], oom: Mapping[str, Any] | None, now: Code
 ) -> dict[str, Any] | None:
-    """Return the number of samples that other code than the current one produced, and the parts that differ.
+    """Return how many samples were produced by code that has changed since, and the parts of it that have changed.
 
     Args:
         counts: number of rows by version of the code (:func:`kvbench.results.code.kinds`).

@@ -1,6 +1,6 @@
 """Tables of one run or of all runs of a sweep: for the terminal, as markdown and as CSV.
 
-The cell of a score has two lines: the score with its standard error, and the paired difference to fp16 with its own.
+The cell of a score has two lines: the score with its standard error, and the paired difference from fp16 with its own.
 If the columns do not fit the terminal, the table is transposed: one column per run.
 """
 
@@ -64,7 +64,7 @@ def screen(runs: Sequence[Metrics], width: int = table.WIDTH) -> Group:
 
 
 def markdown(runs: Sequence[Metrics]) -> str:
-    """Return the table of runs as GitHub markdown, with the difference to fp16 in parentheses after the score."""
+    """Return the table of runs as GitHub markdown, with the difference from fp16 in parentheses after the score."""
     header, body = grid([reread(run) for run in runs])
     lines = ["| " + " | ".join(header) + " |", "|" + "|".join([":--"] + ["--:"] * (len(header) - 1)) + "|"]
     for line in body:

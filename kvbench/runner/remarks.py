@@ -21,9 +21,9 @@ def untouched(method: Method, rows: Sequence[Row]) -> dict[str, Any] | None:
         rows: the rows of the run.
 
     Returns:
-        ``key`` and ``value`` of the hyper-parameter responsible; ``exact``: the largest number of tokens that all stay
-        in full precision with it; ``longest``: the largest number of tokens that a sample had in the cache. None if the
-        method may have had an effect.
+        A dict: ``key`` and ``value``, the hyper-parameter that caused this; ``exact``, the largest number of tokens
+        that all stay in full precision with this value; and ``longest``, the largest number of tokens that a sample
+        had in the cache. None if the method may have had an effect.
     """
     reach = method.reach()
     cached = [
@@ -48,7 +48,7 @@ def shown(sample: Sample) -> dict[str, str]:
 
 
 def note(row: Row) -> str:
-    """Return the text after the progress bar: the id of a sample with its score or, without a score, its status."""
+    """Return the text to show after the progress bar: the id of a sample, and its score or else its status."""
     score = row["scores"].get("score")
     if score is None and "status" in row:
         return f"{row['id']} {row['status']}"

@@ -93,7 +93,7 @@ class Session:
 
 
 def strategies(config: RunConfig, loaded: LoadedModel, task: Task, machine: Machine) -> dict[type[Work], Strategy]:
-    """Return the object that runs samples of each kind of work, by the class of the work."""
+    """Return a dict from each class of work (:mod:`kvbench.tasks.work`) to the strategy that runs its samples."""
     options = Options(kernels=config.runtime.kernels, mlp_chunk=config.runtime.mlp_chunk)
     return {
         Generate: Answers(config, loaded, task, machine, options),

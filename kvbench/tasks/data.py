@@ -67,8 +67,8 @@ def find(
             the hub's cache, or downloads it.
         what: the data set's name in messages.
         endings: file name endings that are accepted in a local folder.
-        others: explanations for files of other tasks, by file name without ending. If no file matches and the most
-            similar name in the folder is one of these, the error quotes its explanation.
+        others: explanations of files that belong to other tasks, by file name without ending. If the folder has no file
+            for `task`, and the file with the most similar name is one of these, the error quotes the explanation.
         remedy: hint of the error for a file that cannot be downloaded.
 
     Raises:

@@ -132,7 +132,7 @@ class GSM8K(Records):
     def samples(self) -> Iterator[Sample]:
         """Yield the first `limit` questions with their examples.
 
-        If `prompt_tokens` is set, those whose prompts are shorter or longer are left out and not replaced.
+        If `prompt_tokens` is set, questions with shorter or longer prompts are left out and not replaced by others.
 
         Raises:
             KvbenchError: `prompt_tokens` is set, and :meth:`bind` has not been called.
