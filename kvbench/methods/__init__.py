@@ -1,4 +1,4 @@
-"""Methods: which token is stored in which format, and when it moves. One file each."""
+"""Methods: each decides which token is stored in which format, and when the format changes. One file each."""
 
 from kvbench.methods.base import Method
 from kvbench.methods.load import load_method, method_from_config

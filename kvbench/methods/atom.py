@@ -1,11 +1,11 @@
-"""Atom's KV quantization: every token packed at once, one group per token and head, without an exact window.
+"""Atom's KV quantization: every token is packed after its step, with one group per token and head.
 
-Only keys and values are quantized, the variant that the Cocktail paper compares with ("KV only").
+Only keys and values are quantized, not weights and activations: the variant that the Cocktail paper calls "KV only".
 
 Source: Zhao et al., "Atom: Low-bit Quantization for Efficient and Accurate LLM Serving" (MLSys 2024), sec. 4.4, and
 efeslab/Atom, model/qLlamaLayer.py. The authors quantize keys before RoPE, and every token attends to quantized keys and
-values, those of the prompt and its own: ``rope=pre prefill=quantized``. By default keys are quantized after RoPE, and
-attention reads full-precision keys and values of the prompt during prefill, and of a step's own tokens.
+values, those of the prompt and its own: ``rope=pre prefill=quantized``. By default keys are quantized after RoPE,
+prompt tokens attend to each other in full precision during prefill, and so do the tokens of a step.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Atom(RecencyMethod):
-    """Atom: each token is packed after its own step, one group per token and head, with clamped integer zero points.
+    """Atom: each token is packed after its step, with one group per token and head and an integer zero point.
 
     Args:
         rope: ``post`` stores keys after RoPE. ``pre`` stores them before RoPE, and attention rotates them when it reads
             them (the authors' code).
         prefill: ``exact``: the tokens of the prompt attend to each other in full precision, and so do the tokens of one
-            step. ``quantized``: every token attends only to quantized keys and values, even its own (the authors'
+            step. ``quantized``: every token attends only to quantized keys and values, including its own (the authors'
             code).
     """
 
@@ -75,7 +75,7 @@ class Atom(RecencyMethod):
         return self.full(layer, side, capacity=1, slack=0)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if a group is smaller than a head, or if the base class refuses the settings."""
+        """Raise ConfigError if a group is not one whole head, or if :meth:`RecencyMethod.check` fails."""
         super().check(head_dim, max_length)
         for side, spec in zip(SIDES, self.formats(), strict=True):
             if spec.group_size != "head_dim" and head_dim and spec.group_size != head_dim:
@@ -87,7 +87,7 @@ class Atom(RecencyMethod):
                 )
 
     def check_rule(self) -> None:
-        """Raise ConfigError if keys or values are grouped per channel, or if the base class refuses the rule."""
+        """Raise ConfigError if keys or values are grouped per channel, or if :meth:`RecencyMethod.check_rule` fails."""
         for side, spec in zip(SIDES, self.formats(), strict=True):
             if spec.axis != "token":
                 raise ConfigError(

@@ -2,8 +2,9 @@
 
 A method defines which segments store the keys and the values of a layer (:meth:`Method.segments`), into which of them
 the prompt's tokens go (:meth:`Method.place`), and which tokens are packed or dropped as the sequence grows
-(:meth:`Method.settle`). Packing, attention, the bill, padding, rollback, beams and the benchmarks need no code of the
-method's own. Two bases need less: :class:`~kvbench.methods.recency.RecencyMethod` only the number of exact tokens, and
+(:meth:`Method.settle`). A method needs no code of its own for packing, attention, counting bytes, padding, rollback,
+beams and the benchmarks. With two other base classes it needs even less: a
+:class:`~kvbench.methods.recency.RecencyMethod` defines only how many of the newest tokens are in full precision, and a
 :class:`~kvbench.methods.scored.ScoredMethod` only a score per token. Torch is imported on first use, so that checking a
 configuration is fast.
 """
@@ -46,8 +47,8 @@ class Method(Traits):
     """Base of all methods.
 
     Args:
-        takes: names of the quantizer presets that the method accepts. ``none`` in this list means that the method can
-            run without a quantizer.
+        takes: names of the quantizer presets that the method accepts. ``none`` means that it can run without a
+            quantizer.
         quantizer: packed formats of keys and values (``quantizer=`` on the command line); None for ``quantizer=none``.
     """
 
@@ -94,13 +95,13 @@ class Method(Traits):
         )
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Pack or drop the tokens that need no longer be in full precision. This implementation does nothing.
+        """Pack or drop the tokens that no longer have to be in full precision. This implementation does nothing.
 
         Calling it again without new tokens must change nothing.
 
         Args:
             layer: layer to change.
-            rows: rows of the batch to change; in each segment they all hold the same number of tokens.
+            rows: rows of the batch to change; all of them have the same number of tokens in each segment.
         """
 
     def observe(self, layer: KVLayer, rows: slice, probabilities: torch.Tensor) -> None:
@@ -138,9 +139,9 @@ class Method(Traits):
         return None
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return how many of a row's oldest tokens to drop on a layer with a sliding window; 0 in this implementation.
+        """Return how many of a row's oldest tokens to drop because a sliding window hides them. This implementation: 0.
 
-        The result may be smaller than `hidden`, because groups are dropped only as a whole. Attention masks the hidden
+        The result may be smaller than `hidden`, because only whole groups can be dropped. Attention masks the hidden
         tokens that remain.
 
         Args:
@@ -150,14 +151,14 @@ class Method(Traits):
         return 0
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop the tokens that :meth:`forgotten` counts and that are still stored.
+        """Drop as many of the oldest tokens as :meth:`forgotten` returns, unless they have already been dropped.
 
-        The cache calls this after :meth:`settle`. This implementation requires slots in order of position. Calling it
-        again without new tokens changes nothing.
+        The cache calls this after :meth:`settle`. This implementation requires that slots are in the order of
+        positions. Calling it again without new tokens changes nothing.
 
         Args:
             layer: layer with a sliding window.
-            rows: rows of the batch to change; in each segment they all hold the same number of tokens.
+            rows: rows of the batch to change; all of them have the same number of tokens in each segment.
             hidden: number of oldest tokens that no later token can see.
         """
         gone = layer.real_tokens(rows.indices(layer.batch)[0]) - layer.length(rows)
@@ -167,13 +168,13 @@ class Method(Traits):
                 store.drop_front(rows, count)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the predicted bytes that one layer holds for one sequence. A method need not define this formula.
+        """Predict how many bytes one layer holds for one sequence, by a formula. A method need not define one.
 
         The bill of a cache (:meth:`kvbench.cache.KVCache.bill`) counts real buffers and does not use the formula. Tests
         check that both agree to the byte.
 
         Args:
-            at: shape of the layer, and the numbers of tokens for which to predict.
+            at: shape of the layer, and the numbers of prompt tokens and generated tokens.
 
         Raises:
             ConfigError: the method defines no formula.
@@ -188,7 +189,7 @@ class Method(Traits):
     # -- checks and identity ----------------------------------------------------------------------------------------
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if a hyper-parameter, or a combination of several, cannot run.
+        """Raise ConfigError if a hyper-parameter, or a combination of several, is not valid.
 
         Args:
             head_dim: channels per head; None if the model's architecture is not known yet.
@@ -200,7 +201,7 @@ class Method(Traits):
             self.quantizer.check("quantizer", head_dim)
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens that all stay exact, and the setting that decides it.
+        """Return how many tokens the cache may hold before any is packed or dropped, and the setting that decides this.
 
         None if even the first token may be packed or dropped, or if the method never packs or drops any token. This
         implementation returns None.
@@ -240,18 +241,18 @@ class Method(Traits):
             )
 
     def fitted(self, head_dim: int) -> dict[str, int]:
-        """Return the group sizes that are reduced because the configured ones do not fit heads of `head_dim` channels.
+        """Return the group sizes in use where the configured ones do not fit heads of `head_dim` channels.
 
         The result maps configuration keys to the sizes in use, for example ``{"quantizer.value.group_size": 16}``. It
-        is empty if all group sizes stay as configured. Results and labels show these sizes
-        (``kivi int2+value.group_size=16``).
+        is empty if all configured group sizes fit. Results and labels show these sizes (``kivi
+        int2+value.group_size=16``).
         """
         return (
             {} if self.quantizer is None else {f"quantizer.{k}": v for k, v in self.quantizer.fitted(head_dim).items()}
         )
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the optional packages that the method needs with these hyper-parameters."""
+        """Return the names of the optional packages that the method needs with these hyper-parameters."""
         return ()
 
     def prepare(self, model: ModelConfig) -> None:
@@ -262,7 +263,7 @@ class Method(Traits):
         """
 
     def ready(self) -> None:
-        """Raise ModelError if something other than the model that the method needs, such as an encoder, is unavailable.
+        """Raise ModelError if something that the method needs apart from the model, such as an encoder, is unavailable.
 
         A run calls this before it loads the model, so it must be quick. It may check the disk and the network, but it
         should not load anything.
@@ -274,10 +275,11 @@ class Method(Traits):
         return {name: setting for name, setting in asdict(self).items() if name in given}
 
     def identity(self) -> dict[str, Any]:
-        """Return values, by hyper-parameter name, that replace those hyper-parameters in the identity of a run.
+        """Return values that replace hyper-parameters in the identity of a run, by name of the hyper-parameter.
 
-        The identity is what the name of a run's folder is hashed from. For example, a hash of a file's content can
-        replace the path of the file. This implementation returns an empty dict.
+        The identity of a run is everything that determines its outputs. The name of the run's folder is a hash of it.
+        For example, a hash of a file's content can replace the path of the file. This implementation returns an empty
+        dict.
         """
         return {}
 
@@ -295,8 +297,8 @@ class Method(Traits):
             prompts: padding, contexts and questions of the rows. Chunked prefill requires it, and so do methods that
                 read the text (Cocktail). If None, the first forward pass must contain the whole prompt, and the padding
                 is taken from its attention mask.
-            max_length: number of tokens, prompt and answer together, for which to allocate. The buffers grow if there
-                are more. None: not known.
+            max_length: number of tokens, prompt and answer together, for which to allocate buffers. They grow if there
+                are more tokens. None: not known.
 
         Raises:
             ConfigError: a hyper-parameter cannot run with this model, such as a group size that does not divide the
@@ -342,7 +344,7 @@ class Method(Traits):
             layer: layer that gives shape, dtype and device.
             side: ``key`` or ``value``.
             capacity: number of tokens for which to allocate at once.
-            slack: number of additional tokens for which to allocate whenever the buffer must grow.
+            slack: number of additional tokens for which to allocate whenever the buffer grows.
         """
         from kvbench.cache.segments.base import FullSegment
 
@@ -365,8 +367,8 @@ class Method(Traits):
             side: ``key`` or ``value``.
             quantizer: encodes and decodes the tokens.
             capacity: number of tokens for which to allocate at once.
-            whole_tiles: True to bill the last tile of 128 tokens as if it were full, for short segments in which the
-                unused rest matters.
+            whole_tiles: True to count the bytes of the last tile of 128 tokens as if it were full. This is for segments
+                so short that the unused rest of the tile matters.
         """
         from kvbench.cache.segments.packed import PackedSegment
 
@@ -385,13 +387,13 @@ class Method(Traits):
 def affine(spec: FormatSpec, channels: int | None = None) -> AffineQuantizer:
     """Return the quantizer for a packed format.
 
-    It is asymmetric with a floating-point minimum, or splits codes into QuantSpec's two nibbles
-    (``kind=hierarchical``).
+    For ``kind=affine`` the quantizer is asymmetric with a floating-point minimum (KIVI). For ``kind=hierarchical`` its
+    codes consist of two nibbles (QuantSpec).
 
     Args:
         spec: the format.
-        channels: channels per head. Groups of channels that do not divide it are reduced. None leaves the group size as
-            it is.
+        channels: channels per head. A group size that comes from a preset and does not divide this number is reduced.
+            None: the group size is not changed.
     """
     from kvbench.quantizers import AffineQuantizer, HierarchicalQuantizer
 

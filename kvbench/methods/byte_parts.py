@@ -1,4 +1,4 @@
-"""Bytes of exact and packed tokens, by part: the terms that :mod:`kvbench.methods.bytes` adds up. Imports no torch."""
+"""Bytes of full-precision and packed tokens: the terms that :mod:`kvbench.methods.bytes` adds up. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ View = Literal["all", "target", "draft"]
 
 @dataclass(frozen=True)
 class KVBytes:
-    """Bytes by part, with the fields of :class:`kvbench.cache.bill.Parts`, but without importing torch."""
+    """Bytes of codes, scales, full-precision tokens and indices (:class:`kvbench.cache.bill.Parts`, without torch)."""
 
     codes: int = 0
     scales: int = 0
@@ -24,7 +24,7 @@ class KVBytes:
 
     @property
     def total(self) -> int:
-        """Sum of the bytes of all parts."""
+        """Sum of the bytes of all four parts."""
         return self.codes + self.scales + self.window + self.index
 
     def __mul__(self, times: int) -> KVBytes:
@@ -48,8 +48,9 @@ class Setting:
         layer: index of the layer.
         view: which bytes to count: ``all``: everything that the cache holds; ``target``: everything apart from the
             draft's own cache; ``draft``: what a drafted token reads.
-        chunks: numbers of Cocktail's INT2 and INT4 chunks; None: they follow from its hyper-parameter `split`.
-        widths: bits of each of Cocktail's chunks (2, 4 or 16) in the order of the text; None: they follow from
+        chunks: for Cocktail, the number of INT2 chunks and the number of INT4 chunks; None: they follow from its
+            hyper-parameter `split`.
+        widths: for Cocktail, the bits of each chunk (2, 4 or 16) in the order of the text; None: they follow from
             `chunks`.
         window: the layer's sliding window, in tokens; None: every token sees all tokens before it.
     """
@@ -87,15 +88,15 @@ class Setting:
         return 4 if self.width == 4 else 2
 
     def exact(self, count: int) -> KVBytes:
-        """Return the bytes of `count` tokens of one side (keys or values) in full precision."""
+        """Return the bytes of `count` keys, or of as many values, in full precision."""
         return KVBytes(window=self.heads * count * self.channels * self.width)
 
     def both(self, count: int) -> KVBytes:
-        """Return the bytes of `count` tokens, keys and values, in full precision."""
+        """Return the bytes of `count` tokens in full precision, keys and values together."""
         return self.exact(count) + self.exact(count)
 
     def packed(self, count: int, form: FormatSpec, block: int | None = None) -> KVBytes:
-        """Return the bytes of `count` tokens of one side (keys or values) in a packed format.
+        """Return the bytes of `count` keys, or of as many values, in a packed format.
 
         Args:
             count: number of tokens.

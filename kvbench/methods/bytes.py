@@ -1,8 +1,8 @@
 """Bytes of a method's cache, computed from its hyper-parameters and token counts only: no model, no torch.
 
-A method states its formula next to its rule, as :meth:`~kvbench.methods.base.Method.layer_bytes`. What a cache really
-holds is its bill (:meth:`kvbench.cache.KVCache.bill`); tests check that both agree to the byte. Four things depend on
-the text; for these the formulas assume:
+Each method defines its formula as :meth:`~kvbench.methods.base.Method.layer_bytes`. The bytes that a cache really holds
+are counted by :meth:`kvbench.cache.KVCache.bill`; tests check that both agree to the byte. Four numbers depend on the
+text, which the formulas do not see. They assume:
 
 - KVQuant: as many elements of the keys exceed the thresholds as during calibration.
 - Cocktail on layers with a sliding window: the chunks in the window have the same mix of bit widths as the prompt.
@@ -50,9 +50,9 @@ def kv_bytes(
         width: bytes of an element in full precision.
         view: ``all``: everything that the cache holds; ``draft``: what QuantSpec's draft reads (the upper nibbles, or
             its own cache); ``target``: what the verification reads.
-        chunks: numbers of Cocktail's INT2 and INT4 chunks. None: they follow from its hyper-parameter `split` and the
-            length of the prompt.
-        widths: bits of each of Cocktail's chunks (2, 4 or 16) in the order of the text; None: they follow from
+        chunks: for Cocktail, the number of INT2 chunks and the number of INT4 chunks. None: they follow from its
+            hyper-parameter `split` and the length of the prompt.
+        widths: for Cocktail, the bits of each chunk (2, 4 or 16) in the order of the text; None: they follow from
             `chunks`.
         windows: sliding window of each layer in tokens, None for a layer without one. None instead of a list means
             that no layer has a sliding window.

@@ -46,26 +46,28 @@ class Cocktail(Method):
     FP16 chunks, the last tokens of the context that do not fill a chunk, the text around the context, the question and
     all generated tokens stay in full precision. Keys are stored after RoPE.
 
-    On a layer with a sliding window, the search still covers the whole context. A chunk is dropped once all of its
-    tokens are hidden. Exact tokens are dropped once they are hidden, 32 positions at a time.
+    On a layer with a sliding window, bit widths are still chosen for all chunks of the context. A chunk is dropped once
+    the window hides all of its tokens. Tokens in full precision are dropped once they are hidden, 32 at a time.
 
     Args:
-        alpha: chunks whose score is in the lowest `alpha` of the range of scores get INT2 (eq. 2); from 0 to 1.
-        beta: chunks whose score is in the highest `beta` of the range of scores stay in FP16 (eq. 3). The others get
-            INT4. ``alpha + beta`` must be below 1.
+        alpha: fraction of the range from the lowest to the highest score, from 0 to 1. Chunks whose score is in the
+            lowest such fraction of the range get INT2 (eq. 2).
+        beta: fraction of the same range. Chunks whose score is in the highest such fraction stay in FP16 (eq. 3); the
+            others get INT4. ``alpha + beta`` must be below 1.
         chunk_size: tokens per chunk.
         encoder: ``contriever``, ``bm25``, ``llm_embedder``, ``minilm``, ``openai``, or a sentence-transformers model.
-        whole_words: if the border of a chunk cuts a word, the encoder reads the complete word in both chunks. The
+        whole_words: True: if the border of a chunk cuts a word, the encoder reads the complete word in both chunks. The
             tokens of the chunks do not change. None: True for ``bm25``, which compares words, and False for the other
             encoders, which embed the decoded tokens of the chunk.
-        search: ``similarity``, or ``none``: the same number of chunks of each width, but chosen at random (Table V,
-            without module I).
-        reorder: False leaves module II out (Table V): chunks are stored and read where they are in the text
-            (:mod:`kvbench.methods.cocktail_in_place`).
-        split: shares of FP16, INT4 and INT2 chunks, for comparisons at equal bytes. Widths are then assigned by rank;
-            `alpha` and `beta` are not used. None: thresholds decide.
-        key_axis: what a group of keys runs along: ``channel``: consecutive tokens of one channel; ``token``:
-            consecutive channels of one token (ablation).
+        search: ``similarity``: widths depend on the similarity to the question. ``none``: as many chunks of each width,
+            but chosen at random (Table V, without module I).
+        reorder: True: chunks of one width are stored together (module II). False: chunks are stored and read in the
+            order of the text (Table V, without module II; :mod:`kvbench.methods.cocktail_in_place`).
+        split: shares of FP16, INT4 and INT2 chunks, for comparisons at equal bytes. The chunks with the highest scores
+            then get FP16, the next ones INT4 and the others INT2; `alpha` and `beta` are not used. None: `alpha` and
+            `beta` decide.
+        key_axis: elements of a group of keys. ``channel``: consecutive tokens of one channel; ``token``: consecutive
+            channels of one token (ablation).
         group_size: tokens per key group, a divisor of `chunk_size`; None: the smaller of 32 and `chunk_size`.
         value_group_size: channels per value group. None: the smaller of 64 and the head dimension, or, if 64 does not
             divide the head dimension, the largest power of two that divides it (16 for 80 channels).
@@ -88,7 +90,7 @@ class Cocktail(Method):
     needs_prompts: ClassVar[bool] = True
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if thresholds cross, group sizes do not divide evenly, or the encoder is unknown."""
+        """Raise ConfigError if ``alpha + beta >= 1``, a group size does not fit, or the encoder is unknown."""
         super().check(head_dim, max_length)
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             if not 0.0 <= value <= 1.0:
@@ -152,7 +154,7 @@ class Cocktail(Method):
         return packages(self.encoder)
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens that all stay exact: a context shorter than one chunk."""
+        """Return the size of the largest context that is not quantized: one token less than a chunk."""
         return Reach("method.chunk_size", self.chunk_size, self.chunk_size - 1, of_prompt=True)
 
     def identity(self) -> dict[str, Any]:
@@ -187,7 +189,10 @@ class Cocktail(Method):
         return channels if channels <= VALUE_GROUP else fitting(VALUE_GROUP, channels) or VALUE_GROUP
 
     def fitted(self, head_dim: int) -> dict[str, int]:
-        """Return the size of value groups, by configuration key, if it was reduced to divide the head; else nothing."""
+        """Return the size of value groups, by configuration key, if it was reduced to divide `head_dim`.
+
+        Otherwise the result is empty.
+        """
         group = self.value_group(head_dim)
         plain = self.value_group_size is not None or group == min(VALUE_GROUP, head_dim)
         return {} if plain else {"method.value_group_size": group}
@@ -200,16 +205,17 @@ class Cocktail(Method):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """Search the contexts of the prompts, and return an empty cache that will store each chunk in its chosen width.
+        """Choose the bit width of each chunk by its similarity to the question, and return an empty cache.
 
-        ``cache.search_s`` is the time in seconds that the search takes with a loaded encoder and without stored
-        vectors. Vectors that an earlier run has stored count with the time that they took on this machine. It is None
-        if that time is not known, because the encoder of the stored vectors is not available here.
+        ``cache.search_s`` is the time that this choice takes, in seconds, if the encoder is loaded and all embeddings
+        must be computed. For embeddings that an earlier run has stored, it includes the time that their computation
+        took on this machine. It is None if that time is not known, because the encoder of the stored embeddings is not
+        available here.
 
         Args:
             model: causal language model, which is switched to kvbench's attention.
-            prompts: token ids, contexts, questions and tokenizer of the rows; required.
-            max_length: number of tokens, prompt and answer together, for which to allocate; None: not known.
+            prompts: token ids, contexts and questions of the rows, and the function that decodes token ids; required.
+            max_length: number of tokens, prompt and answer together, for which to allocate buffers; None: not known.
 
         Raises:
             CacheError: `prompts` is None, or lacks the token ids or the function that decodes them.
@@ -235,13 +241,13 @@ class Cocktail(Method):
         return cache
 
     def plan(self, prompts: Prompts, row: int, last_layer: int | None = None) -> ChunkPlan:
-        """Cut one prompt into chunks, search them, and return the chunks and their widths.
+        """Divide the context of one prompt into chunks, and choose the bit width of each.
 
         Args:
-            prompts: token ids, contexts, questions and tokenizer of the batch.
+            prompts: token ids, contexts and questions of the batch, and the function that decodes token ids.
             row: row of the prompt.
-            last_layer: index of the layer whose prompt is placed last, so that the plan can free cached indices then.
-                None: it never frees them.
+            last_layer: index of the layer that stores the prompt last. The plan then frees the token indices that it
+                caches for all layers. None: it never frees them.
         """
         from kvbench.retrieval.chunks import cut
         from kvbench.retrieval.encoders import encoder
@@ -262,11 +268,11 @@ class Cocktail(Method):
         return ChunkPlan(chunks, widths, last_layer)
 
     def note(self, plan: ChunkPlan, seconds: float | None) -> dict[str, Any]:
-        """Return what the result of a sample records about the search.
+        """Return the facts about the choice of bit widths that the result of a sample records.
 
         Args:
             plan: chunks of the prompt and their widths.
-            seconds: time of the search; None if it is not known.
+            seconds: time that the choice took; None if it is not known.
         """
         widths = plan.widths
         return {
@@ -294,7 +300,7 @@ class Cocktail(Method):
         return AffineQuantizer(bits, self.value_group(channels), "token")
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return empty segments for INT2 chunks, for INT4 chunks, and for all exact tokens (Algorithm 1).
+        """Return empty segments for INT2 chunks, for INT4 chunks, and for all other tokens (Algorithm 1).
 
         With ``reorder=False`` there is instead one segment for each run of consecutive chunks of one width. In both
         cases the last segment takes the generated tokens.
@@ -344,7 +350,7 @@ class Cocktail(Method):
             plan.placed(layer.index)
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop chunks whose tokens are all hidden by the sliding window, and exact tokens that it hides."""
+        """Drop chunks whose tokens are all hidden by the sliding window, and hidden tokens in full precision."""
         if not self.reorder:
             return in_place.forget(layer, rows, hidden, self.plans(layer))
         first_seen = whole(hidden, CHUNK)
@@ -365,19 +371,19 @@ class Cocktail(Method):
         """Return the slot ranges of the chunks in the order of the text, or None if chunks are reordered by width.
 
         None means that attention reads all slots in slot order. Otherwise, each range contains the row's tokens in one
-        segment: consecutive chunks of the same width, or the exact tokens after them.
+        segment: consecutive chunks of the same width, or the full-precision tokens after them.
         """
         return None if self.reorder else in_place.reading_order(layer, rows)
 
     @staticmethod
     def plans(layer: KVLayer) -> Sequence[ChunkPlan]:
-        """Return the plan of each row, which :meth:`new_cache` has made: its chunks and their widths."""
+        """Return the plan of each row (its chunks and their widths), which :meth:`new_cache` has made."""
         state = layer.progress.method_state
         assert isinstance(state, Plans)
         return state.rows
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the predicted bytes of the packed chunks and of all exact tokens.
+        """Predict the bytes of the packed chunks and of all tokens in full precision.
 
         On layers with a sliding window, the visible chunks are assumed to have the same mix of widths as the whole
         prompt. With ``reorder=False`` the bytes depend on the order of the chunks, which is random unless ``at.widths``

@@ -1,8 +1,8 @@
 """Cocktail without its module II (Table V): chunks stay where they are in the text.
 
-Each run of consecutive chunks of one width is a segment of its own, and so is each run of exact tokens between them.
-Packed words come in whole tiles of 128 tokens, so every packed run pays for the rest of its last tile; the bill counts
-it. Attention reads the runs one by one.
+Each run of consecutive chunks of one width is a segment of its own, and so is each run of full-precision tokens between
+them. Packed codes are stored in whole tiles of 128 tokens, so the last tile of every packed run is usually incomplete;
+its unused bytes are counted as used. Attention reads the runs one by one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def place(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor,
 
 
 def forget(layer: KVLayer, rows: slice, hidden: int, plans: Sequence[ChunkPlan]) -> None:
-    """Drop the oldest tokens of each row, up to the first packed chunk or exact token that is still visible.
+    """Drop the oldest tokens of each row, up to the first packed chunk or full-precision token that is still visible.
 
     Args:
         layer: layer with a sliding window.
@@ -68,7 +68,7 @@ def reading_order(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
 
 
 def billed(widths: Sequence[int], bits: int, chunk_size: int, key_group: int) -> list[int]:
-    """Return how many tokens the bill counts for each run of chunks that have `bits` bits, rounded up to whole tiles.
+    """Return the length of each run of chunks with `bits` bits, in tokens, rounded up to whole tiles.
 
     Args:
         widths: bits of each chunk, in the order of the text.

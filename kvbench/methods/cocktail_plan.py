@@ -39,8 +39,8 @@ class ChunkPlan:
 
     Args:
         chunks: the chunks of the context: their spans, texts and query.
-        widths: bits of each chunk, and the thresholds that decided them.
-        last_layer: index of the layer whose prompt is placed last. The plan then frees the token indices that it caches
+        widths: bits of each chunk, and the score thresholds from which they follow.
+        last_layer: index of the layer that stores the prompt last. The plan then frees the token indices that it caches
             for all layers. None: it never frees them.
     """
 
@@ -60,12 +60,12 @@ class ChunkPlan:
         return [token for (first, last), width in spans if width == bits for token in range(first, last)]
 
     def order(self, length: int, hidden: int = 0) -> tuple[list[int], list[int], list[int]]:
-        """Return the indices of a prompt's tokens in three lists: INT2 chunks, INT4 chunks, and all exact tokens.
+        """Return the indices of a prompt's tokens in three lists: INT2 chunks, INT4 chunks, and all other tokens.
 
         Args:
             length: number of tokens of the prompt.
-            hidden: number of oldest tokens that a sliding window hides. Exact tokens among them are left out, and so
-                are chunks whose tokens are all hidden.
+            hidden: number of oldest tokens that a sliding window hides. Hidden tokens in full precision are left out,
+                and so are packed chunks whose tokens are all hidden.
         """
         if (length, hidden) not in self._orders:  # cached: the same for every layer
             two, four = self.tokens(2), self.tokens(4)
@@ -87,7 +87,7 @@ class ChunkPlan:
         return self._indices[key]
 
     def placed(self, layer: int) -> None:
-        """Free the cached indices if `layer`, the index of the layer just stored, is the last one."""
+        """Free the cached indices if the layer that has just stored its prompt, `layer`, is the last one."""
         if layer == self.last_layer:
             self._indices.clear()
 
@@ -103,7 +103,7 @@ class ChunkPlan:
         return hidden
 
     def runs(self, length: int, hidden: int = 0) -> list[Run]:
-        """Return a prompt's tokens as runs of one width, in text order; the last run is exact and may be empty.
+        """Return a prompt's tokens as runs of one width, in text order; the last has full precision and may be empty.
 
         Args:
             length: number of tokens of the prompt.
@@ -125,9 +125,9 @@ class ChunkPlan:
 
 
 def aligned(rows: Sequence[Sequence[Run]]) -> tuple[list[tuple[int, int]], list[list[int]]]:
-    """Assign the runs of several rows to segments that all rows share, in the order of each row's text.
+    """Assign the runs of several rows to a common list of segments, in the order of each row's text.
 
-    A row has no tokens in a segment that only other rows need. The last run of each row is not assigned, because it is
+    A row has no tokens in a segment that only other rows use. The last run of each row is not assigned, because it is
     stored in the last segment of the layer.
 
     Returns:
@@ -158,7 +158,11 @@ class Plans(CacheState):
     rows: list[ChunkPlan]
 
     def select(self, order: Sequence[int]) -> None:
-        """Keep only the rows whose numbers are in `order`, in that order; rows may be repeated."""
+        """Reorder the rows of the batch; rows may also be dropped or repeated.
+
+        Args:
+            order: for each row of the new batch, the index of its row in the old batch.
+        """
         self.rows = [self.rows[row] for row in order]
 
     def clone(self) -> Plans:

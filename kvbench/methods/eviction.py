@@ -1,4 +1,4 @@
-"""Functions shared by the methods that evict: budgets, the choice of the highest scores, positions of kept tokens."""
+"""Functions shared by the methods that drop tokens: budgets, choice of the highest scores, positions of tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tokens(budget: int | float, n: int, least: int) -> int:
     Args:
         budget: an int is a number of tokens; a float is a fraction of `n`, and the product is rounded down.
         n: number of tokens.
-        least: smallest number of tokens to keep. The result is nevertheless at most `n`.
+        least: smallest number of tokens to keep, unless `n` is smaller.
     """
     # 1e-9: 0.29 * 100 is 28.999999999999996
     count = budget if isinstance(budget, int) else int(budget * n + 1e-9)
@@ -70,8 +70,8 @@ def reduce(scores: torch.Tensor, how: Reduce, dim: int) -> torch.Tensor:
 def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
     """Return the indices of the highest scores, in ascending order, ``[..., count]``.
 
-    Among equal scores the earlier index wins. Max pooling makes neighbouring scores equal; with this rule, unlike with
-    ``topk``, every device chooses the same of them.
+    Among equal scores the earlier index wins. Max pooling often makes neighbouring scores equal. With this rule every
+    device chooses the same tokens, which ``topk`` does not guarantee.
 
     Args:
         scores: ``[..., n]``.

@@ -31,7 +31,9 @@ else:
 
 @dataclass(kw_only=True)
 class H2O(ScoredMethod):
-    """H2O: heavy hitters by accumulated attention, per KV head, and a recent window; keys keep their positions.
+    """H2O: keeps, per KV head, the tokens with the most accumulated attention (heavy hitters) and the newest tokens.
+
+    Keys keep their original positions.
 
     On a layer with a sliding window, only tokens that later tokens can see are candidates, and a budget given as a
     share is a share of these: hidden tokens are dropped first, however much attention they have received.
@@ -42,9 +44,10 @@ class H2O(ScoredMethod):
         recent: how many of these are the newest tokens, as a number (int) or as a share (float) of the budget (paper:
             half).
         evict: ``steps``: every step adds its attention to the sums and drops the token with the lowest sum (H2O);
-            ``prefill``: tokens are dropped only once, after the prompt, by the attention that they received during it.
-            The cache then grows with each token. Evaluation harnesses call this H2O too, but it is another method.
-        group: how the scores of the query heads that share a KV head are combined: ``mean``, ``max`` or ``sum``.
+            ``prefill``: tokens are dropped only once, after the prompt, by the attention that they received during the
+            prompt. The cache then grows with each token. Evaluation harnesses call this H2O too, but it is a different
+            method.
+        group: reduction of the scores of the query heads that share a KV head: ``mean``, ``max`` or ``sum``.
         per_query: True: divide the sum of each token by the number of queries that could see the token. Otherwise early
             tokens have an advantage, because more queries see them.
     """
@@ -95,7 +98,7 @@ class H2O(ScoredMethod):
         return sums if self.group == "max" else reduce(sums, self.group, -1)[..., None]  # linear: may be reduced now
 
     def totals(self, received: torch.Tensor, queries: torch.Tensor | None) -> torch.Tensor:
-        """Return the scores by which tokens are kept, ``[B, H, n]``.
+        """Return the scores of tokens, ``[B, H, n]``; those with the highest scores are kept.
 
         Args:
             received: sums of attention as :meth:`received` returns them, ``[B, H, n, group or 1]``.
@@ -133,7 +136,7 @@ class H2O(ScoredMethod):
         return [scored_segments.ScoredSegment(*shape, layer.dtype, layer.device, capacity=room)]
 
     def placed(self, layer: KVLayer, rows: slice, attention: torch.Tensor | None, index: torch.Tensor | None) -> None:
-        """Start the sums of attention with what the kept tokens have received during the prompt (``evict=steps``).
+        """Initialise the sums with the attention that the kept tokens received during the prompt (``evict=steps``).
 
         Args:
             layer: layer whose prompt has been stored.
@@ -162,7 +165,10 @@ class H2O(ScoredMethod):
         self.scored(layer).observe(rows, received)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Add the attention of the confirmed steps, then drop the tokens with the lowest scores beyond the budget."""
+        """Add the attention of the confirmed steps to the scores, then drop the tokens with the lowest scores.
+
+        Afterwards as many tokens remain as the budget allows.
+        """
         if self.evict == "prefill":
             return
         tail, row = self.scored(layer), rows.indices(layer.batch)[0]
@@ -206,7 +212,7 @@ class H2O(ScoredMethod):
     # -- checks -----------------------------------------------------------------------------------------------------
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if a share is out of range, or if the budget leaves no room besides the recent tokens."""
+        """Raise ConfigError if a share is out of range, or if the budget has room for the recent tokens only."""
         if isinstance(self.recent, float) and not 0.0 <= self.recent <= 1.0:
             raise ConfigError("method.recent", self.recent, "is not a share of the budget", allowed="0.0 to 1.0")
         if isinstance(self.recent, int) and self.recent < 0:
@@ -215,6 +221,6 @@ class H2O(ScoredMethod):
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens that are all kept: the budget or, if that is a share, :attr:`least`."""
+        """Return the number of tokens up to which none is dropped: the budget or, if that is a share, :attr:`least`."""
         key, tokens = ("budget", self.budget) if isinstance(self.budget, int) else ("recent", self.least)
         return Reach(f"method.{key}", getattr(self, key), tokens, of_prompt=self.evict == "prefill")

@@ -1,17 +1,18 @@
 """transformers' QuantizedCache, which many papers call KIVI.
 
 LogQuant's "KiVi" rows are this cache with quanto. It is not KIVI: the whole prompt is quantized at once, whatever the
-residual length; keys are grouped per token (quanto's axis 0: 64 consecutive channels); and whenever the residual is
-full, the dequantized past is quantized again together with it. Here transformers' own quantizers run under kvbench's
-attention, bill and loop; after every step the stored tokens are those of ``QuantizedCache`` (tests compare them). Like
-that cache it ignores sliding windows: on such a layer it holds every token, where fp16 and the other methods drop what
-is hidden.
+residual length; keys are grouped per token (quanto's axis 0: 64 consecutive channels); and whenever the residual (the
+newest tokens, in full precision) is full, all earlier tokens are dequantized and quantized again together with it. Here
+transformers' own quantizers run within kvbench's attention, byte counts and decoding loop. After every step the stored
+tokens are those of ``QuantizedCache`` (tests compare them). Like that cache, this method ignores sliding windows: it
+holds every token, while fp16 and the other methods drop hidden tokens.
 
 Three caches in LogQuant's repository are this one with other windows; W is their ``window_length``:
 
 * KiViSink (its Table 1): ``sinks=2``;
-* StreamingQuant, a window of W to 2 W - 1 exact tokens: ``sinks=4 recent=W residual=2W``;
-* PartialStreaming, the same for keys, while values follow transformers' rule: ``value_residual=W`` in addition.
+* StreamingQuant, a window of W to 2 W - 1 tokens in full precision: ``sinks=4 recent=W residual=2W``;
+* PartialStreaming, the same for keys, while values follow transformers' rule: the same settings and
+``value_residual=W``.
 
 Source: transformers, cache_utils.py, QuantizedLayer; LogQuant (Chen et al. 2025), sec. 4.1 and Table 1;
 Concyclics/LogQuantKV, src/LogQuant.py.
@@ -46,10 +47,12 @@ class HFQuantized(Method):
     Args:
         backend: library that quantizes: ``quanto`` (used in the LogQuant paper) or ``hqq``.
         bits: bits per code: 2 or 4 for quanto; 1, 2, 3, 4 or 8 for hqq.
-        residual: number of tokens in full precision at which all but the newest `recent` are quantized.
-        recent: number of newest tokens that stay in full precision then, and after the prompt; 0 in transformers.
-        value_residual: the same as `residual` but for values only; their `recent` is then 0. None: values follow the
-            same rule as keys.
+        residual: number of tokens in full precision that triggers quantization. All of them are then quantized, apart
+            from the newest `recent`.
+        recent: number of newest tokens that are left in full precision whenever tokens are quantized, also after the
+            prompt; 0 in transformers.
+        value_residual: a different `residual` for values, whose `recent` is then 0. None: values follow the same rule
+            as keys.
         group_size: elements per group.
         axis_key: axis along which the backend groups keys: 0 or -1 for quanto, 0 or 1 for hqq.
         axis_value: axis along which the backend groups values.
@@ -115,7 +118,7 @@ class HFQuantized(Method):
         return (Package(module, "method.backend", self.backend, "run pip install 'kvbench[hf]'"),)
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens that all stay exact: sinks plus `recent`; None if both are 0."""
+        """Return the number of tokens up to which none is quantized: `sinks` plus `recent`; None if both are 0."""
         exact = self.sinks + self.recent
         key = "recent" if self.recent else "sinks"
         return Reach(f"method.{key}", getattr(self, key), exact) if exact else None
@@ -173,7 +176,7 @@ class HFQuantized(Method):
         return [self.full(layer, side, capacity=self.sinks), packed, tail] if self.sinks else [packed, tail]
 
     def window(self, side: Side) -> tuple[int, int]:
-        """Return how many exact tokens trigger quantization of the keys or values, and how many of them stay exact."""
+        """Return `residual` and `recent` as they apply to the keys or to the values."""
         if side == "value" and self.value_residual is not None:
             return self.value_residual, 0
         return self.residual, self.recent
@@ -191,7 +194,7 @@ class HFQuantized(Method):
             store.tail.append(rows, x[:, :, border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """If the residual is full, quantize all but its newest `recent` tokens, together with all tokens before it."""
+        """If the residual is full, quantize all tokens anew, apart from the sinks and the newest `recent` tokens."""
         for side, store in zip(SIDES, layer.stores(), strict=True):
             if self.sinks:
                 store.fill_sinks(rows, self.sinks, layer.real_tokens(rows.indices(layer.batch)[0]))

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 class Kivi(RecencyMethod):
     """KIVI: keys are quantized per channel, values per token, and the newest tokens stay in full precision.
 
-    When the window holds R exact keys, all of them are packed at once, in whole groups. Values are packed one by one.
+    When R keys are in full precision, all of them are packed at once, in whole groups. Values are packed one by one.
     Keys are stored after RoPE.
 
     Args:
-        residual: R, the length of the exact window in tokens; a multiple of the group size of the keys (paper: 128, or
-            32 in its settings with R = G = 32).
-        sinks: number of first tokens kept exact (0 in KIVI; LogQuant's Table 1 sets 2).
-        key_axis: what a group of keys runs along: ``channel``: consecutive tokens of one channel (KIVI); ``token``:
-            consecutive channels of one token, like values (ablation).
-        evict: True: drop the tokens that KIVI would quantize, so that only the sinks and the newest R tokens remain
-            (for comparison; LogQuant's Table 4).
+        residual: R, the length of the full-precision window in tokens; a multiple of the group size G of the keys
+            (paper: 128, or 32 in its settings with R = G = 32).
+        sinks: number of first tokens that stay in full precision (0 in KIVI; 2 in LogQuant's Table 1).
+        key_axis: elements of a group of keys. ``channel``: consecutive tokens of one channel (KIVI); ``token``:
+            consecutive channels of one token, as for values (ablation).
+        evict: True: drop the tokens that would otherwise be quantized, so that only the sinks and the newest R tokens
+            remain (for comparison; LogQuant's Table 4).
     """
 
     residual: int = 128
@@ -44,9 +44,9 @@ class Kivi(RecencyMethod):
     gives_tail: ClassVar[bool] = True
 
     def exact(self, n: int) -> int | tuple[int, int]:
-        """Return how many of the newest keys and how many of the newest values are exact after `n` tokens.
+        """Return how many of the newest keys and values are in full precision after `n` tokens.
 
-        These are n mod R keys and min(n, R) values. Values that are grouped per channel
+        The result is a pair: n mod R keys and min(n, R) values. Values that are grouped per channel
         (``quantizer.value.axis=channel``, an ablation) follow the rule for keys. With `evict` the result is one number,
         min(n, R), for both.
         """
@@ -56,7 +56,7 @@ class Kivi(RecencyMethod):
         return n % self.residual, n % self.residual if self.formats()[1].axis == "channel" else recent
 
     def formats(self) -> tuple[FormatSpec, FormatSpec]:
-        """Return the packed formats of keys and of values, after `key_axis` has been applied to the former."""
+        """Return the packed formats of keys and of values; that of the keys has the axis `key_axis`."""
         key, value = super().formats()
         if self.key_axis == "token" and key.axis == "channel":
             key = replace(value if value.axis == "token" else replace(key, axis="token"), bits=key.bits)
@@ -67,15 +67,15 @@ class Kivi(RecencyMethod):
         return self.full(layer, side, capacity=self.residual + 16, slack=16)
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens that all stay exact: sinks + R - 1, or sinks + R with `evict`.
+        """Return the number of tokens up to which none is packed (sinks + R - 1) or, with `evict`, dropped (sinks + R).
 
-        KIVI packs keys as soon as the window holds R of them; with `evict`, the token after that is the first to cause
-        an eviction.
+        KIVI packs keys as soon as the window holds R of them. With `evict`, the window must hold one token more before
+        a token is dropped.
         """
         return Reach("method.residual", self.residual, self.sinks + self.residual - (not self.evict))
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if `residual` is below 1, or if the base class refuses the settings."""
+        """Raise ConfigError if `residual` is below 1, or if :meth:`RecencyMethod.check` fails."""
         if self.residual < 1:
             raise ConfigError("method.residual", self.residual, "must be positive", allowed="1 or greater, such as 128")
         super().check(head_dim, max_length)

@@ -1,12 +1,13 @@
-"""KVQuant: keys before RoPE per channel, values per token, in non-uniform levels, with exact outliers.
+"""KVQuant: keys before RoPE per channel, values per token, non-uniform levels, outliers in full precision.
 
 Source: Hooper et al., "KVQuant: Towards 10 Million Context Length LLM Inference with KV Cache Quantization" (NeurIPS
 2024), sec. 3, and SqueezeAILab/KVQuant (quant/ and deployment/). The thresholds of the keys and the codebooks come from
-a calibration file (``python -m kvbench.calibrate``). There is no exact window: every token is packed as it arrives, and
-a step attends to its own tokens as they are stored, as in both directories of the authors' code. Their kernels attend
-to an exact prompt (``prefill=exact``); their accuracy figures come from a simulation in which every token attends to
-quantized ones (``prefill=quantized``). Their kernels store an outlier in 8 bytes, in a fixed array of 42 per token;
-here an outlier takes 4 bytes in 16-bit models, and only outliers that occur are stored.
+a calibration file (``python -m kvbench.calibrate``). There is no window in full precision: every token is packed as it
+arrives, and a step attends to its own tokens in packed form, as in both directories of the authors' code. With their
+kernels, prompt tokens attend to each other in full precision (``prefill=exact``). Their accuracy figures come from a
+simulation in which every token attends to quantized ones (``prefill=quantized``). Their kernels store an outlier in 8
+bytes, in a fixed array of 42 per token; here an outlier takes 4 bytes in 16-bit models, and only outliers that occur
+are stored.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class KVQuant(RecencyMethod):
     Args:
         bits: bits per code: 2, 3 or 4 (nuq2, nuq3, nuq4 in the paper).
         outliers: share of the elements stored in full precision in addition to the codes (paper: 0.01); 0: none.
-        first_tokens: number of first tokens kept exact (the authors' ``first_few_fp16``: attention sinks).
+        first_tokens: number of first tokens (attention sinks) that stay in full precision (the authors'
+            ``first_few_fp16``).
         cap_outliers: True: limit the number of outliers among the keys of each token to about `outliers` times the
             number of elements, half above the upper and half below the lower thresholds. Further outliers are clipped,
             as in the authors' kernels.
@@ -65,8 +67,9 @@ class KVQuant(RecencyMethod):
             2 bits).
         prefill: ``exact``: prompt tokens attend to full-precision keys and values (the authors' kernels);
             ``quantized``: they attend to quantized ones (their accuracy figures).
-        calibration: path of a file made by ``python -m kvbench.calibrate``, or of a folder of such files. None: the
-            folder ``calibration`` among the model's files (the test model ``tiny`` has one), then results/calibration.
+        calibration: path of a file made by ``python -m kvbench.calibrate``, or of a folder of such files. None: search
+            the folder ``calibration`` among the model's files (the test model ``tiny`` has one), then
+            results/calibration.
     """
 
     bits: int = bounded(4, minimum=2, maximum=4)
@@ -83,7 +86,7 @@ class KVQuant(RecencyMethod):
     by_token: ClassVar[bool] = True
 
     def exact(self, n: int) -> int:
-        """Return 0, because no token behind the sinks stays in full precision."""
+        """Return 0, because no token after the sinks stays in full precision."""
         return 0
 
     @property
@@ -131,7 +134,7 @@ class KVQuant(RecencyMethod):
             )
 
     def reach(self) -> Reach | None:
-        """Return `first_tokens`, the number of tokens that stay exact; None if it is 0."""
+        """Return the number of tokens up to which none is packed: `first_tokens`; None if it is 0."""
         return Reach("method.first_tokens", self.first_tokens, self.first_tokens) if self.first_tokens else None
 
     # -- the calibration file ---------------------------------------------------------------------------------------
@@ -194,7 +197,7 @@ class KVQuant(RecencyMethod):
         Args:
             model: causal language model, which is switched to kvbench's attention.
             prompts: padding and text of the rows, as for :meth:`Method.new_cache`.
-            max_length: number of tokens, prompt and answer together, for which to allocate; None: not known.
+            max_length: number of tokens, prompt and answer together, for which to allocate buffers; None: not known.
 
         Raises:
             ConfigError: there is no calibration file, the file was made with another model, or `cap_outliers` is set
@@ -262,7 +265,7 @@ class KVQuant(RecencyMethod):
         return self.full(layer, side, capacity=1, slack=0)
 
     def unit(self, width: int) -> int:
-        """Return how many tokens hidden by a sliding window are dropped at a time.
+        """Return the number of tokens that are dropped at a time once a sliding window hides them.
 
         The result is the number of tokens whose outliers share one block of 16-bit indices, but at least 32.
 
@@ -272,7 +275,7 @@ class KVQuant(RecencyMethod):
         return max(CHUNK, outlier_block(width)) if self.outliers else CHUNK
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the predicted bytes of codes, tables and outliers.
+        """Predict the bytes of codes, codebooks, thresholds and outliers.
 
         The prediction assumes that the share of outliers among the keys is the same as during calibration.
         """

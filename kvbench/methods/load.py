@@ -84,7 +84,7 @@ def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) 
 
 
 def true_name(quantizer: Mapping[str, Any]) -> str:
-    """Return the name that describes a quantizer group: the name of its preset, followed by any changes to the preset.
+    """Return the name that describes a quantizer configuration: the name of its preset, followed by any changes to it.
 
     For example ``int2``, or ``int2+key.group_size=64``.
     """

@@ -1,10 +1,10 @@
-"""LogQuant: full precision for tokens whose distance grows logarithmically, the rest quantized once.
+"""LogQuant: tokens at logarithmically growing distances stay in full precision; the others are quantized once.
 
 Source: Chen et al., "LogQuant: Log-Distributed 2-Bit Quantization of KV Cache with Superior Accuracy Preservation"
-(2025), sec. 3.2-3.4 and Algorithm 1; Concyclics/LogQuantKV, src/LogQuant.py. The released code groups keys per token
-(its ``axis_key=0``) where the paper says per channel, quantizes demoted tokens again at every flush and keeps
-placeholders for the exact ones; here a token is quantized once, from its full-precision value, and nothing is stored
-twice.
+(2025), sec. 3.2-3.4 and Algorithm 1; Concyclics/LogQuantKV, src/LogQuant.py. The released code differs from the paper:
+it groups keys per token (its ``axis_key=0``), not per channel; it quantizes all quantized tokens again at every flush;
+and it stores placeholders for tokens in full precision. Here keys are grouped per channel, a token is quantized once,
+from its full-precision value, and nothing is stored twice.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ else:
 
 
 def indices(n: int, W: int) -> list[int]:
-    """Return the positions that are in full precision after `n` tokens, in ascending order (Algorithm 1).
+    """Return the positions of the tokens in full precision after `n` tokens, in ascending order (Algorithm 1).
 
-    Whenever 3 W tokens are exact, half of the oldest 2 W are quantized: the second, the fourth and so on. So the
-    density of exact tokens halves each time the distance doubles. For n >= 3 W, 2 W + n mod W tokens are exact.
+    Whenever 3 W tokens are in full precision, half of the oldest 2 W are quantized: the second, the fourth and so on.
+    So the density of full-precision tokens halves each time the distance doubles. For n >= 3 W, their number is 2 W + n
+    mod W.
 
     Args:
         n: number of tokens so far.
@@ -49,7 +50,7 @@ def flushes(n: int, W: int) -> int:
 
 @lru_cache(maxsize=64)
 def plan(n: int, W: int, count: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the positions of the tokens that LogQuant has quantized, and of those that are still exact.
+    """Return the positions of the tokens that LogQuant has quantized, and of those still in full precision.
 
     Args:
         n: number of tokens so far.
@@ -57,8 +58,8 @@ def plan(n: int, W: int, count: int | None = None) -> tuple[torch.Tensor, torch.
         count: number of flushes so far; None: as many as `n` tokens cause.
 
     Returns:
-        Quantized positions in the order in which they were quantized, and exact positions in ascending order; both
-        int64 on the CPU.
+        The positions of quantized tokens in the order in which they were quantized, and those of the other tokens in
+        ascending order; both int64 on the CPU.
     """
     everything = torch.arange(n)
     demoted, log = [everything[:0]], everything[:0]
@@ -73,21 +74,21 @@ def plan(n: int, W: int, count: int | None = None) -> tuple[torch.Tensor, torch.
 
 @lru_cache(maxsize=4)
 def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which tokens of a prompt are quantized, and which of them stay exact, apart from the sinks.
+    """Return the prompt tokens that are quantized and those that stay in full precision, apart from the sinks.
 
     The result is cached, because all layers use it.
 
     Args:
         n: number of prompt tokens, the sinks included.
         W: the method's window, in tokens.
-        sinks: number of first tokens that stay exact and are left out of the result.
+        sinks: number of first tokens, which stay in full precision and are left out of the result.
         device: device of the result.
-        skip: number of quantized tokens to leave out, because a sliding window hides them. These tokens are
-            the ones that are quantized first.
+        skip: number of quantized tokens to leave out because a sliding window hides them, counted from the first in the
+            order of quantization.
 
     Returns:
-        Indices of the quantized tokens in the prompt, in the order of quantization, and indices of the exact tokens,
-        in ascending order.
+        Indices of the quantized tokens in the prompt, in the order of quantization; and indices of the tokens in full
+        precision, in ascending order.
     """
     with torch.inference_mode(False):
         demoted, exact = plan(n - sinks, W)
@@ -96,7 +97,7 @@ def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> t
 
 @lru_cache(maxsize=16)
 def remaining(W: int, length: int, device: torch.device) -> torch.Tensor:
-    """Return which of `length` exact tokens stay exact after a flush, as slot numbers on `device`.
+    """Return which of `length` full-precision tokens a flush does not quantize, as slot numbers on `device`.
 
     These are the first, the third and so on of the oldest 2 W tokens, and all tokens after them.
     """
@@ -109,18 +110,19 @@ class LogQuant(Method):
     """LogQuant: the newest tokens and ever fewer of the older ones stay in full precision; the others are quantized.
 
     Keys are stored after RoPE. On a layer with a sliding window, the rule counts all tokens of the text. The W tokens
-    of one flush are dropped together once all of them are hidden. Exact tokens (fewer than 3 W, and the sinks) stay
-    until the rule quantizes them. If the sliding window is so short that it shows at most that many tokens, all tokens
-    in it stay exact.
+    that one flush quantizes are dropped together once all of them are hidden. Tokens in full precision (fewer than 3 W,
+    and the sinks) stay until the rule quantizes them. If the sliding window shows at most that many tokens, all tokens
+    in it stay in full precision.
 
     Args:
-        window: W, in tokens; None: ``reserved // 3``. The paper's tables use 42. 64 suits the kernels best, because its
-            groups fit their tiles.
-        reserved: R, the largest number of exact tokens as the paper counts them (128 in its tables); used only if
-            `window` is None.
-        key_axis: what a group of keys runs along: ``channel``: consecutive tokens of one channel (the paper, sec. 3.4);
+        window: W, in tokens; None: ``reserved // 3``. The paper's tables use 42. The kernels are fastest with 64,
+            because the groups then fit into their tiles.
+        reserved: R, the largest number of tokens in full precision as the paper counts them (128 in its tables); used
+            only if `window` is None.
+        key_axis: elements of a group of keys. ``channel``: consecutive tokens of one channel (the paper, sec. 3.4);
             ``token``: consecutive channels of one token (the released code).
-        sinks: number of first tokens kept exact in addition to those that the rule keeps (it always keeps token 0).
+        sinks: number of first tokens that stay in full precision in addition to those that the rule keeps (it always
+            keeps token 0).
         evict: True: drop the tokens that would be quantized (for comparison; the paper's Table 4).
     """
 
@@ -143,7 +145,7 @@ class LogQuant(Method):
         return self.evict
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if the window is empty, `sinks` is negative, or the base class refuses the settings."""
+        """Raise ConfigError if the window is empty, `sinks` is negative, or :meth:`Method.check` fails."""
         if self.window is not None and self.window < 1:
             raise ConfigError("method.window", self.window, "must be positive", allowed="1 or greater, such as 64")
         if self.W < 1:
@@ -157,12 +159,12 @@ class LogQuant(Method):
             replace(self.quantizer, key=self.key_format()).check("quantizer", head_dim)
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens that all stay exact: sinks + 3 W - 1; the next token causes a flush."""
+        """Return the number of tokens up to which none is quantized: sinks + 3 W - 1. The next token causes a flush."""
         key, value = ("reserved", self.reserved) if self.window is None else ("window", self.window)
         return Reach(f"method.{key}", value, self.sinks + 3 * self.W - 1)
 
     def key_format(self) -> FormatSpec:
-        """Return the packed format of the keys, after `key_axis` has been applied to it."""
+        """Return the packed format of the keys, with the axis `key_axis`."""
         assert self.quantizer is not None
         if self.key_axis == "token" and self.quantizer.key.axis == "channel":
             return replace(self.quantizer.value, bits=self.quantizer.key.bits)
@@ -171,7 +173,7 @@ class LogQuant(Method):
     def make_quantizer(self, side: Side, channels: int | None = None) -> AffineQuantizer:
         """Return the quantizer of the keys or the values.
 
-        A format grouped per channel has its groups within the W tokens that one flush quantizes.
+        If the format is grouped per channel, each group lies within the W tokens that one flush quantizes.
 
         Args:
             side: ``key`` or ``value``.
@@ -186,7 +188,7 @@ class LogQuant(Method):
         return affine(spec, channels)
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return empty segments for sinks (if any), quantized tokens (unless `evict` is set), and exact tokens."""
+        """Return empty segments for sinks (if any), quantized tokens (unless `evict` is set), and all other tokens."""
         segments = [self.full(layer, side, capacity=self.sinks)] if self.sinks else []
         if not self.evict:
             room = flushes(max(layer.expected_length() - self.sinks, 0), self.W) * self.W
@@ -197,7 +199,7 @@ class LogQuant(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store the prompt as if its tokens had been decoded one by one: quantized tokens, and exact ones."""
+        """Store the prompt, quantizing the same tokens as if they had been decoded one by one."""
         sinks = min(self.sinks, keys.shape[2])
         if self.whole_window(layer.window):
             for store, x in zip(layer.stores(), (keys, values), strict=True):
@@ -213,7 +215,7 @@ class LogQuant(Method):
             store.tail.append_chosen(rows, x, exact)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Quantize (or drop) W tokens at a time until fewer than 3 W tokens are exact."""
+        """Quantize (or drop) W tokens at a time until fewer than 3 W tokens are in full precision."""
         if self.whole_window(layer.window):
             return
         for store in layer.stores():
@@ -227,7 +229,7 @@ class LogQuant(Method):
                 tail.keep(rows, remaining(W, tail.length(rows), layer.device))
 
     def whole_window(self, window: int | None) -> bool:
-        """Return True if a sliding window is so short that all tokens in it stay exact.
+        """Return True if a sliding window is so short that all tokens in it stay in full precision.
 
         Args:
             window: the sliding window of a layer, in tokens; None: the layer has none, and the result is False.
@@ -243,7 +245,7 @@ class LogQuant(Method):
         return 0 if self.evict else max((hidden - self.sinks) // self.W - 1, 0) * self.W
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return `hidden` if all tokens in the sliding window are exact, else 0.
+        """Return `hidden` if all tokens in the sliding window stay in full precision, else 0.
 
         If the result is 0, :meth:`forget` itself decides which tokens to drop.
         """
@@ -261,9 +263,10 @@ class LogQuant(Method):
                     store.packed.drop_front(rows, count)
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return the positions of a row's sinks, quantized tokens and exact tokens, in slot order.
+        """Return the positions of a row's tokens in slot order: sinks, quantized tokens, tokens in full precision.
 
-        None if the sliding window is so short that all tokens in it are exact; slots are then in order of position.
+        None if the sliding window is so short that all tokens in it stay in full precision; slots are then in order of
+        position.
         """
         if self.whole_window(layer.window):
             return None
@@ -279,7 +282,7 @@ class LogQuant(Method):
         return torch.cat(order) + layer.start(row)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of exact tokens and of quantized tokens, which were packed W at a time."""
+        """Predict the bytes of tokens in full precision and of quantized tokens, which are packed W at a time."""
         if self.whole_window(at.window):
             return at.both(at.tokens - at.hidden)
         demoted = flushes(at.tokens - min(self.sinks, at.tokens), self.W) * self.W
@@ -292,7 +295,7 @@ class LogQuant(Method):
         return total + self.demoted_bytes(forms[0], demoted, at) + self.demoted_bytes(forms[1], demoted, at)
 
     def demoted_bytes(self, form: FormatSpec, count: int, at: Setting) -> KVBytes:
-        """Return the bytes of quantized keys or values, which were packed W tokens at a time.
+        """Predict the bytes of quantized keys or values, which are packed W tokens at a time.
 
         Args:
             form: packed format of the keys or the values.

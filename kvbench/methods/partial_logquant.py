@@ -1,4 +1,4 @@
-"""PartialLogQuant: keys by LogQuant's rule, values by age.
+"""PartialLogQuant: keys are quantized by LogQuant's rule, values by age.
 
 Source: LogQuant (see :mod:`kvbench.methods.logquant`), sec. 3.3, and PartialLogQuantizedCache of its released code.
 """
@@ -25,9 +25,9 @@ else:
 
 @lru_cache(maxsize=16)
 def thinned(W: int, device: torch.device) -> torch.Tensor:
-    """Return the order in which a flush of keys puts the oldest 2 W values, as indices on `device`.
+    """Return the new order of the oldest 2 W values when a flush quantizes keys, as indices on `device`.
 
-    Values of tokens with quantized keys come first, then values of tokens with exact keys.
+    Values whose keys are quantized come first, then values whose keys stay in full precision.
     """
     with torch.inference_mode(False):
         return torch.tensor([*range(1, 2 * W, 2), *range(0, 2 * W, 2)], device=device)
@@ -40,9 +40,9 @@ class PartialLogQuant(LogQuant):
     The other hyper-parameters are those of :class:`~kvbench.methods.logquant.LogQuant`; `evict` must be False.
 
     Args:
-        value_window: values that stay exact after n tokens: ``recent``: the newest W (the paper); ``released``: the
+        value_window: values in full precision after n tokens. ``recent``: the newest W (the paper); ``released``: the
             newest n mod W (the authors' code).
-        reserved: R; if `window` is None, W is ``reserved // 2`` here, as in the authors' scripts.
+        reserved: R. If `window` is None, W is ``reserved // 2``, as in the authors' scripts, not ``reserved // 3``.
     """
 
     value_window: Literal["recent", "released"] = "recent"
@@ -53,7 +53,7 @@ class PartialLogQuant(LogQuant):
         return self.window if self.window is not None else self.reserved // 2
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError as LogQuant does, and also if `evict` is set or values are not grouped per token."""
+        """Raise ConfigError if `evict` is set, values are not grouped per token, or :meth:`LogQuant.check` fails."""
         if self.evict:
             raise ConfigError(
                 "method.evict",
@@ -71,7 +71,7 @@ class PartialLogQuant(LogQuant):
             )
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens that all stay exact; values decide it, as they are quantized first."""
+        """Return the number of tokens up to which none is quantized: the sinks and the window of values."""
         key, value = ("reserved", self.reserved) if self.window is None else ("window", self.window)
         return Reach(f"method.{key}", value, self.sinks + self.W - (self.value_window == "released"))
 
@@ -82,7 +82,7 @@ class PartialLogQuant(LogQuant):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store keys as LogQuant does, and values in the same order of tokens, all of them packed except the newest."""
+        """Store keys as LogQuant does, and values in the same order of tokens, all packed apart from the newest."""
         sinks = min(self.sinks, keys.shape[2])
         n = keys.shape[2] - sinks
         if self.whole_window(layer.window):
@@ -100,7 +100,7 @@ class PartialLogQuant(LogQuant):
             store.tail.append_chosen(rows, x, order[border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Quantize the oldest exact values, then keys by LogQuant's rule; reorder codes of values to match the keys."""
+        """Quantize the oldest values, then keys by LogQuant's rule; reorder the values to match the keys."""
         if self.whole_window(layer.window):
             return
         keys, values = layer.stores()
@@ -120,7 +120,7 @@ class PartialLogQuant(LogQuant):
             tail.keep(rows, remaining(W, tail.length(rows), layer.device))
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of keys, which follow LogQuant's rule, and of values, whose newest tokens are exact."""
+        """Predict the bytes of keys, by LogQuant's rule, and of values, of which the newest are not packed."""
         if self.whole_window(at.window):
             return at.both(at.tokens - at.hidden)
         assert self.quantizer is not None

@@ -1,4 +1,4 @@
-"""Configuration errors for users of the Python API: hints as Python arguments, not command-line overrides."""
+"""Configuration errors for users of the Python API, whose hints are Python arguments, not command-line overrides."""
 
 from __future__ import annotations
 

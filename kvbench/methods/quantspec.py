@@ -44,19 +44,20 @@ class QuantSpec(RecencyMethod):
     """QuantSpec: tokens are packed in two nibbles; the draft of speculative decoding reads only the upper ones.
 
     G is the group size of the keys (``quantizer.key.group_size``), which are stored after RoPE. Once there are G
-    tokens, the newest G to 2 G - 1 are exact. When 2 G or more tokens are exact and confirmed, the oldest G of them are
-    quantized, as one group of keys per channel. A round of speculation adds up to gamma + 1 tokens to the exact ones.
+    tokens, the newest G to 2 G - 1 are in full precision. When 2 G or more confirmed tokens are in full precision, the
+    oldest G of them are quantized, with one group of keys per channel. A round of speculation adds up to gamma + 1 more
+    tokens in full precision.
 
     On a layer with a sliding window, the rule counts all tokens of the text, and hidden tokens are dropped G at a time.
-    A sliding window of at most G + 1 tokens never shows a packed token, so such a layer holds exact tokens only, as
-    with fp16.
+    A sliding window of at most G + 1 tokens never shows a packed token, so such a layer holds all tokens in full
+    precision, as with fp16.
 
     Args:
-        gamma: tokens drafted per round; 0 decodes with the target only, without speculation (paper: 1 to 6, by search).
-        draft: cache that the draft reads. ``upper``: the upper nibbles of the target's cache (QuantSpec); ``full``: all
-            of the target's cache, to isolate the effect of the draft's weights (Fig. 5). The name of any other method
-            gives the draft a cache of its own for the same prompt: ``streamingllm``, ``snapkv`` (the paper's
-            baselines), ``kivi``, ``logquant``, ...
+        gamma: tokens drafted per round (paper: 1 to 6, chosen by search). 0: no speculation; the target alone decodes.
+        draft: cache that the draft reads. ``upper``: the upper nibbles of the target's cache (QuantSpec); ``full``: the
+            target's cache with both nibbles, to isolate the effect of the draft's weights (Fig. 5). The name of any
+            other method gives the draft a cache of its own for the same prompt: ``streamingllm``, ``snapkv`` (the
+            paper's baselines), ``kivi``, ``logquant``, ...
         draft_options: hyper-parameters of the method that `draft` names, and ``quantizer``, the name of its quantizer
             preset. For ``streamingllm``, ``snapkv`` and ``h2o`` the defaults are a budget of a quarter of the context
             and MagicDec's settings (:data:`SPARSE`).
@@ -64,8 +65,8 @@ class QuantSpec(RecencyMethod):
             ``int4_all``: every linear layer of the decoder in 4 bits.
         target: cache that the target reads. ``int8``: both nibbles (QuantSpec); ``fp16``: a cache in full precision, as
             the paper's sparse baselines use to verify.
-        sensitive_layers: L_S, number of layers, counted from the first, whose keys and values stay exact for target and
-            draft; less than the model's number of layers.
+        sensitive_layers: L_S, number of first layers whose keys and values stay in full precision for target and draft;
+            less than the model's number of layers.
     """
 
     gamma: int = bounded(4, minimum=0, maximum=64)
@@ -77,7 +78,7 @@ class QuantSpec(RecencyMethod):
 
     @property
     def G(self) -> int:
-        """Number of tokens per group of keys, which is also the size of each half of the double buffer."""
+        """Number of tokens per group of keys, which is also the size in tokens of each half of the double buffer."""
         assert self.quantizer is not None
         return int(self.quantizer.key.group_size)
 
@@ -87,7 +88,9 @@ class QuantSpec(RecencyMethod):
         return Speculation(gamma=self.gamma, draft=self.draft, weights=self.draft_weights) if self.gamma else None
 
     def alone(self) -> QuantSpec:
-        """Return the method without a draft but with the same target, for measurements that generate no tokens."""
+        """Return the method with the same target but no draft, for measurements that generate no tokens
+        (perplexity).
+        """
         return replace(self, gamma=0)
 
     @property
@@ -97,7 +100,7 @@ class QuantSpec(RecencyMethod):
 
     @property
     def own_cache(self) -> bool:
-        """True if the draft has its own cache, False if it reads the target's cache or there is no speculation."""
+        """True if the draft has its own cache, False if it reads the target's cache or there is no draft."""
         return bool(self.gamma) and self.draft not in OWN_VIEWS
 
     @cached_property
@@ -114,19 +117,21 @@ class QuantSpec(RecencyMethod):
         return self.draft_method.packages() if self.own_cache else ()
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens that all stay exact: 2 G - 1; None for ``target=fp16``."""
+        """Return the number of tokens up to which none is packed: 2 G - 1; None for ``target=fp16``."""
         if self.target == "fp16":
             return None
         return Reach("quantizer.key.group_size", self.G, 2 * self.G - 1)
 
     def ready(self) -> None:
-        """Raise ModelError if something other than the model that the draft needs (an encoder) is unavailable."""
+        """Raise ModelError if an encoder, or anything else that the draft needs apart from the model, is
+        unavailable.
+        """
         if self.own_cache:
             with _named_for_the_draft():
                 self.draft_method.ready()
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError for unsuitable formats, gamma >= G, or a draft that is unknown or equal to the target."""
+        """Raise ConfigError if formats are unsuitable, gamma >= G, or the draft is unknown or equal to the target."""
         super().check(head_dim, max_length)
         self._check_draft(head_dim, max_length)
 
@@ -196,10 +201,11 @@ class QuantSpec(RecencyMethod):
             )
 
     def prepare(self, model: ModelConfig) -> None:
-        """Prepare the draft's method for the model (KVQuant: find its calibration file).
+        """Prepare the draft's method for the model; KVQuant finds its calibration file.
 
         Raises:
-            ConfigError: `sensitive_layers` leaves no layer to quantize, or the draft's method raises it.
+            ConfigError: `sensitive_layers` leaves no layer to quantize, or the draft's method cannot run with this
+                model.
         """
         self._check_layers(model.layers())
         if self.own_cache:
@@ -216,7 +222,7 @@ class QuantSpec(RecencyMethod):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return what replaces ``draft_options`` in the identity of a run.
+        """Return the value that replaces ``draft_options`` in the identity of a run (:meth:`Method.identity`).
 
         These are the options, with the values that the draft's method puts in place of some of them (KVQuant: a hash of
         its calibration file). The result is empty if there are no such values, or if the draft has no cache of its own.
@@ -227,14 +233,15 @@ class QuantSpec(RecencyMethod):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """Return an empty cache for the target; if the draft has its own cache, the target's cache leads it.
+        """Return an empty cache for the target; if the draft has its own cache, the prompt fills both.
 
-        A cache that leads another one gives it the tokens of the prompt, so that one prefill fills both.
+        The cache of the target then passes the keys and values of the prompt on to that of the draft
+        (:meth:`kvbench.cache.KVCache.lead`), so that one prefill is enough.
 
         Args:
             model: causal language model, which is switched to kvbench's attention.
             prompts: padding and text of the rows, as for :meth:`Method.new_cache`.
-            max_length: number of tokens, prompt and answer together, for which to allocate; None: not known.
+            max_length: number of tokens, prompt and answer together, for which to allocate buffers; None: not known.
 
         Raises:
             ConfigError: `sensitive_layers` leaves no layer to quantize, or a setting of the target or the draft cannot
@@ -256,16 +263,17 @@ class QuantSpec(RecencyMethod):
     # -- the rule ---------------------------------------------------------------------------------------------------
 
     def exact(self, n: int) -> int:
-        """Return how many of the newest tokens are exact after `n` tokens: n if n < 2 G, else G + n mod G.
+        """Return how many of the newest tokens are in full precision after `n` tokens: n if n < 2 G, else G + n mod G.
 
         The buffer of 2 G tokens flushes its older half whenever it is full (Algorithm 1, lines 24-27).
         """
         return n if n < 2 * self.G else self.G + n % self.G
 
     def exact_after_prompt(self, n: int) -> int:
-        """Return how many tokens are exact after a prompt of `n` tokens.
+        """Return how many tokens are in full precision after a prompt of `n` tokens.
 
-        This is the same as :meth:`exact`, except that a prompt of 2 G tokens stays exact, as in the authors' code.
+        The result is that of :meth:`exact`, except that a prompt of 2 G tokens stays in full precision, as in the
+        authors' code.
         """
         return n if n == 2 * self.G else self.exact(n)
 
@@ -275,14 +283,14 @@ class QuantSpec(RecencyMethod):
 
     @property
     def exact_layers(self) -> int:  # type: ignore[override]
-        """Number of layers, counted from the first, that stay exact: `sensitive_layers` (L_S)."""
+        """Number of first layers that stay in full precision: `sensitive_layers` (L_S)."""
         return self.sensitive_layers
 
     def packs(self, layer: int, window: int | None) -> bool:
         """Return True if the layer packs tokens, False if it holds all of them in full precision.
 
-        Sensitive layers pack none, nor do layers of an fp16 target, or layers whose sliding window is too short to show
-        a packed token.
+        Three kinds of layers pack none: the first `sensitive_layers` layers, all layers of an fp16 target, and layers
+        whose sliding window is too short to show a packed token.
 
         Args:
             layer: index of the layer.
@@ -297,7 +305,7 @@ class QuantSpec(RecencyMethod):
         return self.packed(layer, side, self.make_quantizer(side, channels), capacity=room)
 
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return an empty segment for exact tokens.
+        """Return an empty segment for tokens in full precision.
 
         It has room for the double buffer and one round of speculation, or for all tokens if the layer packs none.
         """
@@ -306,7 +314,7 @@ class QuantSpec(RecencyMethod):
         return self.full(layer, side, capacity=2 * self.G + self.gamma + 1, slack=0)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of the target's cache, of what the draft reads, or of all caches, as ``at.view`` says."""
+        """Predict the bytes of all caches, of the target's cache, or of what the draft reads, as ``at.view`` says."""
         own = self.draft_method.layer_bytes(at) if self.own_cache and at.view != "target" else KVBytes()
         if self.own_cache and at.view == "draft":
             return own

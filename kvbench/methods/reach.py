@@ -10,7 +10,7 @@ from kvbench.errors import ConfigError
 
 @dataclass(frozen=True)
 class Reach:
-    """Largest number of tokens that all stay in full precision, and the hyper-parameter that decides it.
+    """Number of tokens up to which a method packs and drops none, and the hyper-parameter that decides this number.
 
     Args:
         key: configuration key of that hyper-parameter; ``method`` if no single one decides.

@@ -1,4 +1,4 @@
-"""Base of methods in which only the number of tokens decides which of them are exact."""
+"""Base of methods in which only the number of tokens decides which of them are in full precision."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class RecencyMethod(Method):
 
     The first tokens (:attr:`sinks`) and a window of the newest tokens stay in full precision. Keys and values are each
     stored in up to three segments: sinks, packed tokens, and window. A subclass defines only :meth:`exact`, which
-    returns how many of the newest tokens are exact. Everything else follows from it: the stores, padding, rollback,
-    sliding windows, batched packing, the bill and its formula. The tokens of a step are exact during that step. Each
-    token is packed once, before a later step.
+    returns how many of the newest tokens are in full precision. Everything else follows from it: the stores, padding,
+    rollback, sliding windows, batched packing, and the count of bytes and its formula. The tokens of a step are in full
+    precision during that step. Each token is packed once, before a later step.
 
     On a layer with a sliding window, the rule counts all tokens of the text, and hidden tokens are dropped in whole
     groups.
@@ -53,19 +53,19 @@ class RecencyMethod(Method):
     # -- the rule ---------------------------------------------------------------------------------------------------
 
     def exact(self, n: int) -> int | tuple[int, int]:
-        """Return how many of the newest tokens are exact once `n` tokens have followed the sinks.
+        """Return how many of the newest tokens are in full precision after `n` tokens, not counting the sinks.
 
         The result is one number, or a pair of numbers for keys and values. From n to n + 1 it must not grow by more
-        than one, because packed tokens never become exact again. For formats grouped per channel, whose groups span
-        several tokens, ``n - exact(n)`` must be a multiple of the group size.
+        than one, because packed tokens never return to full precision. For formats grouped per channel, whose groups
+        span several tokens, ``n - exact(n)`` must be a multiple of the group size.
         """
         raise NotImplementedError(f"{type(self).__name__} must define the method exact(n)")
 
     def exact_after_prompt(self, n: int) -> int | tuple[int, int]:
-        """Return how many of the newest tokens are exact right after a prompt with `n` tokens behind the sinks.
+        """Return how many of the newest tokens are in full precision right after a prompt.
 
-        The number holds until the next step begins; from then on :meth:`exact` applies. This implementation returns
-        ``exact(n)``.
+        The prompt has `n` tokens, not counting the sinks. The number holds until the next step begins; from then on
+        :meth:`exact` applies. This implementation returns ``exact(n)``.
         """
         return self.exact(n)
 
@@ -75,7 +75,7 @@ class RecencyMethod(Method):
         return self.quantizer.key, self.quantizer.value
 
     def packs(self, layer: int, window: int | None) -> bool:
-        """Return True if the layer packs (or drops) tokens, False if it holds all of them exact.
+        """Return True if the layer packs (or drops) tokens, False if it holds all of them in full precision.
 
         Args:
             layer: index of the layer.
@@ -101,7 +101,7 @@ class RecencyMethod(Method):
         return self.full(layer, side, capacity=max(self.windows(expected)) if self._packs(layer) else expected)
 
     def unit(self, width: int) -> int:
-        """Return how many tokens a layer with a sliding window drops at a time once they are hidden.
+        """Return the number of tokens that are dropped at a time once a sliding window hides them.
 
         Args:
             width: channels of a token over all heads.
@@ -115,7 +115,7 @@ class RecencyMethod(Method):
 
     @property
     def packs_together(self) -> bool:
-        """True unless a subclass overrides :meth:`settle`: packing may be deferred, to do all layers in one launch."""
+        """True unless a subclass overrides :meth:`settle`: one kernel launch may pack the tokens of all layers."""
         return type(self).settle is RecencyMethod.settle
 
     @property
@@ -137,8 +137,8 @@ class RecencyMethod(Method):
     def check_rule(self) -> None:
         """Raise ConfigError if :meth:`exact` does not follow its rules, by trying all token counts below :data:`TRIED`.
 
-        It must return whole numbers from 0 to n, packed tokens must never become exact again, and groups must be packed
-        as a whole. :meth:`check` calls this after checking the formats.
+        It must return whole numbers from 0 to n, packed tokens must never return to full precision, and groups must be
+        packed as a whole. :meth:`check` calls this after checking the formats.
         """
         for n in range(TRIED):
             self._check_exact(n)
@@ -184,13 +184,13 @@ class RecencyMethod(Method):
             )
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens that all stay exact; None if even the first token is packed."""
+        """Return the number of tokens up to which none is packed or dropped; None if even the first token is packed."""
         # the number of packed tokens never falls, so bisection finds the first count with one
         untouched = bisect_left(range(LONGEST), True, key=lambda n: min(self.windows(self.sinks + n + 1)) <= n)
         return Reach("method", type(self).__name__, self.sinks + untouched) if self.sinks + untouched else None
 
     def windows(self, count: int, *, prompt: bool = False) -> tuple[int, int]:
-        """Return how many of the newest keys and how many of the newest values are exact; sinks are not counted.
+        """Return how many of the newest keys and values are in full precision, as two numbers without the sinks.
 
         Args:
             count: number of tokens so far, the sinks included.
@@ -231,7 +231,10 @@ class RecencyMethod(Method):
             store.tail.append(rows, x[:, :, border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Pack, oldest first, the tokens that the rule no longer keeps exact; with :attr:`evict` drop them."""
+        """Pack the oldest full-precision tokens until only as many remain as :meth:`exact` returns.
+
+        With :attr:`evict`, drop these tokens instead.
+        """
         if not self._packs(layer):
             return
         count = layer.real_tokens(rows.indices(layer.batch)[0])
@@ -245,7 +248,7 @@ class RecencyMethod(Method):
                 store.tail.drop_front(rows, excess)
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return how many hidden tokens to drop: the sinks all at once, then multiples of :meth:`unit` tokens.
+        """Return how many hidden tokens to drop: first all sinks together, then multiples of :meth:`unit` tokens.
 
         A layer that packs no tokens drops all hidden ones.
         """
@@ -254,7 +257,10 @@ class RecencyMethod(Method):
         return whole(hidden, self.unit(layer.heads * max(layer.key_dim, layer.value_dim)), self.sinks)
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop the tokens that :meth:`forgotten` counts and that are still stored; arguments as for the base class."""
+        """Drop as many of the oldest tokens as :meth:`forgotten` returns, unless they have already been dropped.
+
+        Arguments are those of :meth:`Method.forget`.
+        """
         if not self._gaps(layer):
             super().forget(layer, rows, hidden)
             return
@@ -263,7 +269,7 @@ class RecencyMethod(Method):
             store.drop_front(rows, count)
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return the positions of the remaining tokens with :attr:`evict`, else None: the slots are in order."""
+        """Return the positions of the remaining tokens with :attr:`evict`; otherwise None, as slots are in order."""
         if not self._gaps(layer):
             return None
         store, one, n = layer.stores()[0], slice(row, row + 1), layer.real_tokens(row)
@@ -271,7 +277,7 @@ class RecencyMethod(Method):
         return torch.cat([torch.arange(sinks), torch.arange(n - store.tail.length(one), n)]) + layer.start(row)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of one layer of one sequence: sinks, packed tokens and window."""
+        """Predict the bytes of one layer for one sequence: sinks, packed tokens and window."""
         if not self.packs(at.layer, at.window):
             return at.both(at.tokens - at.hidden)
         here = at.tokens - whole(at.hidden, self.unit(at.heads * at.channels), self.sinks)

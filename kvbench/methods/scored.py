@@ -25,7 +25,7 @@ class ScoredMethod(Method):
     """Base of methods that drop the prompt tokens with the lowest scores, per KV head, at the end of the prefill.
 
     A subclass defines only :meth:`score`, which returns the scores. Everything else follows from it: the choice of
-    tokens, the stores, padding, sliding windows, the bill and its formula. All generated tokens are kept.
+    tokens, the stores, padding, sliding windows, and the count of bytes and its formula. All generated tokens are kept.
 
     On a layer with a sliding window, only prompt tokens that later tokens can see are candidates, and a budget given as
     a share is a share of these. After the prompt, a slot is dropped once its token is hidden in every head, 32
@@ -46,7 +46,7 @@ class ScoredMethod(Method):
     def score(self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor:
         """Return a score per prompt token and KV head, ``[B, H, n]``; tokens with high scores are kept.
 
-        The scores of the :attr:`newest` tokens may be left out at the end, because these tokens are always kept.
+        The result may omit the scores of the :attr:`newest` tokens at its end, because these tokens are always kept.
 
         Args:
             keys: keys of the prompt, ``[B, H, n, D]``.
@@ -58,7 +58,7 @@ class ScoredMethod(Method):
         raise NotImplementedError(f"{type(self).__name__} must define the method score(keys, values, attention)")
 
     def split(self, n: int) -> tuple[int, int]:
-        """Return how many of `n` prompt tokens are kept for their scores, and how many because they are the newest."""
+        """Return how many of `n` prompt tokens are kept by score, and how many because they are the newest."""
         resident = tokens(self.budget, n, self.least)
         newest = min(self.newest, resident)
         return resident - newest, newest
@@ -81,9 +81,9 @@ class ScoredMethod(Method):
         check_budget(self.budget, self.least, f"the newest tokens ({self.newest}) and one before them")
 
     def reach(self) -> Reach | None:
-        """Return the largest number of prompt tokens that are all kept, and the setting that decides it.
+        """Return the number of prompt tokens up to which none is dropped, and the setting that decides this number.
 
-        It is the budget, or, if that is a share, the number of newest tokens. None if the latter is 0.
+        It is the budget or, if the budget is a share, the number of newest tokens. None if the number is 0.
         """
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=True)
@@ -182,12 +182,15 @@ class ScoredMethod(Method):
         return hidden
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop hidden tokens or, if tokens were chosen by score, slots whose tokens are hidden in every head."""
+        """Drop tokens that a sliding window hides.
+
+        If heads hold different tokens, a slot is dropped once its tokens are hidden in every head.
+        """
         if layer.order[rows.indices(layer.batch)[0]] is None:
             super().forget(layer, rows, hidden)
         else:
             forget(layer, rows, hidden)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of kept and generated tokens, assuming that a sliding window hides no kept token."""
+        """Predict the bytes of kept and generated tokens, assuming that a sliding window hides no kept token."""
         return at.both(min(sum(self.split(at.shown)) + at.generated, at.tokens - at.hidden))

@@ -1,4 +1,4 @@
-"""Counts of tokens dropped once a sliding window has passed them: groups leave as a whole. Imports no torch."""
+"""Numbers of tokens to drop once a sliding window hides them, in whole groups. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SnapKV: keep the prompt's last tokens, and the earlier ones that those attend to most, with their neighbours.
+"""SnapKV: keep the prompt's last tokens, and the earlier tokens to which they attend most, with their neighbours.
 
 Source: Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation" (NeurIPS 2024), sec. 4, listing 1;
 FasterDecoding/SnapKV, snapkv_utils.py. The authors' code repeats keys and values for every query head and chooses
@@ -33,11 +33,11 @@ class SnapKV(ScoredMethod):
 
     Args:
         budget: prompt tokens to keep, the window included, as a number (int) or as a share of the prompt (float).
-        window: number of last prompt tokens. Their attention (their votes) decides which earlier tokens are kept; they
-            are always kept themselves.
+        window: number of last prompt tokens, which are always kept. Their attention probabilities (their votes) decide
+            which earlier tokens are kept.
         kernel: number of neighbouring tokens over which votes are pooled; odd.
         pooling: how votes are pooled: ``max`` or ``avg``.
-        group: how the votes of the query heads that share a KV head are combined: ``mean``, ``max`` or ``sum``.
+        group: reduction of the votes of the query heads that share a KV head: ``mean``, ``max`` or ``sum``.
         group_after_pooling: True: pool the votes of each query head, then combine them; False: combine, then pool. The
             result differs only if `pooling` or `group` is ``max``.
     """
@@ -97,13 +97,13 @@ class SnapKV(ScoredMethod):
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach:
-        """Return the largest number of prompt tokens that are all kept: the budget, or the window for a share."""
+        """Return the number of prompt tokens up to which none is dropped: the budget, or the window for a share."""
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=True)
         return Reach("method.window", self.window, self.window, of_prompt=True)
 
     def check_reach(self, max_length: int) -> None:
-        """Raise ConfigError as the base class does, and also if `window` or `kernel` is larger than any prompt."""
+        """Raise ConfigError if no prompt is long enough for a token to be dropped, or for `window` or `kernel`."""
         for key in ("window", "kernel"):
             if getattr(self, key) >= max_length:
                 raise ConfigError(

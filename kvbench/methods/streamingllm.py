@@ -45,8 +45,8 @@ class Turning(CacheState):
 class StreamingLLM(Method):
     """StreamingLLM: keeps the first tokens (sinks) and a rolling window of the newest tokens, and drops the others.
 
-    Together, sinks and window fill the budget. A step also sees its own tokens. The tokens of the prompt attend to each
-    other in full, before any are dropped.
+    Together, sinks and window fill the budget. The tokens of a step also attend to each other. The tokens of the prompt
+    attend to each other in full, before any are dropped.
 
     On a layer with a sliding window, the budget is limited to the tokens that the window shows, and a budget given as a
     share is a share of these. With ``position=cache`` the budget includes the sinks. With ``position=original`` the
@@ -56,7 +56,7 @@ class StreamingLLM(Method):
         sinks: number of first tokens that are never dropped (paper: 4).
         budget: tokens to keep, sinks included, as a number (int) or as a share of the tokens seen so far (float).
         position: ``cache``: positions are consecutive within the cache (the paper). Distances within the window do not
-            change, so only the keys of the sinks must move: every step rotates them from their original positions to
+            change, so only the keys of the sinks are rotated: every step rotates them from their original positions to
             those right before the window. ``original``: all keys keep their original positions, so the distance to the
             sinks grows.
         evict: ``steps``: tokens are dropped at every step (the paper); ``prefill``: only once, after the prompt. The
@@ -91,7 +91,7 @@ class StreamingLLM(Method):
         check_budget(self.budget, self.sinks + 1, f"the sinks (method.sinks={self.sinks}) and one new token")
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens that are all kept: the budget or, if that is a share, `sinks` + 1."""
+        """Return the number of tokens up to which none is dropped: the budget or, if that is a share, `sinks` + 1."""
         prompt = self.evict == "prefill"
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=prompt)
@@ -113,7 +113,7 @@ class StreamingLLM(Method):
         return cache
 
     def held(self, n: int, window: int | None = None) -> int:
-        """Return the number of tokens that a layer holds after `n` tokens.
+        """Return the number of tokens that a layer holds, within its budget, after `n` tokens.
 
         Args:
             n: number of tokens seen so far.
@@ -124,7 +124,7 @@ class StreamingLLM(Method):
         return tokens(self.budget, n - passed, self.sinks + 1) + beside
 
     def most(self, n: int, window: int | None) -> int:
-        """Return the largest number of tokens that a layer may hold after `n` tokens, whatever the budget.
+        """Return the number of tokens that a layer would hold after `n` tokens if the budget were unlimited.
 
         Args:
             n: number of tokens seen so far.
@@ -178,7 +178,7 @@ class StreamingLLM(Method):
                 tail.roll(rows, count - resident, n - resident)
 
     def tails(self, layer: KVLayer, rows: slice = slice(0, 1)) -> list[tuple[RollingSegment, int]]:
-        """Return the rolling segments of keys and of values, each with the number of tokens it holds for `rows`."""
+        """Return a pair for keys and a pair for values: the rolling segment, and its number of tokens per row."""
         from kvbench.cache.segments.rolling import RollingSegment
 
         tails = []
@@ -212,7 +212,7 @@ class StreamingLLM(Method):
         return torch.cat([first, torch.arange(n - (slots - sinks), n)]) + layer.start(row)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of sinks and window."""
+        """Predict the bytes of sinks and window."""
         if self.evict == "steps":
             return at.both(self.held(at.tokens, at.window))
         grown = self.held(at.prompt, at.window) + at.generated

@@ -1,4 +1,4 @@
-"""Check that a method takes the quantizer that was chosen for it."""
+"""Check that a method accepts the quantizer that was chosen for it."""
 
 from __future__ import annotations
 

@@ -39,8 +39,9 @@ class Traits:
         """True if the packing in ``settle`` may be deferred, so that one kernel launch packs the tokens of all layers.
 
         The deferred launch reads the last, full-precision segments after ``settle`` has run for every layer. So such a
-        ``settle`` may read these segments and drop tokens at their front, but not move tokens within them. A base class
-        returns True for its own ``settle`` only. ``tests/contract/test_deferred.py`` detects a wrong True on a CPU.
+        ``settle`` may read these segments and drop tokens at their front, but must not move tokens within them. Base
+        classes return True only if a subclass does not override their ``settle``. ``tests/contract/test_deferred.py``
+        detects a wrong True on a CPU.
         """
         return False
 
