@@ -88,9 +88,7 @@ class QuantSpec(RecencyMethod):
         return Speculation(gamma=self.gamma, draft=self.draft, weights=self.draft_weights) if self.gamma else None
 
     def alone(self) -> QuantSpec:
-        """Return the method with the same target but no draft, for measurements that generate no tokens
-        (perplexity).
-        """
+        """Return the method with the same target but no draft, to measure what generates no tokens (perplexity)."""
         return replace(self, gamma=0)
 
     @property
@@ -123,9 +121,7 @@ class QuantSpec(RecencyMethod):
         return Reach("quantizer.key.group_size", self.G, 2 * self.G - 1)
 
     def ready(self) -> None:
-        """Raise ModelError if an encoder, or anything else that the draft needs apart from the model, is
-        unavailable.
-        """
+        """Raise ModelError if an encoder, or anything else that the draft needs in addition, is unavailable."""
         if self.own_cache:
             with _named_for_the_draft():
                 self.draft_method.ready()
