@@ -83,10 +83,13 @@ def run(arguments: argparse.Namespace, given: Sequence[str] = ()) -> str:
     """
     groups = grouped(arguments.words)
     if arguments.steps < 1:
-        raise ConfigError("--steps", arguments.steps, "must be positive", allowed="1, 2, ..., 16, ...")
+        raise ConfigError("--steps", arguments.steps, "must be positive", allowed="whole numbers, 1 or greater")
     if arguments.prompt_queries < -1:
         raise ConfigError(
-            "--prompt-queries", arguments.prompt_queries, "is not a number of queries", allowed="-1, 0, ..."
+            "--prompt-queries",
+            arguments.prompt_queries,
+            "must be the number of the prompt's last queries to profile, or -1 for all queries",
+            allowed="-1, or 0 and greater",
         )
     model: ModelConfig = build(ModelConfig, groups["model"], "model")
     model.check()
@@ -141,7 +144,7 @@ def grouped(words: Iterable[str]) -> dict[str, dict[str, Any]]:
             raise ConfigError(
                 word,
                 None,
-                "is neither a choice nor a key of the analysis",
+                "is not an override that the analysis accepts",
                 allowed="model=NAME, dataset=NAME, model.KEY=VALUE, dataset.KEY=VALUE, runtime.KEY=VALUE",
                 hint="name methods after --settings: --settings kivi:int4",
             )

@@ -143,7 +143,7 @@ class Observation:
             return out, None
         if query.shape[2] != 1:
             raise CacheError(
-                f"attention is analysed token by token, but {query.shape[2]} tokens arrived at once after the prompt"
+                f"attention is analysed token by token, but a step after the prompt has {query.shape[2]} tokens"
             )
         out = step(module, layer, query, keys, values, attention_mask, scaling, logits)
         self._observe_step(layer, queries, call)

@@ -31,7 +31,7 @@ def token_count(text: str) -> int:
         raise ValueError(f"{cut(text)!r} is not a number of tokens such as 4k, 32k or 131072")
     count = int(match[1]) * (1024 if match[2] else 1)
     if count > MOST_TOKENS:
-        raise ValueError(f"{text!r} is more than {MOST_TOKENS} tokens")
+        raise ValueError(f"{text!r} exceeds the limit of {MOST_TOKENS} tokens")
     return count
 
 
@@ -60,7 +60,7 @@ def count(text: str) -> int:
 
 def _whole(text: str, least: int) -> int:
     if not (text.isascii() and text.isdecimal()) or (len(text) <= 12 and int(text) < least):
-        raise argparse.ArgumentTypeError(f"{cut(text)!r} is not a number, {least} or greater")
+        raise argparse.ArgumentTypeError(f"{cut(text)!r} is not a whole number, {least} or greater")
     if len(text) > 12 or int(text) > MOST:
         raise argparse.ArgumentTypeError(f"{cut(text)} is too large (at most {MOST})")
     return int(text)

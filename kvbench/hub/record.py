@@ -57,9 +57,8 @@ def settle(repository: Repository, commit: str | None, place: str) -> None:
             f"revision {repository.asked} of {repository.hub_id} has moved: it was commit "
             f"{first['commit']} when it was first "
             f"fetched ({first.get('fetched')}), but {place} now has {commit}. Nothing was downloaded or changed",
-            f"fetch with {repository.key}={first['commit']} to complete the first commit (runs without "
-            "that key then continue), or "
-            f"run with {repository.key}={commit} to use the new one, which gives new run ids",
+            f"fetch with {repository.key}={first['commit']} to complete the first commit, after which runs without "
+            f"that key work again; or run with {repository.key}={commit} to use the new commit, which starts new runs",
         )
 
 

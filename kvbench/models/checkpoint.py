@@ -271,7 +271,7 @@ def tensor_names(file: Path) -> list[str]:
     for name, entry in tensors.items():
         place = entry.get("data_offsets") if isinstance(entry, dict) else None
         if not (isinstance(place, list) and len(place) == 2 and all(isinstance(offset, int) for offset in place)):
-            raise DamagedFile(file, f"has a header without the position of {name}")
+            raise DamagedFile(file, f"has a header that does not give the position of the tensor {name}")
         end = max(end, place[1])
         bits, shape = BITS.get(str(entry.get("dtype"))), entry.get("shape")
         if bits and isinstance(shape, list) and all(isinstance(length, int) for length in shape):

@@ -58,8 +58,8 @@ def attentions(model: PreTrainedModel) -> list[nn.Module]:
     }
     if sorted(modules) != list(range(config.num_hidden_layers)):
         raise ModelError(
-            f"{type(model).__name__} has no k_proj or {FUSED} in each of its {config.num_hidden_layers} layers, so its "
-            "keys before RoPE cannot be seen.\n"
+            f"{type(model).__name__} does not have k_proj or {FUSED} in each of its {config.num_hidden_layers} layers, "
+            "so its keys before RoPE cannot be read.\n"
             "  hint: choose a model such as Llama, Mistral, Qwen2, Qwen3 or Phi-3, or a method that "
             "stores keys after RoPE "
             "(method=kivi, method=atom method.rope=post)"

@@ -78,7 +78,7 @@ def check_complete(model: ModelConfig, source: Source, loaded: Any, report: Mapp
     head = f"model {model.name}: {source.name}"
     if missing:
         raise ModelError(
-            f"{head} lacks {_count(missing)} that its config.json requires: {_some(missing)}. They would "
+            f"{head} lacks {_count(missing)} that its config.json requires: {_some(missing)}. Their values would "
             "be random.\n  hint: copy or download the checkpoint again, or use the config.json that belongs to it"
         )
     if shapes:

@@ -87,7 +87,7 @@ class Shape:
                 raise ConfigError(
                     f"model.{name}",
                     get(name),
-                    "must be a whole number, 1 or greater, under the name that Llama's config.json uses",
+                    "must be a whole number, 1 or greater (the roofline expects the key names of Llama's config.json)",
                 )
         heads = get("num_attention_heads")
         return cls(

@@ -431,14 +431,14 @@ def read(content: Any) -> Metrics:
         if entry.points is None:
             continue
         if not name.rpartition("@")[2].isdigit():
-            raise ShapeError(f"scores.{name} contains points but no length")
+            raise ShapeError(f"scores.{name} contains points, but its name does not end in @LENGTH")
         for batch, point in entry.points.batches.items():
             if not batch.isdigit():
-                raise ShapeError(f"scores.{name}.points.batches.{batch} is not a batch")
+                raise ShapeError(f"scores.{name}.points.batches.{batch}: {batch} is not a batch size")
             if point.status == "ok" and point.tokens_per_s is None:
                 raise ShapeError(f"scores.{name}.points.batches.{batch}.tokens_per_s is missing")
     if metrics.status == "oom" and metrics.oom is None:
-        raise ShapeError("oom is missing")
+        raise ShapeError("status is oom, but the key oom is missing")
     return metrics
 
 

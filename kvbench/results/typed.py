@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 Tree = TypeVar("Tree")
 
 #: names of JSON's types in messages
-_SCALARS = {str: ("text", "string"), bool: ("true or false", "boolean"), int: ("number", "integer")}
+_SCALARS = {str: ("text", "string"), bool: ("true or false", "boolean"), int: ("whole number", "integer")}
 _SCALARS[float] = ("number", "number")
 
 
@@ -128,7 +128,7 @@ def _read(kind: Any, content: Any, where: str, strict: bool) -> Any:
         return _read_literal(get_args(kind), content, where)
     if origin in (dict, list):
         if not isinstance(content, Mapping if origin is dict else list):
-            raise ShapeError(f"{where or 'the whole'} is not {'an object' if origin is dict else 'a list'}")
+            raise ShapeError(f"{where or 'the content'} is not {'an object' if origin is dict else 'a list'}")
         inner = (get_args(kind) or (Any,))[-1]
         if isinstance(content, Mapping):
             return {str(name): _read(inner, child, f"{where}.{name}", strict) for name, child in content.items()}
@@ -138,7 +138,7 @@ def _read(kind: Any, content: Any, where: str, strict: bool) -> Any:
 
 def _read_object(cls: type, content: Any, where: str, strict: bool) -> Any:
     if not isinstance(content, Mapping):
-        raise ShapeError(f"{where or 'the whole'} is not an object")
+        raise ShapeError(f"{where or 'the content'} is not an object")
     values = {}
     for field in dataclasses.fields(cls):
         place = f"{where}.{field.name}".lstrip(".")
@@ -148,14 +148,14 @@ def _read_object(cls: type, content: Any, where: str, strict: bool) -> Any:
             raise ShapeError(f"{place} is missing")
     unknown = [name for name in content if strict and name not in _hints(cls)]
     if unknown:
-        raise ShapeError(f"{f'{where}.{unknown[0]}'.lstrip('.')} is not in the record ({cls.__name__})")
+        raise ShapeError(f"{f'{where}.{unknown[0]}'.lstrip('.')} is not a key of {cls.__name__}")
     return cls(**values)
 
 
 def _read_literal(choices: tuple[Any, ...], content: Any, where: str) -> Any:
     """Return `content` if it is one of `choices`, or another string, which a newer version may have written."""
     if content not in choices and not (isinstance(content, str) and any(isinstance(one, str) for one in choices)):
-        raise ShapeError(f"{where} is none of {', '.join(map(str, choices))}")
+        raise ShapeError(f"{where} is not one of {', '.join(map(str, choices))}")
     return content
 
 

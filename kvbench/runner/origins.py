@@ -40,9 +40,9 @@ def settle(store: RunStore, checked: RunConfig, task: Task) -> None:
     if first and here and first["sha256"] != here["sha256"]:
         raise ModelError(
             f"model {checked.model.name}: run {store.run_id} has samples of {first['hub_id']} at commit "
-            f"{first['revision']}, and this machine has commit {here['revision']}; one run does not mix them.\n"
-            f"  hint: model.revision={here['revision']} is a run of its own; the samples can be continued where the "
-            "first commit is (copy its HF_HOME here)"
+            f"{first['revision']}, and this machine has commit {here['revision']}. A run must use a single commit.\n"
+            f"  hint: set model.revision={here['revision']} to start a new run, or continue this run on a machine "
+            "that has the first commit (or copy that machine's HF_HOME here)"
         )
     if {**now, **before} != before:
         store.write_origin({**now, **before})

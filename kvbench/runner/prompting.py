@@ -71,8 +71,8 @@ def encode(
         return EncodedPrompt(tuple(ids), context)
     if sample.truncation == "refuse":
         raise DataError(
-            f"sample {sample.id}: the prompt has {len(ids)} tokens, but only {limit} fit next to the answer, and the"
-            " task does not allow it to be cut.\n  hint: choose a model with a longer context, or "
+            f"sample {sample.id}: the prompt has {len(ids)} tokens, but at most {limit} are allowed, and the task "
+            "does not allow the prompt to be cut.\n  hint: choose a model with a longer context, or "
             "reduce dataset.lengths"
         )
     body = _touching(offsets, start, end) or (0, len(ids))
@@ -91,7 +91,8 @@ def _as_given(sample: Sample, ids: tuple[int, ...], room: int | None) -> Encoded
     """Return a prompt given in token ids. Raises DataError if it has more than `room` tokens."""
     if room is not None and len(ids) > room:
         raise DataError(
-            f"sample {sample.id}: the prompt has {len(ids)} tokens, but only {room} fit next to the answer.\n"
+            f"sample {sample.id}: the prompt has {len(ids)} tokens, but only {room} fit into the model together with "
+            "the answer.\n"
             f"  hint: set dataset.lengths=[{room // 1024 * 1024 or room}], or choose a model with a longer context"
         )
     return EncodedPrompt(ids, sample.rules.ids_context)

@@ -40,7 +40,10 @@ def split_files(name: str, names: Sequence[str], readme: Path | None) -> list[st
     config, _, split = name.removeprefix("@").rpartition("/")
     plain = [entry for entry in names if not PurePosixPath(entry).is_absolute() and ".." not in entry.split("/")]
     if len(plain) > _MOST:
-        raise HubError(f"the repository has {len(plain)} files", "name the split's files: dataset.source.file=FILE")
+        raise HubError(
+            f"the repository has {len(plain)} files, too many to find those of a split",
+            "name the split's files: dataset.source.file=FILE",
+        )
     with tempfile.TemporaryDirectory() as temporary, silenced():
         folder = Path(temporary, "repository")
         for entry in plain:
@@ -56,7 +59,7 @@ def split_files(name: str, names: Sequence[str], readme: Path | None) -> list[st
             scripts = [entry for entry in plain if entry.endswith(".py")]
             script = f"; it has a script ({scripts[0]}), and scripts are never run" if scripts else ""
             raise HubError(
-                f"the package datasets finds no such files: {reason}{script}",
+                f"the package datasets does not find the split's files: {reason}{script}",
                 "set dataset.source.file=@CONFIG/{task} with another CONFIG, or to the path of a file",
             ) from error
         if split not in splits:

@@ -110,7 +110,7 @@ def test_every_layer_is_turned_as_it_rotates_or_the_model_is_refused_before_its_
 def test_keys_before_rope_are_those_that_attention_gets_or_refused_before_the_first_token(name):
     model, method = architecture(name), load_method("atom", rope="pre", quantizer="int4_token")
     reasons = {
-        "Persimmon": "no k_proj or qkv_proj",
+        "Persimmon": "does not have k_proj or qkv_proj",
         "Cohere2": "layers 1 of .* do not rotate",
         "Exaone4": "layers 1 of .* do not rotate",
         "Gemma3": "or more than one",

@@ -193,8 +193,8 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
         (["--points", "7b:1:4k", "7b:0:4k"], "'7b:0:4k' is not a point"),
         (["--points", "9b:1:4k"], "7b:1:32k"),
         (["--contexts", "0"], "'0' is not a number of tokens"),
-        (["--batches", "0"], "'0' is not a number, 1 or greater"),
-        (["--q-len", "x"], "'x' is not a number, 1 or greater"),
+        (["--batches", "0"], "'0' is not a whole number, 1 or greater"),
+        (["--q-len", "x"], "'x' is not a whole number, 1 or greater"),
     ],
 )
 def test_wrong_shapes_are_refused_before_anything_is_measured(arguments, said, capsys):

@@ -107,7 +107,7 @@ def test_a_split_is_what_datasets_finds_in_the_repository(hub: Hub) -> None:
     assert texts("@main/{task}", "test") == ["text 0", "text 1"] and not hub.asked
     with pytest.raises(DataError, match=r"the repository has no split 'dev' \(it has: train, test\)\.\n  hint: set"):
         texts("@main/{task}", "dev")
-    with pytest.raises(DataError, match=r"finds no such files: BuilderConfig 'mian' not found\. Available: \['main'"):
+    with pytest.raises(DataError, match=r"the split's files: BuilderConfig 'mian' not found\. Available: \['main'"):
         texts("@mian/{task}", "test")
     # by the names of the files, without a README
     hub.add("datasets/o/s", {"data/train.jsonl": b'{"text": "t"}', "data/test.csv": b"text\nu"})

@@ -137,7 +137,7 @@ WEIGHT_WAYS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "list": (lambda data: with_length(b"\0" * 8 + b"[1]", 3), "is a list, not a JSON object"),
     "no offsets": (
         lambda data: with_length(b"\0" * 8 + b'{"a": {}}', 9),
-        "has a header without the position of a",
+        "has a header that does not give the position of the tensor a",
     ),
     "another type": (lambda data: data.replace(b'"F32"', b'"F16"', 1), "bytes, but F16 of shape ["),
 }

@@ -118,10 +118,10 @@ def test_headings_of_the_csv_are_told_apart():
         (("mean",), None, "mean is not an object"),
         (("tokens_per_s",), True, "tokens_per_s is not a number"),
         (("tokens_per_s",), float("inf"), "tokens_per_s is not a number"),
-        (("samples", "done"), 1.5, "samples.done is not a number"),
+        (("samples", "done"), 1.5, "samples.done is not a whole number"),
         (("samples", "left_out"), "all", "samples.left_out is not a list"),
         (("kv_bytes", "used"), [], "kv_bytes.used is not an object"),
-        (("peak_bytes", "kind"), 3, "peak_bytes.kind is none of cuda_allocator, cpu_live_tensors"),
+        (("peak_bytes", "kind"), 3, "peak_bytes.kind is not one of cuda_allocator, cpu_live_tensors"),
     ],
 )
 def test_what_is_no_record_is_named(place, content, message):
@@ -136,7 +136,7 @@ def test_what_is_no_record_is_named(place, content, message):
 def test_a_key_that_is_not_in_the_record_is_refused_in_writing_and_ignored_in_reading():
     content = {**OLDER[-1], "of another version": 1}
     assert record.problem(content) is None and "of another version" not in record.filled(content)
-    with pytest.raises(typed.ShapeError, match="of another version is not in the record"):
+    with pytest.raises(typed.ShapeError, match="of another version is not a key of Metrics"):
         record.checked(content)
 
 

@@ -89,7 +89,7 @@ def test_longbenchs_cut_counts_what_it_removed_and_an_odd_limit_loses_one_more(t
 
 
 def test_a_task_may_refuse(tokenizer):
-    with pytest.raises(DataError, match="toy/0: the prompt has 65 tokens, but only 40 fit"):
+    with pytest.raises(DataError, match="toy/0: the prompt has 65 tokens, but at most 40 are allowed"):
         encode(sample(truncation="refuse"), tokenizer, limit=40)
     assert encode(sample(truncation="refuse"), tokenizer, limit=65).removed == 0
 

@@ -147,7 +147,7 @@ def test_long_prompts_are_cut_and_counted_or_refused(tmp_path):
     assert max(row["prompt_tokens"] for row in rows) == 100
     refused = run(config(tmp_path, model={"prompt_limit": 100}, dataset={"truncation": "refuse", "words": 9}))
     assert refused["status"] == "error"
-    assert "the task does not allow it to be cut" in on_disk(refused)["error"]
+    assert "the task does not allow the prompt to be cut" in on_disk(refused)["error"]
 
 
 def test_out_of_memory_is_a_result_and_final(tmp_path, monkeypatch):
