@@ -131,7 +131,10 @@ def measured(commands: Any) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return the exit status: 1 if a row failed, 2 without a usable GPU or for a wrong argument."""
+    """Run a command and return the exit status.
+
+    The status is 0 on success, 1 if a row failed, and 2 for a wrong argument or without a usable GPU.
+    """
     given = sys.argv[1:] if argv is None else argv
     args = parser(measuring=given[:1] != ["predict"]).parse_args(given)
     args.argv = given

@@ -1,4 +1,4 @@
-"""Baselines of packed attention: torch's SDPA over 16-bit keys and values, with every back end that takes the shape."""
+"""Baselines of packed attention: torch's SDPA over 16-bit keys and values, with every back end that supports it."""
 
 from __future__ import annotations
 

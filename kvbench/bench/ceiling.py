@@ -13,7 +13,7 @@ SIZES = (4, 16, 64, 256, 1024, 4096)
 
 
 class Ceiling:
-    """Times of plain reads of several sizes.
+    """Measured times of kernels that only read memory, for several sizes.
 
     Args:
         points: (bytes, microseconds) of each read, smallest first.
@@ -48,7 +48,9 @@ class Ceiling:
 
 
 def measure(seconds: float = 0.2) -> Ceiling:
-    """Time plain reads of :data:`SIZES` and return them; sizes beyond the free memory are left out.
+    """Measure how long kernels take that only read memory, and return the times.
+
+    The sizes are :data:`SIZES`, without those that do not fit into the free memory.
 
     Args:
         seconds: measuring time per size.

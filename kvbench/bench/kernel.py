@@ -230,7 +230,7 @@ def finish(rows: list[dict[str, Any]], skipped: int, path: Path, seconds: float)
 
     Args:
         rows: all measured rows.
-        skipped: rows that ``--quick`` left out.
+        skipped: number of rows that ``--quick`` left out.
         path: the JSON file.
         seconds: duration of the run.
     """

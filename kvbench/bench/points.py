@@ -246,7 +246,7 @@ def model_config(name: str, *, weights: str = "random", dtype: str = "bfloat16")
 
     Args:
         name: a preset, a repository of the hub (``OWNER/NAME``) or a folder.
-        weights: ``random``, or ``pretrained`` for the model's own.
+        weights: ``random``, or ``pretrained`` for the checkpoint's.
         dtype: torch dtype of the weights, by name.
 
     Raises:

@@ -1,7 +1,7 @@
 """``python -m kvbench.bench predict``: roofline times and bytes by model, method, context, batch and GPU; needs no GPU.
 
-Bytes are exact (:mod:`kvbench.methods.bytes`); times are a roofline's (:mod:`kvbench.profiling.roofline`), without
-launches, Cocktail's search and the dequantization in a kernel.
+Bytes are computed exactly (:mod:`kvbench.methods.bytes`). Times come from a roofline model
+(:mod:`kvbench.profiling.roofline`), which leaves out launches, Cocktail's search and the dequantization in a kernel.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ TOLERANCE = 2e-2
 
 
 def products(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Return ``(rows, columns)`` of the weight matrices of a decoder layer, by name.
+    """Return the shape ``(rows, columns)`` of each weight matrix of a decoder layer, by name.
 
-    Matrices that are multiplied by the same input count as one.
+    Matrices that are multiplied by the same input count as one matrix, with all their rows.
     """
     queries, keys = shape.query_heads * shape.channels, shape.heads * shape.channels
     return {
@@ -60,7 +60,10 @@ def ways(compiled: bool) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
 
 @torch.inference_mode()
 def run(args: argparse.Namespace) -> int:
-    """Measure all rows, write the JSON file, print the table; return 1 if a row failed, 2 for an unknown model."""
+    """Measure all rows, write the JSON file and print the table.
+
+    Returns 0 on success, 1 if a row failed, and 2 if a model is unknown.
+    """
     dtype = getattr(torch, args.dtype)
     try:
         models = args.models[:1] if args.quick else args.models

@@ -36,7 +36,8 @@ class Tier:
     Args:
         key: format of the keys.
         value: format of the values.
-        share: share of the layer's tokens that belong to this tier; tokens in the exact window are not counted.
+        share: fraction of the layer's tokens that belong to this tier. Tokens in the full-precision window are not
+            counted.
     """
 
     key: Format
@@ -71,7 +72,7 @@ def affine(bits: int, key: int, value: int | None, share: float = 1.0) -> Tier:
         bits: bits per code.
         key: tokens per group of keys.
         value: channels per group of values; None for all channels of a head.
-        share: share of the layer's tokens that belong to the tier.
+        share: fraction of the layer's tokens that belong to the tier.
     """
     return Tier(Format("affine", bits, "channel", key), Format("affine", bits, "token", value or 0), share)
 
@@ -112,7 +113,7 @@ class Point:
     Args:
         model: name of the model, a key of :data:`MODELS`.
         batch: number of sequences.
-        context: tokens per sequence, apart from those in the exact window.
+        context: tokens per sequence, apart from those in the full-precision window.
         q_len: new tokens per sequence in the step.
     """
 
@@ -208,5 +209,8 @@ def layer_bytes(layer: Layer, at: Point) -> dict[str, int]:
 
 
 def phases(layer: Layer, at: Point) -> int:
-    """Return the number of token ranges with one format of keys and one of values, which attention reads in turn."""
+    """Return the number of token ranges that attention reads one after another.
+
+    All keys of a range have the same format, and so do all its values.
+    """
     return len(pairs_of_row(*lengths(layer, at.context, at.q_len)))

@@ -28,8 +28,8 @@ def check_folder(folder: Path) -> None:
     """Check a folder with additional choices for configuration groups.
 
     Raises:
-        ConfigError: `folder` is not a folder or contains no group's folder; or a file in it is damaged or too large,
-            has the name of a built-in choice, or sets other groups than its own.
+        ConfigError: `folder` is not a folder, or contains no folder with the name of a group; or a file in it is
+            damaged or too large, has the name of a built-in choice, or sets other groups than its own.
     """
     try:
         is_folder = folder.is_dir()

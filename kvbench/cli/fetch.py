@@ -1,7 +1,7 @@
 """``python -m kvbench.fetch dataset=longbench model=llama2-7b``: download files for a machine without network.
 
 Accepts the same overrides as ``python -m kvbench``, including lists, and downloads into the hub's cache with progress
-bars, after a line about the size of each. Files are verified against the checksums that the hub lists. After an
+bars. The size of each download is printed first. Files are verified against the checksums that the hub lists. After an
 interruption the same command fetches only the files that are not complete. Copy the cache (``HF_HOME``) to the machine
 without network.
 """

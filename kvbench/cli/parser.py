@@ -12,7 +12,7 @@ from hydra._internal.utils import get_args_parser
 
 @contextmanager
 def help_as_text() -> Iterator[None]:
-    """Patch argparse inside the block so that Hydra can create its parser.
+    """Patch argparse inside a ``with`` block so that Hydra can create its parser.
 
     Python 3.14 checks the help text of each option when it is added. The help of ``--shell-completion`` in Hydra 1.3 is
     not a string and fails this check; it is replaced by one.

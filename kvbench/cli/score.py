@@ -61,14 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return the scores of a file, or of each file in a folder whose name is that of a task.
+    """Return the scores of a file, or of all files in a folder that are named after tasks.
 
     Args:
         path: a .jsonl or .json file (also with .gz), or a folder of such files.
         task: ``qasper``, ``qasper_e``, ``gsm8k``, ...; None for the name of the file without its suffix.
 
     Returns:
-        Task -> scores (:func:`score_records`), and the names of the files in a folder that belong to no task.
+        A dict from each task to its scores (:func:`score_records`), and the names of the files in a folder that belong
+        to no task.
 
     Raises:
         KvbenchError: there is no such file or task, a folder has several files for a task, or a record is invalid.

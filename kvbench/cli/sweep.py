@@ -69,7 +69,7 @@ def outcomes(folder: Path, say: Callable[[str], None] = lambda line: None) -> li
 
     Args:
         folder: folder of the sweep.
-        say: called with a line for the user about each file that is skipped.
+        say: function called with a line for the user about each file that is skipped.
     """
     records = []
     for path in sorted(folder.glob("job-*.json")):

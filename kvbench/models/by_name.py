@@ -99,7 +99,7 @@ def described(
 
     Args:
         name: a repository or folder that passes :func:`check`.
-        model: :data:`PLAIN` with the user's changes.
+        model: the default values of the group (:data:`PLAIN`) with the user's changes.
         given: keys of the group that the user set. A ``path`` or ``hub_id`` set by the user takes precedence over
             `name`.
         presets: names of the presets. If a folder has the name of a preset, the name of its parent folder is put before

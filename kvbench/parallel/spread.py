@@ -122,7 +122,7 @@ def place(name: str, where: Mapping[str, torch.device]) -> torch.device:
     Args:
         name: name of the module.
         where: devices by module name (:func:`balanced`). A module that is not listed is on the device of its nearest
-            parent that is.
+            listed parent.
     """
     while name:
         if name in where:

@@ -38,8 +38,8 @@ class Answers:
         config: model, method, decoding and runtime of the run.
         loaded: the loaded model.
         task: the data set, which scores the predictions.
-        machine: names of device and dtype for the rows.
-        options: kernel options of the caches.
+        machine: names of the device and the dtype, which rows record.
+        options: kernels and back ends that the caches use.
     """
 
     config: RunConfig

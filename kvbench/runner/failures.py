@@ -1,4 +1,4 @@
-"""Failures of a run: samples that raised, and memory that ran out."""
+"""Failures of a run: errors in single samples, and out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Failures:
         label: short name of the run, for messages.
         code: digests of the current code (:mod:`kvbench.runner.sources`).
         errors: one record per error; ``sample`` in a record is None if no sample caused the error.
-        oom: record of how memory ran out, in a sample or while the model was being loaded; None if it did not.
+        oom: record of the out-of-memory error, in a sample or while the model was being loaded; None without one.
     """
 
     label: str

@@ -133,8 +133,8 @@ def submodules(package: str) -> list[str]:
 def lineage(target: str) -> list[str]:
     """Return the names of the modules that define a class and its base classes, the module of the class itself first.
 
-    Modules of the standard library are left out. If no ``class`` statement defines the class (it is made by a call),
-    the result is the module in `target`.
+    Modules of the standard library are left out. If no ``class`` statement defines the class, for example because a
+    function call creates it, the result is the module in `target`.
 
     Args:
         target: dotted path of the class, possibly through a module that only re-exports it.
@@ -207,7 +207,7 @@ def closure(names: Iterable[str], follow: Callable[[str], bool], closed: Collect
 
 
 def below(name: str, packages: Iterable[str]) -> bool:
-    """Return True if the module `name` is one of `packages` or belongs to one of them."""
+    """Return True if the module `name` is one of `packages`, or is inside one of them."""
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 

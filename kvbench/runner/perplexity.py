@@ -1,4 +1,4 @@
-"""Perplexity of a text: the likelihood of batches of its spans under a model and a method, as rows."""
+"""Measurement of the likelihood of spans of a text with a method's cache, from which perplexity is computed."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class TextSpans:
         method: the configured method. If it is speculative, its cache is used without drafting.
         loaded: the loaded model.
         task: the data set, which scores the (empty) predictions.
-        machine: names of device and dtype for the rows.
-        options: kernel options of the caches.
+        machine: names of the device and the dtype, which rows record.
+        options: kernels and back ends that the caches use.
     """
 
     method: Method

@@ -1,4 +1,4 @@
-"""Points of time and memory: the points of ``dataset=efficiency``, measured for a model and a method, as rows."""
+"""Measurement of time and memory for a model and a method at the points of ``dataset=efficiency``."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Points:
         runtime: options of the runtime: CUDA graphs, compilation, and the chunks and rows of a prefill.
         loaded: the loaded model.
         task: the data set, which scores the (empty) predictions.
-        machine: names of device and dtype for the rows.
-        options: kernel options of the caches.
+        machine: names of the device and the dtype, which rows record.
+        options: kernels and back ends that the caches use.
     """
 
     method: Method

@@ -31,8 +31,8 @@ class SharedTexts:
         config: model, method, decoding and runtime of the run.
         loaded: the loaded model.
         task: the data set, which scores the predictions.
-        machine: names of device and dtype for the rows.
-        options: kernel options of the caches.
+        machine: names of the device and the dtype, which rows record.
+        options: kernels and back ends that the caches use.
     """
 
     config: RunConfig
@@ -88,7 +88,7 @@ class SharedTexts:
 
 
 def joined(generations: Sequence[Generation]) -> Generation:
-    """Join the answers to all questions about one text to a single generation with one row.
+    """Join the answers to all questions about one text into a single generation with one row.
 
     Tokens and step times are concatenated, likelihoods are summed, and texts are joined by line feeds. The time to
     first token and the number of prompt tokens are those of the first question.

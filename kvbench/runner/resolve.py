@@ -15,7 +15,7 @@ from kvbench.util.progress import say
 
 
 def material(config: Mapping[str, Any], checked: RunConfig, task: Task) -> dict[str, Any]:
-    """Return the JSON data that determines the outputs of a run, from which the id of the run is hashed.
+    """Return the JSON data that determines the outputs of a run; the run id is a hash of it.
 
     See :func:`kvbench.results.identity.identity`.
 

@@ -33,7 +33,7 @@ class Session:
 
     Attributes:
         device: device of the model's inputs.
-        machine: names of device and dtype for the rows.
+        machine: names of the device and the dtype, which rows record.
         report: function called with the progress of a long batch; None for no reports.
 
     Raises:
@@ -59,9 +59,11 @@ class Session:
         return batching.plan(samples, self.config.runtime.batch_size)
 
     def layout(self) -> dict[str, Any]:
-        """Return ``devices``: torch's names of all devices of the model, and ``layout``: how it is distributed on them.
+        """Return the devices of the model, and the way in which the model is distributed over them.
 
-        The devices of other ranks are included.
+        Returns:
+            ``devices``, torch's names of all devices including those of other ranks, and ``layout``
+            (:class:`kvbench.models.load.LoadedModel`).
         """
         assert self._loaded is not None
         return {"devices": list(self._loaded.devices), "layout": self._loaded.layout}

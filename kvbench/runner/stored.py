@@ -30,8 +30,8 @@ def split(rows: Mapping[str, Row], now: Code) -> tuple[dict[str, Row], dict[str,
         now: digests of the current code (:mod:`kvbench.runner.sources`).
 
     Returns:
-        The rows made by the current code, by sample id; and for each other row, by sample id, the names of the parts of
-        the code that have changed since.
+        Two dicts keyed by sample id. The first has the rows that the current code made. The second has, for each other
+        row, the names of the parts of the code that have changed since.
     """
     older = {name: changed for name, row in rows.items() if (changed := codes.changed(codes.of(row), now))}
     return {name: row for name, row in rows.items() if name not in older}, older

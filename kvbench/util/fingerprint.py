@@ -41,7 +41,7 @@ def fingerprint(
 
     Args:
         folder: folder of the checkpoint.
-        say: called with a line for the user if more than 2 GiB have to be read.
+        say: function called with a line for the user if more than 2 GiB have to be read.
         suffixes: suffixes of the files to include.
         deep: True to include files in subfolders.
 
