@@ -30,15 +30,15 @@ def accept_greedy(drafts: Tensor, choices: Tensor, limits: Tensor) -> tuple[Tens
 def accept_sampled(
     drafts: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, limits: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Accept drafts such that the resulting tokens follow the target's distribution.
+    """Accept drafts at random, so that the resulting tokens have the target's distribution.
 
     Args:
         drafts: drafted tokens of each row, ``[B, gamma]``; draft i was drawn from ``draft_probs[:, i]``.
         draft_probs: the draft's distributions q, ``[B, gamma, V]``.
         target_probs: the target's distributions p after the confirmed text and after each draft, ``[B, gamma + 1, V]``.
         uniforms: uniform random numbers in [0, 1) that decide about acceptance, ``[B, gamma]``.
-        limits: largest number of drafts that each row may accept, ``[B]``; after that many, the next token is drawn
-            from p itself.
+        limits: largest number of drafts that each row may accept, ``[B]``. If a row accepts that many, its next token
+            is to be drawn from p.
 
     Returns:
         The number of accepted drafts ``[B]``, and the distribution of the token that follows them ``[B, V]``.

@@ -1,7 +1,7 @@
-"""Prefill and decode with a kvbench cache: one token at a time, or speculatively if the method does.
+"""Prefill and decode loops with a kvbench cache: one token at a time, or speculative if the method asks for it.
 
-After every run the cache must have seen all tokens but the last one; otherwise the model has used another cache, which
-is an error.
+After every run the cache must have seen all tokens except the last one; otherwise the model has used another cache,
+which is an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvbench.methods.speculation import Speculation
 class Observer(Protocol):
     """Observer of a generation, such as a memory meter.
 
-    Phases are ``prefill``, ``likelihood`` (only with reference answers), ``decode`` and ``end``.
+    The phases of a generation are ``prefill``, ``likelihood`` (only with reference answers), ``decode`` and ``end``.
     """
 
     def phase(self, name: str) -> None:
@@ -44,17 +44,17 @@ class Generation:
 
     Args:
         tokens: new tokens of each row, without the end-of-sequence token.
-        text: text of the new tokens of each row, cut at a stop string; empty without a tokenizer.
+        text: text of the new tokens of each row, up to the first stop string; empty without a tokenizer.
         finish: why each row ended: ``eos``, ``stop`` or ``length``.
         ttft_s: seconds from the start of the prefill to the first token.
         step_s: seconds of each decode step after the first token, or of each round of speculation. The first entry may
             include compilation and allocation, so results report it separately.
         prompt_tokens: number of prompt tokens of each row, without padding.
-        answer_nll: for each row the negative log-likelihood of its reference answer in nats, and the number of tokens
-            of this answer; empty without reference answers.
-        rounds: rounds of speculation; empty without speculation.
-        stepping: how decode steps were run: ``graph``, ``graph, compiled``, ``graph (not compiled: REASON)``, ``eager``
-            or ``eager (REASON)``.
+        answer_nll: for each row a pair: the negative log-likelihood of its reference answer in nats, and the number of
+            tokens of this answer; empty without reference answers.
+        rounds: figures of each round of speculation; empty without speculation.
+        stepping: how decode steps were run (replays of a CUDA graph, or eager steps): ``graph``, ``graph, compiled``,
+            ``graph (not compiled: REASON)``, ``eager`` or ``eager (REASON)``.
         capture_s: seconds spent on warm-ups and on capturing CUDA graphs; not included in any other figure.
     """
 
@@ -96,28 +96,30 @@ def generate(
 
     Args:
         model: causal language model that runs kvbench's attention (``method.new_cache(model)`` switches it).
-        cache: a fresh cache of a kvbench method.
+        cache: an empty cache of a kvbench method.
         input_ids: prompts ``[B, T]``, padded on the left.
         attention_mask: ``[B, T]``, 0 at padding; None: no padding.
-        max_new_tokens: limit for every row, at least 1.
-        sampling: how tokens are chosen; None: greedily.
+        max_new_tokens: limit on the new tokens of every row, at least 1.
+        sampling: temperature, top-k, top-p and seeds; None: greedy decoding.
         eos_token_ids: tokens that end a row.
         stop: strings that end a row; they require `tokenizer`.
-        say_something: True: never choose one of `eos_token_ids` as the first token (like ``min_length`` in
-            transformers).
+        say_something: True: never choose one of `eos_token_ids` as the first token, so that no answer is empty (like
+            ``min_length`` in transformers).
         tokenizer: the model's tokenizer, which decodes the new tokens. None: no texts are returned, and there must be
             no stop strings.
         prefill_chunk: prompt tokens per forward pass; None: all at once. It does not affect the result.
         pad_token_id: token fed to rows that have ended while others continue.
         answer_ids: token ids of each row's reference answer. Their negative log-likelihood after the prompt is computed
             on a copy of the cache. None: it is not computed.
-        observer: called at the beginning of each phase; None: no observer.
+        observer: object whose :meth:`Observer.phase` is called at the beginning of each phase; None: no observer.
         speculate: True: decode speculatively if the method of the cache specifies it (``Method.speculation``); False:
-            never; a :class:`Speculation`: decode with these settings, whatever the method. The draft then reads the
-            target's cache or one that this cache leads (:meth:`kvbench.cache.KVCache.lead`).
+            never; a :class:`Speculation`: decode speculatively with these settings, whatever the method specifies. The
+            draft then reads the target's cache or a second one that gets the same prompt
+            (:meth:`kvbench.cache.KVCache.lead`).
         graphs: whether to capture a decode step as a CUDA graph and replay it: ``auto`` (if possible and if there are
             enough steps), ``always`` (if possible) or ``never``.
-        compile: True: compile everything around attention in captured steps with ``torch.compile``.
+        compile: True: in steps that are captured as CUDA graphs, compile everything except attention with
+            ``torch.compile``.
         prefill_rows: number of prompts per forward pass; ``auto``: as many as are efficient; None: all.
 
     Raises:
@@ -194,7 +196,7 @@ def continued(
     graphs: captured_decoding.Graphs = "never",
     compile: bool = False,
 ) -> dict[str, Any]:
-    """Decode from the first new token until every row has ended, with captured steps if possible, else eagerly.
+    """Decode until every row has ended, by replays of a CUDA graph if possible, else by eager steps.
 
     Args:
         model: causal language model that runs kvbench's attention.
@@ -203,14 +205,14 @@ def continued(
         mask: attention mask ``[B, T]`` of the columns that are cached; None: no padding.
         lengths: number of cached tokens of each row, without padding, ``[B]``.
         stopping: collects the tokens and decides which rows have ended.
-        sampling: how tokens are chosen.
+        sampling: how tokens are chosen: temperature, top-k and top-p.
         generators: random generator of each row.
-        max_new_tokens: limit for every row, the first token included.
+        max_new_tokens: limit on the new tokens of every row, the first token included.
         pad_token_id: token fed to rows that have ended.
         speculation: decode speculatively with these settings; None: one token per step.
         graphs: whether to capture a decode step as a CUDA graph: ``auto``, ``always`` or ``never``, as for
             :func:`generate`.
-        compile: True: compile everything around attention in captured steps.
+        compile: True: in steps that are captured as CUDA graphs, compile everything except attention.
 
     Returns:
         The fields ``step_s``, ``rounds``, ``stepping`` and ``capture_s`` of a :class:`Generation`. The tokens are in
@@ -253,17 +255,17 @@ def capture(
     steps: int,
     compile: bool = False,
 ) -> captured_decoding.Captured:
-    """Capture a decode step as a CUDA graph, and return it ready for its first replay.
+    """Capture a decode step as a CUDA graph, and return it, ready for its first replay.
 
     Args:
         model: causal language model that runs kvbench's attention.
         cache: the cache, after the prompt.
         token: first new token of each row, ``[B]``; not cached yet.
         lengths: number of cached tokens of each row, without padding, ``[B]``.
-        sampling: how tokens are chosen.
+        sampling: how tokens are chosen: temperature, top-k and top-p.
         generators: random generator of each row.
         steps: number of steps for which to draw random numbers in advance.
-        compile: True: compile everything around attention.
+        compile: True: compile everything except attention.
 
     Raises:
         NotCaptured: the step cannot be captured; cache and generators are left as they were.
@@ -292,7 +294,7 @@ def decode(
     max_new_tokens: int,
     pad_token_id: int = 0,
 ) -> list[float]:
-    """Decode from the first new token with eager steps until every row has ended; `stopping` collects the tokens.
+    """Decode with eager steps until every row has ended; `stopping` collects the tokens.
 
     Args:
         model: causal language model that runs kvbench's attention.
@@ -300,10 +302,10 @@ def decode(
         token: first new token of each row, ``[B]``; not cached yet.
         mask: attention mask ``[B, T]`` of the columns that are cached; None: no padding.
         lengths: number of cached tokens of each row, without padding, ``[B]``.
-        stopping: collects the tokens and says which rows have ended.
-        sampling: how tokens are chosen.
-        generators: source of random numbers of each row.
-        max_new_tokens: limit for every row, the first token included.
+        stopping: collects the tokens and decides which rows have ended.
+        sampling: how tokens are chosen: temperature, top-k and top-p.
+        generators: random generator of each row.
+        max_new_tokens: limit on the new tokens of every row, the first token included.
         pad_token_id: token fed to rows that have ended.
 
     Returns:

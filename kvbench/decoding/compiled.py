@@ -1,10 +1,10 @@
-"""Compilation of everything around attention in a captured step: norms, RoPE, activations, linear layers.
+"""Compilation of everything except attention in a step that is captured as a CUDA graph.
 
-At batch 1, a stock forward pass spends a third of a step in dozens of small kernels per layer. Each decoder layer is
-compiled separately by ``torch.compile``, with attention as one opaque operation, so that all layers share one
-compilation, which takes seconds. With a single row, linear layers are matrix-vector products. In 16 bits these use a
-dedicated kernel (:mod:`kvbench.decoding.matvec`), and layers that read the same input (queries, keys, values; gate and
-up) become one product with a joint weight.
+At batch 1, a stock forward pass spends a third of a step in dozens of small kernels per layer: norms, RoPE,
+activations. Each decoder layer is compiled separately by ``torch.compile``, with attention as one opaque operation, so
+that all layers share one compilation, which takes seconds. With a single row, linear layers are matrix-vector products.
+In 16 bits these use a dedicated kernel (:mod:`kvbench.decoding.matvec`), and layers that read the same input (queries,
+keys, values; gate and up) become one product with a joint weight.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIMIT = 64
 
 @contextmanager
 def around(model: Any, on: bool, rows: int) -> Iterator[None]:
-    """Compile the decoder layers of `model` for passes inside the context.
+    """Compile the decoder layers of a model, apart from attention, for forward passes inside the context.
 
     Results are rounded at the same points as in the stock forward pass, but sums may be computed in another order.
 
@@ -65,9 +65,10 @@ def decoder_layers(model: Any) -> Sequence[nn.Module]:
 
 
 class Product:
-    """Input and output of a product that several linear layers share: the first computes it, each returns a slice.
+    """The shared matrix product of several linear layers that read the same input.
 
-    Both are kept from the call of the first of these layers until the call of the last.
+    The first of these layers computes the product of all their weights, and each layer returns its slice of the output.
+    Input and output are kept from the call of the first layer until the call of the last.
     """
 
     # a class, as torch 2.11 compiles a list that several functions share as if each had its own
@@ -77,10 +78,10 @@ class Product:
 
 
 def products(layer: nn.Module, undo: list[Callable[[], None]]) -> None:
-    """Make the linear layers of a decoder layer use the kernel for matrix-vector products.
+    """Replace the linear layers of a decoder layer by kvbench's kernel for matrix-vector products.
 
     Args:
-        layer: decoder layer whose linear layers are replaced.
+        layer: decoder layer; the forward functions of its linear layers are replaced.
         undo: list to which functions that restore the original forward passes are appended.
     """
     for module in list(layer.modules()):
@@ -135,7 +136,7 @@ def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]
 
 
 def order_of_calls(module: nn.Module, names: Sequence[str]) -> list[str]:
-    """Return which of `names` occur in the code of a module's forward method, in order of their first occurrence."""
+    """Return those of `names` that occur in the code of a module's forward method, in order of first occurrence."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return [] if code is None else [name for name in code.co_names if name in names]
 

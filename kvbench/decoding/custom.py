@@ -44,11 +44,11 @@ def custom_generate(
             that are used.
         logits_processor: the processors that ``generate`` passes; only checked, to refuse unsupported ones.
         seed: seed of the random numbers with ``do_sample``.
-        report: a list to which the :class:`Generation` is appended, which has times and rounds of speculation; None:
-            it is discarded.
+        report: a list to which a :class:`Generation` is appended, with times and rounds of speculation; None: these are
+            discarded.
         **model_kwargs: ``past_key_values``: a fresh cache of a kvbench method, which also decides whether decoding is
-            speculative; ``attention_mask`` ``[B, T]``; ``stopping_criteria``. Others are ignored. They are not separate
-            parameters because transformers would then not pass them to its own code.
+            speculative; ``attention_mask`` ``[B, T]``; ``stopping_criteria``. Others are ignored. They must not be
+            named parameters of this function, because transformers would then not pass them to its own code.
 
     Returns:
         Prompts and new tokens ``[B, T + n]``, padded on the right with the pad token.

@@ -1,7 +1,8 @@
 """Drafters of speculative decoding.
 
-A draft reads the target's cache, in full or at lower precision, or a second cache that follows it; its weights are the
-target's, in their own precision or in 4 bits.
+A drafter is the target model itself with a cheaper cache, cheaper weights, or both. It reads the target's cache, in
+full or at lower precision, or a second cache with the same tokens. Its weights are those of the target, unchanged or in
+4 bits.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kvbench.models import int4
 
 
 def prepare(model: PreTrainedModel, speculation: Speculation | None) -> int4.Switch | None:
-    """Prepare 4-bit weights for the draft if it uses them, and return the switch that selects them.
+    """Prepare the draft's 4-bit weights if it uses any, and return an object that switches the model to them.
 
     The 4-bit weights are computed once per model.
 
@@ -32,7 +33,8 @@ def prepare(model: PreTrainedModel, speculation: Speculation | None) -> int4.Swi
         speculation: settings of speculative decoding; None: no speculation.
 
     Returns:
-        The switch between the two sets of weights. None without speculation, or if the draft uses the target's weights.
+        An object that switches the model between the two sets of weights. None without speculation, or if the draft
+        uses the target's weights.
     """
     if speculation is None or speculation.weights == "same":
         return None
@@ -51,10 +53,12 @@ class Drafter:
         target: the target's cache.
         cache: the cache that the draft reads: the target's, or a second cache with the same tokens.
         own: True if the draft reads a second cache.
-        switch: selects the draft's 4-bit weights; None if the draft uses the target's weights.
+        switch: object that switches the model to the draft's 4-bit weights; None if the draft uses the target's
+            weights.
 
     Raises:
-        CacheError: the draft needs a cache of its own, but the target's cache does not lead one.
+        CacheError: the draft needs a cache of its own, but none is attached to the target's cache
+            (:meth:`kvbench.cache.KVCache.lead`).
     """
 
     def __init__(self, model: PreTrainedModel, cache: KVCache, speculation: Speculation) -> None:
@@ -97,9 +101,9 @@ class Drafter:
             pending: last confirmed token of each row, not cached yet, ``[B]``.
             mask: attention mask of the padded batch, ``[B, columns + n + 1]`` for n drafts; None: no padding.
             lengths: number of cached tokens of each row, ``[B]``.
-            limits: number of drafts that each row may accept. For drafts beyond its limit, the row's generator is not
-                used.
-            how: settings of the sampling.
+            limits: number of drafts that each row may accept. Any further drafts of a row are chosen without using its
+                generator.
+            how: how drafts are chosen: temperature, top-k and top-p.
             generators: random generator of each row.
 
         Returns:
@@ -151,7 +155,7 @@ class Drafter:
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
-        """Select the draft's weights, and what the draft reads of the cache, inside the context.
+        """Switch the model to the draft inside the context: to its weights, and to what it reads of the cache.
 
         No tokens are packed or dropped inside it, because drafts may be rejected.
         """

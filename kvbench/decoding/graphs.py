@@ -1,9 +1,9 @@
 """Captured decoding: a decode step is recorded once as a CUDA graph and replayed for every token.
 
-In an eager step the host spends tens of milliseconds on launches, however short the GPU's work is; a replayed step
-takes only the GPU's time. Between two replays the host settles the cache (a method's flushes are ordinary launches on
-the same stream) and updates a table. It stays one step ahead, so the device does not wait for it: it reads a step's
-tokens only after queueing the next step. When the last row ends, one step too many has therefore been started and is
+In an eager step the host spends tens of milliseconds on kernel launches, however short the GPU's work is. A replayed
+step takes only the GPU's time. Between two replays the host settles the cache (a method's flushes are ordinary launches
+on the same stream) and updates a table. It stays one step ahead, so that the device never waits: it reads the tokens of
+a step only after queueing the next step. When the last row ends, one step too many has therefore been started and is
 rolled back.
 """
 
@@ -54,7 +54,7 @@ def refuses(
     device: torch.device,
     speculation: Speculation | None = None,
 ) -> str | None:
-    """Return a reason not to try to capture decode steps; None if there is no such reason.
+    """Return the reason why decode steps are run eagerly; None if capturing them should be tried.
 
     Args:
         model: causal language model.
@@ -85,7 +85,7 @@ class Captured:
 
     Args:
         step: the forward pass to capture.
-        compile: True: compile everything around attention (:mod:`kvbench.decoding.compiled`).
+        compile: True: compile everything except attention (:mod:`kvbench.decoding.compiled`).
         capture: True: capture a CUDA graph; False: run the code of the pass at each replay (for tests on a CPU).
 
     Attributes:
@@ -107,7 +107,7 @@ class Captured:
         return "graph, compiled" if layers else "graph (not compiled: no list of decoder layers)"
 
     def first(self) -> None:
-        """Prepare the cache for the first step and capture the pass; :meth:`replay` then runs the step.
+        """Prepare the cache for the first step and capture the pass. A call of :meth:`replay` then runs the step.
 
         Raises:
             NotCaptured: the pass cannot be captured; the cache is left as it was.
@@ -130,7 +130,7 @@ class Captured:
             raise NotCaptured(reason(error)) from error
 
     def next(self) -> None:
-        """Prepare the cache for the next step; :meth:`replay` then runs the step.
+        """Prepare the cache for the next step. A call of :meth:`replay` then runs the step.
 
         The pass is captured again if a buffer has moved or a new packed format has appeared.
 
@@ -149,7 +149,7 @@ class Captured:
             ) from error
 
     def replay(self) -> None:
-        """Queue the step that :meth:`first` or :meth:`next` has prepared, on the device; do not wait for its result."""
+        """Queue the prepared step on the device, without waiting for its result."""
         if self._graph is not None:
             self._graph.replay()
             return
@@ -196,7 +196,10 @@ def rehearse(step: Recorded) -> None:
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the CUDA stream for captures on a device; always the same one, as kernels keep a workspace for each."""
+    """Return the CUDA stream on which graphs are captured, always the same one for a device.
+
+    Kernels keep a workspace for each stream, so a new stream per capture would take more memory.
+    """
     return torch.cuda.Stream(device)
 
 
@@ -242,13 +245,13 @@ class Tokens:
 
 
 def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens: int) -> list[float]:
-    """Decode from the first new token with captured steps until every row has ended; `stopping` collects the tokens.
+    """Decode with captured steps until every row has ended; `stopping` collects the tokens.
 
     Args:
         captured: the captured step, after :meth:`Captured.first`.
         token: first new token of each row, ``[B]``.
         stopping: collects the tokens and decides which rows have ended.
-        max_new_tokens: limit for every row, the first token included.
+        max_new_tokens: limit on the new tokens of every row, the first token included.
 
     Returns:
         Seconds of each step, measured on the host between the arrivals of the tokens of two consecutive steps.
@@ -288,7 +291,7 @@ def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens
 
 
 def uniforms(sampling: Sampling, generators: Sequence[torch.Generator], steps: int) -> Tensor | None:
-    """Return the random numbers for drawing `steps` tokens of each row, fp32 ``[steps, B]``; None if greedy."""
+    """Return the random numbers with which to draw `steps` tokens of each row, fp32 ``[steps, B]``; None if greedy."""
     if sampling.temperature == 0.0:
         return None
     return torch.stack([torch.cat([torch.rand(1, generator=g) for g in generators]) for _ in range(steps)])

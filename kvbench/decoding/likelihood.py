@@ -1,4 +1,4 @@
-"""The likelihood of the reference answer after the cached prompt, a finer measure than exact match."""
+"""The likelihood of the reference answer, given the cached prompt: a finer measure than exact match."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def answer_nll(
     mask: Tensor | None = None,
     pad_token_id: int = 0,
 ) -> list[tuple[float, int]]:
-    """Return the negative log-likelihood of each row's reference answer after the cached prompt.
+    """Return the negative log-likelihood of each row's reference answer, given the cached prompt.
 
     The answer is teacher-forced on a copy of the cache. One forward pass contains all of its tokens, so they see each
     other in full precision.
@@ -34,7 +34,8 @@ def answer_nll(
         pad_token_id: token that fills up shorter answers; it does not count.
 
     Returns:
-        For each row a pair: the sum over the tokens of its answer, in nats, and the number of these tokens.
+        For each row a pair: the negative log-likelihood of its answer in nats, summed over tokens, and the number of
+        these tokens.
     """
     longest = max((len(a) for a in answer_ids), default=0)
     if longest == 0:

@@ -1,10 +1,10 @@
-"""Linear layers of a step with a single row: matrix-vector products, as one operation for ``torch.compile``.
+"""Linear layers for a single token: matrix-vector products, as one operation for ``torch.compile``.
 
-The time of such a product is that of reading its matrix. The compiler chooses its own kernels by timing candidates, so
-they differ between processes: steps of 8.2 ms took 0.44 ms more in another process. Libraries optimise for many rows.
-The kernel here (:mod:`kvbench.decoding.matvec_kernel`) has fixed block shapes and requests everything that a program
-reads before it sums (``python -m kvbench.bench products``; results/h200/README.md). Products in fp32, and those that it
-cannot compute (:func:`served`), go to torch's library.
+Such a product takes as long as reading its matrix. The compiler chooses among its own kernels by timing them, so the
+choice differs between processes: a step took 8.2 ms in one process and 0.44 ms more in another. The kernels of
+libraries are optimised for many rows. The kernel here (:mod:`kvbench.decoding.matvec_kernel`) has fixed block shapes
+and requests everything that a program reads before it sums (``python -m kvbench.bench products``;
+results/h200/README.md). Products in fp32, and those that it cannot compute (:func:`served`), go to torch's library.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def served(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Return True if kvbench's kernel can compute the product.
 
-    The input must be a single row. All dtypes must be the same 16-bit one, on a GPU for which the kernel compiles. The
-    number of columns must be a multiple of 8, columns must be contiguous, and rows of the matrix must begin at
-    multiples of 16 bytes. Arguments are those of :func:`matvec`.
+    The input must be a single row. All tensors must have the same 16-bit dtype and be on a GPU for which the kernel
+    compiles. The number of columns must be a multiple of 8, columns must be contiguous, and rows of the matrix must
+    begin at multiples of 16 bytes. Arguments are those of :func:`matvec`.
     """
     rows, columns = weight.shape
     return (
@@ -81,7 +81,7 @@ def kernels(device: torch.device) -> bool:
 
 @lru_cache(maxsize=256)
 def compiles(dtype: torch.dtype, rows: int, columns: int, bias: bool, device: torch.device) -> bool:
-    """Return True if the kernel compiles for a matrix ``[rows, columns]``; if not, warn once with the reason.
+    """Return True if the kernel compiles for a matrix ``[rows, columns]``; else warn once, with the reason.
 
     Args:
         dtype: dtype of matrix and vector.
@@ -105,7 +105,7 @@ def compiles(dtype: torch.dtype, rows: int, columns: int, bias: bool, device: to
 
 
 def launch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Launch the kernel and return the product; the arguments must be ones that :func:`served` accepts."""
+    """Launch the kernel and return the product. :func:`served` must have returned True for the arguments."""
     from kvbench.decoding.matvec_kernel import product
 
     rows, columns = weight.shape

@@ -12,17 +12,17 @@ import triton.language as tl
 def part(
     total, x, begin, first, column, row, rows, K: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr
 ):  # fmt: skip
-    """Return `total` plus the products of matrix and vector elements in the columns ``first + column``.
+    """Add the products of matrix and vector elements in one block of columns to `total`, and return the sum.
 
     Args:
         total: sums so far, fp32 ``[ROWS, BLOCK]``.
         x: address of the vector.
         begin: addresses of the first block of the matrix, ``[ROWS, BLOCK]``.
         first: index of the first column of this block.
-        column: numbers 0 to BLOCK - 1.
+        column: the numbers 0 to BLOCK - 1; the block consists of the columns ``first + column``.
         row: indices of the program's rows.
-        rows: rows of the matrix.
-        K: columns of the matrix.
+        rows: number of rows of the matrix.
+        K: number of columns of the matrix.
         WHOLE: True if BLOCK divides K.
         EXACT: True if ROWS divides `rows`.
     """
@@ -48,11 +48,11 @@ def product(
         weight: the matrix, ``[rows, K]``.
         bias: the bias, ``[rows]``; read only if `BIAS` is True.
         out: the result, ``[rows]``.
-        rows: rows of the matrix.
+        rows: number of rows of the matrix.
         stride: distance between rows of `weight`, in elements.
-        K: columns of the matrix.
-        ROWS: rows per program.
-        BLOCK: columns that are read at once.
+        K: number of columns of the matrix.
+        ROWS: number of rows per program.
+        BLOCK: number of columns that are read at once.
         WHOLE: True if BLOCK divides K.
         EXACT: True if ROWS divides `rows`.
         BIAS: True to add the bias.

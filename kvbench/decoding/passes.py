@@ -1,7 +1,7 @@
 """Forward passes with a kvbench cache: the prompt, a step of new tokens, and the check that the model used the cache.
 
-kvbench has its own loops because transformers' ``generate`` may silently replace a foreign cache (Phi-3 longrope beyond
-its original length) and does not tell the cache which prefill chunk is the last.
+kvbench has its own loops for two reasons. Transformers' ``generate`` may replace a cache without a warning (for Phi-3
+longrope beyond its original length). And it does not tell the cache which prefill chunk is the last.
 """
 
 from __future__ import annotations
@@ -33,19 +33,18 @@ def prefill(
 ) -> Tensor:
     """Run the model on the prompts, fill the cache, and return the logits of the last tokens, ``[B, V]``.
 
-    Tokens attend to keys and values in full precision, unless the method quantizes them before
-    (``quantized_prefill``).
+    Prompt tokens attend to keys and values in full precision, unless the method sets ``quantized_prefill``.
 
     Args:
         model: causal language model that runs kvbench's attention.
-        cache: a fresh cache, which holds the prompts afterwards.
+        cache: an empty cache, which holds the prompts afterwards.
         input_ids: prompts ``[B, T]``, padded on the left.
         mask: attention mask ``[B, T]``; None: no padding.
         chunk: tokens per forward pass; None: the whole prompt at once.
         rows: prompts per forward pass (:func:`groups`); fewer need less memory.
 
     Raises:
-        CacheError: the cache was used before, or the model used another one.
+        CacheError: the cache was used before, or the model used another cache.
         NonFiniteError: logits are NaN or +Inf, so tokens cannot be chosen.
     """
     logits = _prompt(model, cache, input_ids, mask, chunk, rows)
@@ -104,13 +103,13 @@ def _prompt(
 
 
 def groups(cache: KVCache, batch: int, width: int, mask: Tensor | None, rows: Rows) -> list[slice]:
-    """Return the rows in groups, each of which is run in one forward pass.
+    """Divide the rows of a batch into groups, to be prefilled in one forward pass each.
 
-    There is a single group if the cache does not support several: if keys are stored before RoPE, if prompts attend to
-    quantized keys and values, or if there is padding that was not declared when the cache was made.
+    There is only one group if keys are stored before RoPE, if prompts attend to quantized keys and values, or if there
+    is padding that was not declared when the cache was made.
 
     Args:
-        cache: a fresh cache, which decides whether several groups are supported.
+        cache: an empty cache, whose method and prompts decide whether several groups are possible.
         batch: number of prompts.
         width: columns of the padded prompts.
         mask: attention mask of the prompts; None: no padding.
@@ -159,7 +158,10 @@ def forward(
 
 
 def check_cache(cache: KVCache, expected: int) -> None:
-    """Raise CacheError unless the cache has received `expected` columns, that is, unless the model has used it."""
+    """Raise CacheError unless the cache has received `expected` tokens per row, padding included.
+
+    A different number means that the model has used another cache.
+    """
     if cache.get_seq_length() != expected:
         raise CacheError(
             f"the cache contains {cache.get_seq_length()} tokens, but {expected} went through the "

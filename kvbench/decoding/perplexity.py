@@ -1,4 +1,4 @@
-"""The likelihood of a text: token by token through a cache, in one pass that simulates its formats, or without one."""
+"""The likelihood of a text: token by token through a cache, in one simulated pass, or without a cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pass_tokens(chunk: int | Literal["auto"]) -> int:
 
 
 def exact_chunk(method: Policy[Any], chunk: int) -> int:
-    """Return how many tokens attention may process at a time without changing the result: `chunk` or 1.
+    """Return the number of tokens that attention may process at a time without changing the result: `chunk` or 1.
 
     Most methods pack or drop tokens after every step. If attention processed several tokens at a time, the later ones
     would see tokens in full precision that should have been packed by then. This does not concern methods that pack and
@@ -56,15 +56,15 @@ def decode_nll(
     chunk: int | Literal["auto"] = "auto",
     report: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Return the negative log-likelihood of tokens ``first`` to ``T - 1``, teacher-forced through the cache.
+    """Return the negative log-likelihood of tokens ``first`` to ``T - 1``, read one by one through a quantized cache.
 
-    Every token is predicted from a cache in the method's formats, as if tokens arrived one by one. For speed, the model
-    runs on a chunk of tokens at once. In each layer, attention processes as many of them at a time as possible without
-    changing the result (:func:`exact_chunk`), and the method packs or drops tokens in between.
+    Tokens are teacher-forced: each is predicted from the true tokens before it, as the method stores them. For speed,
+    the model runs on a chunk of tokens at once. In each layer, attention processes as many of them at a time as
+    possible without changing the result (:func:`exact_chunk`), and the method packs or drops tokens in between.
 
     Args:
         model: causal language model that runs kvbench's attention.
-        cache: a fresh cache.
+        cache: an empty cache.
         ids: token ids ``[B, T]``, without padding.
         first: index of the first scored token, at least 1 and at least `prompt`.
         prompt: number of tokens to prefill at once; 0 is treated as 1.
@@ -135,12 +135,12 @@ def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: in
     """Return the negative log-likelihood of tokens ``first`` to ``T - 1`` from one pass with quantized keys and values.
 
     In each layer the method stores the keys and values of the whole text as if the text were a prompt. Then every token
-    attends causally to what was stored, including its own key and value. KVQuant, Atom and QuaRot simulate quantization
+    attends causally to the stored keys and values, including its own. KVQuant, Atom and QuaRot simulate quantization
     like this in their evaluations.
 
     Args:
         model: causal language model that runs kvbench's attention.
-        cache: a fresh cache.
+        cache: an empty cache.
         ids: token ids ``[B, T]``, without padding.
         first: index of the first scored token.
 

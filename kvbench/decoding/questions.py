@@ -1,4 +1,4 @@
-"""Several questions about one text, which is prefilled and quantized once, before any question is known."""
+"""Several questions about one text that is prefilled and quantized only once, before any question is known."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def ask(
 ) -> list[Generation]:
     """Prefill the shared text, then answer each question on a copy of its cache.
 
-    The tokens of a question are processed in one forward pass. They see each other in full precision, and the shared
-    text in the formats of the cache's method.
+    The tokens of a question are processed in one forward pass. They attend to each other in full precision, and to the
+    shared text as the method has stored it.
 
     Args:
         model: causal language model that runs kvbench's attention.
-        cache: a fresh cache, which holds the shared text afterwards.
+        cache: an empty cache, which holds the shared text afterwards.
         shared_ids: token ids of the shared text, ``[1, T]``.
         questions: token ids of each question, at least one token each.
         answers: token ids of each question's reference answer, whose likelihood is computed.
         max_new_tokens: limit for every answer, at least 1.
-        sampling: how tokens are chosen.
+        sampling: how tokens are chosen: temperature, top-k and top-p.
         eos_token_ids: tokens that end an answer.
-        stop: strings that end an answer; needs `tokenizer`.
+        stop: strings that end an answer; they require `tokenizer`.
         tokenizer: the model's tokenizer; None if there are no stop strings.
         prefill_chunk: tokens of the shared text per forward pass; None: all at once.
         observer: called at the beginning of each phase.

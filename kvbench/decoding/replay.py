@@ -1,7 +1,7 @@
-"""Decoding by the target only, with the flushes of a speculative run: greedy speculation must give the same tokens.
+"""Decoding without a draft that packs tokens at the same points as a speculative run, to check its output.
 
-The contents of a cache may depend on when tokens were demoted (QuantSpec's buffer is flushed between rounds, hence
-later than with single steps). Speculation is lossless relative to a target that flushes at the same points.
+The contents of a cache may depend on when tokens were packed: QuantSpec's buffer is flushed between rounds, hence later
+than with single steps. If the target packs tokens at the same points, greedy speculation must give the same tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def replay(
 
     Args:
         model: causal language model that runs kvbench's attention.
-        cache: a fresh cache.
+        cache: an empty cache.
         input_ids: one prompt, ``[1, T]``.
         settled: numbers of cached tokens at which the speculative run settled its cache (``Round.settled``); this run
             settles its cache only at the same numbers.

@@ -1,8 +1,9 @@
-"""Speculative decoding with captured passes: one for drafting and one for verifying, for any methods of both caches.
+"""Speculative decoding with two passes captured as CUDA graphs, one for drafting and one for verifying.
 
 A round consists of gamma replays of a pass over one token, whose output is the input of the next replay, and one replay
-of a pass over gamma + 1 tokens. Everything else (:mod:`kvbench.decoding.speculative`) is the same as with eager passes,
-except that gamma tokens are drafted even if fewer can be accepted, as at the end of an answer.
+of a pass over gamma + 1 tokens. Draft and target may use the caches of any methods. Everything else
+(:mod:`kvbench.decoding.speculative`) is the same as with eager passes, except that gamma tokens are drafted even if
+fewer can be accepted, as at the end of an answer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Draft(Recorded):
         cache: the cache that the draft reads.
         batch: number of rows.
         gamma: number of drafts in a round.
-        how: settings of the sampling.
+        how: how drafts are chosen: temperature, top-k and top-p.
         vocabulary: vocabulary size.
         device: device of tokens and positions.
         upper: True: attention reads only the upper nibble of codes with two nibbles (QuantSpec's draft).
@@ -68,7 +69,7 @@ class Draft(Recorded):
         return [*super().changed(), self.number]
 
     def begin(self, token: Tensor, lengths: Tensor) -> None:
-        """Begin a new round.
+        """Set the input of the first draft of a new round.
 
         Args:
             token: last confirmed token of each row, not cached yet, ``[B]``.
@@ -107,15 +108,15 @@ class Verification(Recorded):
 
 
 class CapturedDrafter(Drafter):
-    """A drafter that proposes and verifies tokens with captured passes.
+    """A drafter that proposes and verifies tokens with forward passes captured as CUDA graphs.
 
     Args:
         model: model of both draft and target.
         cache: the target's cache, after the prompt.
         speculation: settings of the draft.
-        how: settings of the sampling.
+        how: how tokens are chosen: temperature, top-k and top-p.
         batch: number of rows.
-        compile: True: compile everything around attention, unless the draft has its own weights.
+        compile: True: compile everything except attention, unless the draft has its own weights.
         capture: True: capture CUDA graphs; False: run the code of the passes at each replay (for tests on a CPU).
     """
 

@@ -17,10 +17,10 @@ class Sampling:
         temperature: 0: choose the most probable token (greedy); above 0: divide logits by the temperature and draw.
         top_p: draw only from the smallest set of most probable tokens whose total probability reaches `top_p`; 1.0: no
             restriction.
-        seed: one number (row b then uses ``seed + b``), or a number for each row. The latter makes the answer to a
-            sample independent of the batch that contains it.
-        top_k: draw only from this many most probable tokens, and from tokens that tie with the last of them. Applied
-            before `top_p`. None or 0: no restriction.
+        seed: seed of the random draws: one number (row b then uses ``seed + b``), or a number for each row. With a
+            number for each row, the answer to a sample does not depend on its batch.
+        top_k: draw only from the `top_k` most probable tokens, and from tokens that are as probable as the last of
+            them. Applied before `top_p`. None or 0: no restriction.
     """
 
     temperature: float = 0.0
@@ -68,7 +68,7 @@ def choose(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Genera
 
     Args:
         logits: logits of each row, ``[B, V]``.
-        sampling: how tokens are chosen.
+        sampling: how tokens are chosen: temperature, top-k and top-p.
         generators: random generator of each row; not used if greedy.
     """
     if sampling.temperature == 0.0:
@@ -78,7 +78,7 @@ def choose(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Genera
 
 
 def draw(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Draw one token per row, ``[B]``, by given random numbers.
+    """Draw one token per row, ``[B]``, using the given random numbers.
 
     The host never waits for the device, so captured steps can use this function too. A row of NaN gives token 0.
 

@@ -2,8 +2,8 @@
 
 A gated feed-forward layer needs three tensors of ``tokens x intermediate size``: 8.6 GB for 128k tokens of a 7B Llama,
 while the layer's input takes 1.1 GB. Its tokens are independent of each other, so slices give the same result with the
-memory of one slice. They are no slower, since products over a few thousand tokens are already bound by arithmetic. RoPE
-needs the next largest amount: transformers computes it with three tensors of the size of queries or keys.
+memory of one slice. They are not slower, since products over a few thousand tokens are already limited by arithmetic.
+RoPE needs the next largest amount: transformers computes it with three tensors of the size of queries or keys.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROUTED = ("expert", "router", "moe")
 
 @contextmanager
 def sliced(model: PreTrainedModel, tokens: int, chunk: int | Literal["auto"] | None = "auto") -> Iterator[int]:
-    """Run the feed-forward layers and the RoPE of `model` slice by slice inside the context, for long passes.
+    """Run the feed-forward layers and the RoPE of a model on one slice of tokens at a time, inside the context.
 
     This affects the modules named ``mlp`` that consist of linear layers and activations only, and the functions
     ``apply_rotary_pos_emb`` in the files of the model's classes.

@@ -27,7 +27,7 @@ from kvbench.methods.speculation import Speculation
 
 @dataclass
 class Round:
-    """Figures of one round of speculation, for all rows of a batch.
+    """Counts and time of one round of speculation, for all rows of a batch.
 
     Args:
         seconds: duration of the round: drafting, verification and rollback.
@@ -58,7 +58,7 @@ def decode(
     speculation: Speculation,
     drafter: Drafter | None = None,
 ) -> list[Round]:
-    """Decode speculatively from the first new token until every row has ended; `stopping` collects the tokens.
+    """Decode speculatively until every row has ended; `stopping` collects the tokens.
 
     A row's tokens and random numbers do not depend on the other rows of the batch.
 
@@ -66,10 +66,10 @@ def decode(
         model: causal language model that runs kvbench's attention: the target.
         cache: the target's cache, after the prompt.
         token: first new token of each row, ``[B]``; not cached yet.
-        stopping: collects the tokens and says which rows have ended.
-        sampling: how tokens are chosen.
-        generators: source of random numbers of each row.
-        max_new_tokens: limit for every row, the first token included; no row accepts drafts beyond it.
+        stopping: collects the tokens and decides which rows have ended.
+        sampling: how tokens are chosen: temperature, top-k and top-p.
+        generators: random generator of each row.
+        max_new_tokens: limit on the new tokens of every row, the first token included; no row accepts drafts beyond it.
         pad_token_id: token fed to rows that have ended.
         speculation: settings of the draft.
         drafter: proposes and verifies tokens; None: a :class:`Drafter`, which runs eager passes.
@@ -116,7 +116,7 @@ def _round(
         active: which rows still generate.
         limits: number of drafts that each row may accept.
         stopping: collects the tokens and says which rows have ended.
-        sampling: how tokens are chosen.
+        sampling: how tokens are chosen: temperature, top-k and top-p.
         generators: source of random numbers of each row.
 
     Returns:
@@ -173,7 +173,7 @@ def left_padding(starts: Sequence[int], width: int, device: torch.device) -> Ten
 
 
 def figures(rounds: Sequence[Round], row: int) -> dict[str, Any]:
-    """Return the totals of one row over all rounds.
+    """Return the totals of one row over all rounds, as a dictionary.
 
     Args:
         rounds: the rounds of the batch.
@@ -195,11 +195,11 @@ def figures(rounds: Sequence[Round], row: int) -> dict[str, Any]:
 
 
 def token_seconds(rounds: Sequence[Round], row: int) -> list[float]:
-    """Return one time in seconds for each token of a row, averaged over rounds.
+    """Return a list with a time in seconds for each token of a row.
 
     Each token of the row's first round gets the mean time per token of that round. Each later token gets the mean time
-    per token of all later rounds. A round yields several tokens at once, so only the sum and the mean of these times
-    are meaningful.
+    per token of all later rounds. A round yields several tokens at once, so only the sum and the mean of the list are
+    meaningful.
 
     Args:
         rounds: the rounds of the batch.

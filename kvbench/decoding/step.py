@@ -37,13 +37,13 @@ RING = 4
 
 @dataclass
 class Place:
-    """One layer in a recorded step.
+    """One layer in a step that is recorded as a CUDA graph, with the buffers that the step uses.
 
     Args:
         layer: the layer, whose buffers the step reads and writes.
-        work: what attention reads in the layer: runs of slots of one format each. Their table is a view of the step's
-            state in device memory.
-        places: where the new tokens of each row go in the buffers of keys and of values, int32 ``[B, 2]``; also a view
+        work: stored keys and values of the layer, as kernels read them. The table of formats in it is a view of the
+            step's state in device memory.
+        places: for each row, the buffer index of its next key and that of its next value, int32 ``[B, 2]``; also a view
             of that state.
         pointers: addresses of all buffers of the layer. If one changes, the step must be recorded again.
         kernel: name and module of the kernel that computes attention in the layer; None before the first pass.
@@ -57,7 +57,7 @@ class Place:
 
 
 class Recorded:
-    """A forward pass of a few new tokens per row that can be recorded and repeated.
+    """A forward pass of a few new tokens per row that can be recorded as a CUDA graph and replayed.
 
     Args:
         model: causal language model. :meth:`run` must be called inside
@@ -133,7 +133,7 @@ class Recorded:
         return logits
 
     def check(self) -> None:
-        """Raise NotServed if a layer obviously cannot be recorded; this check runs no pass."""
+        """Raise NotServed if it is clear without a forward pass that a layer cannot be recorded."""
         if self.cache.method.eager:
             raise NotServed("a step's own tokens are packed before they attend")
         for layer in self.cache.layers:
@@ -143,7 +143,7 @@ class Recorded:
                     phases.part(segment, channels, self.upper)
 
     def warm(self) -> None:
-        """Compile the kernels with which the method will pack tokens or move windows during decoding."""
+        """Compile in advance the kernels with which the method will pack tokens or move windows."""
         seen: set[Any] = set()
         for layer in self.cache.layers if self.cache.method.settles else ():
             for window in layer.rolling():
@@ -231,7 +231,7 @@ class Recorded:
     # -- the device's part ------------------------------------------------------------------------------------------
 
     def serve(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
-        """Append the new tokens to the next layer, and compute their attention to all tokens stored in that layer.
+        """Append the new tokens to the cache of the next layer, and compute their attention to all its tokens.
 
         Args:
             query: queries of the new tokens, ``[B, Hq, q, D]``.
@@ -261,7 +261,7 @@ class Recorded:
 
 
 class Step(Recorded):
-    """A recorded decode step of one token per row; each run's output is the next run's input.
+    """A decode step of one token per row that can be recorded; the output of each run is the input of the next run.
 
     Args:
         model: causal language model, as for :class:`Recorded`.
@@ -306,7 +306,10 @@ class Step(Recorded):
 
 
 def state(layer: KVLayer) -> tuple[Any, ...]:
-    """Return the lengths and starts of all segments of a layer; layers with equal results can share a table."""
+    """Return the lengths and starts of all segments of a layer.
+
+    Layers with equal results can share a table in device memory.
+    """
     return tuple(
         (tuple(segment.lengths), tuple(getattr(segment, "starts", ())))
         for store in layer.stores()

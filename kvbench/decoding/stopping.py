@@ -17,7 +17,7 @@ class Stopping:
 
     Attributes:
         tokens: new tokens of each row, without the end-of-sequence token.
-        ended: for each row whether it has ended.
+        ended: for each row, True if it has ended.
         finish: why each row ended: ``eos``, ``stop``, or ``length`` if it did not end by itself.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Quantizers: blocks of keys or values to codes with scales, and back (torch only)."""
+"""Quantizers: they turn blocks of keys or values into codes with scales, and back (torch only)."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ class Quantized:
     Args:
         quantizer: the quantizer that encoded the tensor and decodes it.
         packed: flat byte tensors, one per plane (:mod:`kvbench.quantizers.packing`).
-        params: ``(scale, minimum)``; axis ``channel``: ``[..., T/G, D]``, axis ``token``: ``[..., T, D/G]``.
+        params: ``(scale, minimum)`` of the groups of G elements: ``[..., T/G, D]`` for axis ``channel``, ``[..., T,
+            D/G]`` for axis ``token``.
         shape: shape of the original tensor.
         dtype: dtype of the original tensor.
     """
@@ -73,7 +74,7 @@ class AffineQuantizer:
     Args:
         bits: bits per code: 2, 3, 4 or 8.
         group_size: number of elements that share a scale; None (axis ``token`` only) means all channels of a head.
-        axis: ``"channel"``: groups of consecutive tokens of one channel; ``"token"``: groups of consecutive channels
+        axis: elements of a group. ``"channel"``: consecutive tokens of one channel; ``"token"``: consecutive channels
             of one token.
     """
 
@@ -158,8 +159,8 @@ class AffineQuantizer:
     def share(self, step: Tensor, base: Tensor, high: Tensor) -> Tensor | None:
         """Return the factor, 1 or 1/4, by which to multiply each group before its codes are computed in fp16.
 
-        Elements, minimum and scale of the group are all multiplied by this factor, so that the difference between an
-        element and the minimum stays within the range of fp16. The result is None if no group needs 1/4.
+        Elements, minimum and scale of a group are all multiplied by its factor, so that the difference between an
+        element and the minimum stays within the range of fp16. The result is None if all factors would be 1.
 
         Args:
             step: scale of each group.
@@ -175,11 +176,11 @@ class AffineQuantizer:
     def whole(number: int, like: Tensor) -> Tensor:
         """Return `number` as a tensor by which other tensors can be divided exactly.
 
-        To divide by a Python number, CUDA multiplies by the rounded reciprocal.
+        The tensor is needed because CUDA divides by a Python number inexactly: it multiplies by the rounded reciprocal.
 
         Args:
             number: a whole number.
-            like: tensor that gives the device; its dtype decides between fp16 and fp32.
+            like: tensor whose device the result gets. The dtype of the result is fp16 if that of `like` is, else fp32.
         """
         dtype = torch.float16 if like.dtype == torch.float16 else torch.float32
         return torch.full((), number, dtype=dtype, device=like.device)
@@ -190,7 +191,7 @@ class AffineQuantizer:
         Args:
             codes: unpacked codes, ``[..., T, D]``.
             params: ``(scale, minimum)`` of each group.
-            dtype: dtype of the result. With fp16, every operation is rounded to fp16; with bf16, arithmetic is fp32.
+            dtype: dtype of the result. For fp16, every operation is rounded to fp16; for bf16, arithmetic is in fp32.
         """
         work = torch.float32 if dtype == torch.bfloat16 else dtype
         scale, minimum = (self.expand(p.to(work)) for p in params)
@@ -226,7 +227,12 @@ class AffineQuantizer:
         return param.unsqueeze(-2 if self.axis == "channel" else -1)
 
     def param_shape(self, tokens: int, channels: int) -> tuple[int, int]:
-        """Return the sizes of a parameter tensor's last two dimensions for `tokens` tokens of `channels` channels."""
+        """Return the last two dimensions of a tensor of scales or minima.
+
+        Args:
+            tokens: number of tokens.
+            channels: number of channels per token.
+        """
         if self.axis == "channel":
             return tokens // (self.group_size or 1), channels
         return tokens, channels // (self.group_size or channels)
@@ -238,7 +244,7 @@ class AffineQuantizer:
 
     @property
     def block_params(self) -> int:
-        """Number of rows that a parameter tensor has for each :attr:`block_tokens` tokens."""
+        """Number of rows of a parameter tensor per block of :attr:`block_tokens` tokens."""
         return 1
 
 

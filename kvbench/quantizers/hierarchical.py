@@ -9,8 +9,9 @@ the arithmetic is that of the first author's code (rishabh-16/QuantSpec, quant_p
     draft:  x^ = U * scale + mn
     target: x^ = U * scale + Lw * (scale / 16) + mn
 
-Stored is ``16 * U + (Lw + 8)``: two nibble planes, so that a draft reads the upper one alone. The error of U reaches
-half a scale, which is +8 lower steps, while Lw ends at +7: the worst error of both is one lower step, not half of one.
+The stored code is ``16 * U + (Lw + 8)``, as two planes of nibbles, so that a draft reads only the upper plane. The
+error of U reaches half a scale, which is +8 lower steps, while Lw ends at +7: the worst error of both is one lower
+step, not half of one.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class HierarchicalQuantizer(AffineQuantizer):
 
     Args:
         group_size: number of elements that share a scale; None (axis ``token`` only) means all channels of a head.
-        axis: what a group runs along: ``"channel"``: consecutive tokens of one channel; ``"token"``: consecutive
-            channels of one token.
+        axis: elements of a group. ``"channel"``: consecutive tokens of one channel; ``"token"``: consecutive channels
+            of one token.
 
     Attributes:
         upper: quantizer that decodes the upper nibbles only, with the same parameters. The draft uses it.

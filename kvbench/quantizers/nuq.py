@@ -5,11 +5,12 @@ Source: Hooper et al., "KVQuant: Towards 10 Million Context Length LLM Inference
 
     x^ = level[argmin |(x - offset) / range - level|] * range + offset,   range = (high - low) / 2,  offset = their mean
 
-Keys have one range and offset per channel, from thresholds calibrated offline: percentiles of the channel.
-Values have one per token, over all heads: from the extremes of all but the outliers. Outliers (beyond a key's
-thresholds; in a value's tails) are stored exactly, in addition to the codes. Ties go to the level that comes first in
-the codebook, which need not be sorted. All arithmetic is fp32; the thresholds of keys are fp16, and so are the range
-and the offset computed from them.
+Keys have one range and offset per channel, from thresholds calibrated offline: percentiles of the channel. Values have
+one range and one offset per token, over all heads, from the largest and the smallest element that is not an outlier.
+Outliers are elements of keys beyond the thresholds, and the largest and smallest elements of each token of values. They
+are stored in full precision, in addition to the codes. Of two equally near levels, the one that comes first in the
+codebook is used; the codebook need not be sorted. All arithmetic is fp32; the thresholds of keys are fp16, and so are
+the range and the offset computed from them.
 """
 
 from __future__ import annotations
@@ -25,28 +26,40 @@ ELEMENTS = 1 << 23
 
 
 def tail(share: float) -> float:
-    """Return the quantile above which elements are outliers, if `share` of all are, half of them at each end."""
+    """Return the quantile above which an element is an outlier.
+
+    Elements below the quantile ``1 - result`` are outliers too.
+
+    Args:
+        share: fraction of all elements that are outliers, half of them at each end.
+    """
     return 1 - share / 2
 
 
 def key_params(thresholds: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the range and the offset of each channel of keys, ``[..., C]``, fp32 but rounded to fp16.
+    """Return the range and the offset of each channel of keys.
+
+    The range is half the difference between the thresholds; the offset is their mean.
 
     Args:
         thresholds: upper and lower threshold of each channel, ``[..., 2, C]``, fp16.
+
+    Returns:
+        Two fp32 tensors ``[..., C]``, whose elements are rounded to fp16.
     """
     upper, lower = thresholds.float().unbind(-2)
     return ((upper - lower) / 2).half().float(), ((upper + lower) / 2).half().float()
 
 
 def key_outliers(x: Tensor, thresholds: Tensor, most: int | None = None) -> Tensor:
-    """Return which elements of keys are outliers, that is, outside the thresholds of their channel, as a mask.
+    """Return a mask of the outliers among keys: the elements outside the thresholds of their channel.
 
     Args:
         x: keys, fp32 ``[..., n, C]``.
-        thresholds: largest and smallest value of each channel that is not an outlier, ``[..., 2, C]``.
-        most: largest number of outliers of a token above the upper thresholds, and also below the lower ones. The
-            farthest, in units of the range, are chosen (the authors' ``cap_outliers``). None: no limit.
+        thresholds: upper and lower threshold of each channel, ``[..., 2, C]``.
+        most: how many outliers above the upper thresholds a token may have, and how many below the lower thresholds
+            (the same limit for both). If there are more, those with the largest distance from the offset, in units of
+            the range, are chosen (the authors' ``cap_outliers``). None: no limit.
     """
     upper, lower = thresholds.float().unsqueeze(-3).unbind(-2)
     mask = (x < lower) | (x > upper)
@@ -60,11 +73,11 @@ def key_outliers(x: Tensor, thresholds: Tensor, most: int | None = None) -> Tens
 
 
 def value_outliers(x: Tensor, share: float) -> Tensor:
-    """Return which elements of values are outliers, that is, among the largest or smallest of their token, as a mask.
+    """Return a mask of the outliers among values: the largest and the smallest elements of each token.
 
     Args:
         x: values, fp32 ``[..., n, C]``.
-        share: share of outliers, half of them at each end.
+        share: fraction of the elements of a token that are outliers, half of them at each end.
     """
     flat = x.reshape(-1, x.shape[-1])
     step = max(ELEMENTS // flat.shape[-1], 1)
@@ -80,9 +93,11 @@ def value_outliers(x: Tensor, share: float) -> Tensor:
 def value_params(x: Tensor, outliers: Tensor | None, store: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the range and the offset of each token of values, two tensors ``[..., n]``.
 
+    The range is half the difference between the largest and the smallest element; the offset is their mean.
+
     Args:
         x: values, fp32 ``[..., n, C]``.
-        outliers: mask of the elements that do not count; None: all count.
+        outliers: mask of the elements to ignore; None: ignore none.
         store: dtype of the result.
     """
     if outliers is not None:  # an outlier counts as the token's median, so that a token of outliers alone has an offset
@@ -95,13 +110,15 @@ def value_params(x: Tensor, outliers: Tensor | None, store: torch.dtype) -> tupl
 
 
 def encode(x: Tensor, scale: Tensor, offset: Tensor, levels: Tensor, outliers: Tensor | None) -> Tensor:
-    """Return for each element the index of the nearest level, uint8 in the shape of `x`; outliers count as 0.
+    """Return for each element the index of the nearest level, uint8 in the shape of `x`.
+
+    Outliers get the code of the level nearest to 0.
 
     Args:
         x: keys or values, fp32 ``[..., n, C]``.
-        scale: half the width of the range of each channel (keys) or token (values), fp32; broadcasts over `x`. 0 means
-            that all elements equal the offset.
-        offset: middle of that range, fp32; broadcasts over `x`.
+        scale: range of each channel (keys) or token (values), as :func:`key_params` and :func:`value_params` return it,
+            fp32; broadcasts over `x`. 0 means that all elements equal the offset.
+        offset: offset of each channel or token, fp32; broadcasts over `x`.
         levels: the codebook, fp32 ``[2**bits]``.
         outliers: mask of the outliers, with the shape of `x`; None: there are none.
     """
@@ -124,8 +141,8 @@ def decode(codes: Tensor, scale: Tensor, offset: Tensor, levels: Tensor) -> Tens
 
     Args:
         codes: codes of any integer dtype, ``[..., n, C]``.
-        scale: half the width of the range, as for :func:`encode`; broadcasts over `codes`.
-        offset: middle of the range; broadcasts over `codes`.
+        scale: range of each channel (keys) or token (values), as for :func:`encode`; broadcasts over `codes`.
+        offset: offset of each channel or token; broadcasts over `codes`.
         levels: the codebook, fp32 ``[2**bits]``.
     """
     return levels[codes.to(torch.int32)] * scale + offset

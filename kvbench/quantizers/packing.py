@@ -1,8 +1,8 @@
 """Bit packing: codes of 2, 3, 4 or 8 bits stored in exactly bits/8 bytes each.
 
-A code is cut into *planes* of 1, 2 or 4 bits (most significant first): a width that does not divide a machine word (3)
-is stored as two planes (2 + 1) without a wasted bit, and 8 bits are two nibbles, so that a reader may take the upper
-nibble alone.
+A code is divided into *planes* of 1, 2 or 4 bits, the most significant bits first. Codes of 3 bits are stored as a
+plane of 2 bits and a plane of 1 bit, so that no bit is wasted. Codes of 8 bits are stored as two planes of 4 bits, so
+that a reader may take only the upper one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def split_planes(codes: Tensor, bits: int) -> list[Tensor]:
 
 
 def join_planes(planes: list[Tensor], bits: int) -> Tensor:
-    """Return codes from their planes, which may have any integer dtype; the inverse of :func:`split_planes`."""
+    """Join planes to codes; the inverse of :func:`split_planes`. Planes may have any integer dtype."""
     codes = planes[0]
     for width, plane in zip(PLANES[bits][1:], planes[1:], strict=True):
         codes = (codes << width) | plane

@@ -34,7 +34,7 @@ def fitting(most: int, head_dim: int) -> int | None:
 
 
 def preset(name: str) -> str:
-    """Return the name of the preset with which a quantizer's name begins: ``int2`` for ``int2+key.group_size=64``."""
+    """Return the preset's name at the beginning of a quantizer's name: ``int2`` for ``int2+key.group_size=64``."""
     return name.partition(CHANGED)[0]
 
 
@@ -67,10 +67,10 @@ class FormatSpec:
         bits: bits per code: 2, 3, 4 or 8.
         group_size: number of elements that share a scale and a minimum; ``"head_dim"`` (axis ``token`` only): all
             channels of a head.
-        axis: ``"channel"``: a group is `group_size` consecutive tokens of one channel (KIVI's keys);
-            ``"token"``: a group is `group_size` consecutive channels of one token (KIVI's values).
-        kind: ``"affine"``: one code per element; ``"hierarchical"``: a code of two nibbles, of which a draft reads only
-            the upper one (QuantSpec).
+        axis: elements of a group. ``"channel"``: `group_size` consecutive tokens of one channel (KIVI's keys);
+            ``"token"``: `group_size` consecutive channels of one token (KIVI's values).
+        kind: structure of a code. ``"affine"``: one number; ``"hierarchical"``: two nibbles, of which a draft reads
+            only the upper one (QuantSpec).
         default: True if `group_size` comes from a preset and not from the user. If it does not divide the
             number of channels of a head (axis ``token``), a smaller power of two that divides it is used instead.
     """
@@ -145,7 +145,7 @@ class QuantizerSpec:
     value: FormatSpec
 
     def as_default(self, standard: QuantizerSpec | None) -> QuantizerSpec:
-        """Return a copy in which group sizes that equal those of a preset are marked as defaults.
+        """Return a copy in which each group size that equals that of a preset is marked as a default.
 
         Group sizes that are defaults may be reduced to fit the heads of a model.
 
@@ -161,9 +161,10 @@ class QuantizerSpec:
         return replace(self, key=key, value=value)
 
     def fitted(self, head_dim: int) -> dict[str, int]:
-        """Return the group sizes that are reduced to fit heads of `head_dim` channels.
+        """Return the group sizes in use where the configured ones do not fit heads of `head_dim` channels.
 
-        The result maps ``key.group_size`` or ``value.group_size`` to the size in use. It is empty if none is reduced.
+        The result maps ``key.group_size`` or ``value.group_size`` to the size in use. It is empty if all configured
+        group sizes fit.
         """
         return {
             f"{side}.group_size": form.channels_per_group(head_dim)

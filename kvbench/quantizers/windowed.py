@@ -1,7 +1,8 @@
-"""Per-channel quantization of blocks of W tokens, cut into equal groups up to a given size.
+"""Per-channel quantization of blocks of W tokens, which are divided into nearly equal groups.
 
-LogQuant demotes W tokens at a time (paper, Algorithm 1), and W need not be a multiple of a group size (128 // 3 = 42,
-256 // 3 = 85): a block is cut into ``ceil(W / most)`` groups whose sizes differ by at most one token.
+LogQuant quantizes W tokens at a time (paper, Algorithm 1), and W need not be a multiple of a group size (128 // 3 = 42,
+256 // 3 = 85). So a block is divided into ``ceil(W / most)`` groups whose sizes differ by at most one token, where
+``most`` is the largest allowed size.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class WindowedQuantizer(AffineQuantizer):
         return self.groups
 
     def param_shape(self, tokens: int, channels: int) -> tuple[int, int]:
-        """Return the sizes of a parameter tensor's last two dimensions; it has one row per group of each block."""
+        """Return the last two dimensions of the parameter tensors (scale, minimum), which have one row per group."""
         return tokens // self.window * self.groups, channels
 
     def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
