@@ -88,7 +88,7 @@ def few(names: Sequence[str] | str, given: str, listing: str = "") -> str:
 
 
 def cut(text: str) -> str:
-    """Return `text`; if it is longer than :data:`SHOWN` characters, its beginning and its length."""
+    """Return `text`, or only its beginning and its length if it is longer than :data:`SHOWN` characters."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
 
 

@@ -1,4 +1,4 @@
-"""``python -m kvbench.fetch``: download of the files that runs on a machine without network will need."""
+"""``python -m kvbench.fetch``: downloads of models and data in advance, for machines without network access."""
 
 from kvbench.cli.fetch import main
 

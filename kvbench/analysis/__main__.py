@@ -1,4 +1,4 @@
-"""``python -m kvbench.analysis``: the attention of methods compared with exact attention, without labels."""
+"""``python -m kvbench.analysis``: comparison of the attention of methods with exact attention."""
 
 import sys
 

@@ -98,7 +98,7 @@ def columns_held(layer: KVLayer) -> Tensor:
 
 
 def held(layer: KVLayer, size: int = BLOCK) -> Iterator[Block]:
-    """Yield the keys and values that a layer of a cache holds, decoded as attention reads them.
+    """Yield the keys and values that a layer of a cache holds, dequantized as attention reads them.
 
     Args:
         layer: a layer of a cache with one sequence.

@@ -1,7 +1,7 @@
 """Comparison of attention over the keys and values in a cache with attention over the exact keys and values.
 
 For the same query, p is the probability that exact attention gives to a token, and q the probability that attention
-over the cache gives to it. Packed keys and values are decoded as attention reads them. A token that the cache has
+over the cache gives to it. Packed keys and values are dequantized as attention reads them. A token that the cache has
 dropped has q = 0.
 
 - **L1 error**: the sum of |p - q| over all tokens, 0 to 2. A dropped token contributes p. LogQuant's Table 4 reports an

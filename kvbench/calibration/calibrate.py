@@ -1,4 +1,4 @@
-"""Calibration of a model on a text."""
+"""Calibration of a model on a text: KVQuant's outlier thresholds and codebooks for every layer."""
 
 from __future__ import annotations
 

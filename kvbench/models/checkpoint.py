@@ -170,7 +170,7 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def check_files(folder: Path) -> None:
-    """Check the files of a checkpoint before it is loaded; of the weights, only the headers are read.
+    """Check the files of a checkpoint before it is loaded; only the headers of the weight files are read.
 
     Raises:
         DamagedFile: a file cannot be read or contains impossible values, the index refers to missing files, or the

@@ -1,9 +1,9 @@
 """Spreading of a model's layers over several GPUs of one process, which then run one after the other.
 
-Each device gets the same number of consecutive layers, so that the cache, whose layers are on the devices of the
-model's, is spread as evenly as the weights. Hidden states are copied from one device to the next; the other inputs of
-the layers (mask, rotary angles) are copied once per forward pass and device, not once per layer. accelerate is used
-only to load checkpoints onto the devices, because its hooks would copy inputs before every linear layer.
+Each device gets the same number of consecutive layers. The cache of a layer is on the device of the layer, so it is
+spread as evenly as the weights. Hidden states are copied from one device to the next. The other inputs of the layers
+(mask, rotary angles) are copied once per forward pass and device, not once per layer. accelerate is used only to load
+checkpoints onto the devices, because its hooks would copy inputs before every linear layer.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Team:
         calls: number of collectives so far. After an error, the ranks can continue only if their numbers agree.
         broken: True if the ranks cannot continue together.
         on_failure: function that the watching thread calls with ``{rank, kind, message, oom}`` before it ends this
-            process because another rank failed; None for none.
+            process because another rank failed; None to call no function.
         shared: the last error that all ranks know of, or None.
         announced: True once rank 0 has published the plan of the run.
     """
@@ -162,7 +162,7 @@ class Team:
 
     @contextmanager
     def turns(self) -> Iterator[None]:
-        """Run the code inside the context on one rank after the other, in the order of ranks."""
+        """Run the code inside a ``with`` block on one rank after the other, in the order of ranks."""
         number, self._turns = self._turns, self._turns + 1
         if self.rank:
             self._wait([f"turn/{number}/{self.rank - 1}"])

@@ -10,16 +10,16 @@ import torch
 
 @contextmanager
 def kept(*, strict: bool) -> Iterator[None]:
-    """Turn oneDNN back on at the end of the context if torch turned it off inside.
+    """Turn oneDNN back on at the end of a ``with`` block if torch turned it off inside the block.
 
     If a matrix product on a CPU runs out of memory inside oneDNN, torch only issues a warning. It then uses another
     library until the process ends; prompts in bfloat16 took ten times as long with it.
 
     Args:
-        strict: True to raise an error in this case, because times measured inside the context come from both libraries.
+        strict: True to raise an error in this case, because times measured inside the block come from both libraries.
 
     Raises:
-        MemoryError: `strict` is True, and torch turned oneDNN off. If the code inside the context raises an error of
+        MemoryError: `strict` is True, and torch turned oneDNN off. If the code inside the block raises an error of
             its own, that error is passed on instead.
     """
     before = torch.backends.mkldnn.enabled

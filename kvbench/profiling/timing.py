@@ -33,7 +33,7 @@ class Elapsed:
     """The result of :func:`timed`.
 
     Args:
-        seconds: seconds spent inside the context; NaN until the context ends.
+        seconds: seconds spent inside the ``with`` block; NaN until the block ends.
     """
 
     seconds: float = math.nan
@@ -41,13 +41,15 @@ class Elapsed:
 
 @contextmanager
 def timed(device: torch.device | str = "cpu") -> Iterator[Elapsed]:
-    """Measure the time spent inside the context. The device finishes all queued work before each reading of the clock.
+    """Measure the time spent inside a ``with`` block.
+
+    The device finishes all queued work before each reading of the clock.
 
     Args:
         device: device whose work is timed.
 
     Yields:
-        An :class:`Elapsed`, whose ``seconds`` are set when the context ends.
+        An :class:`Elapsed`, whose ``seconds`` are set when the block ends.
     """
     elapsed = Elapsed()
     start = now(device)

@@ -240,7 +240,11 @@ class OpenAI(Embedding):
             raise ModelError(NO_KEY)
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return the embedding vector of each text, in order. Raises ModelError without a key or an answer."""
+        """Return the embedding vector of each text, in order.
+
+        Raises:
+            ModelError: no API key is set, or the endpoint does not return the vectors.
+        """
         import httpx
 
         key = os.environ.get("OPENAI_API_KEY")

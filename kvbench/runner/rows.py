@@ -66,7 +66,8 @@ def head(
     Args:
         sample: the sample.
         prompt_tokens: number of tokens of the prompt.
-        finish: why the answer ended: ``eos``, ``stop`` or ``length``; for other kinds of work ``window`` or ``oom``.
+        finish: why the answer ended: ``eos``, ``stop`` or ``length``. It is ``window`` for a span of text whose
+            likelihood was measured, and ``oom`` for a measurement of time and memory that ran out of memory.
         truncated: number of tokens removed from the prompt.
         prediction: text of the answer.
         tokens: token ids of the answer.

@@ -153,7 +153,7 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__}.samples")
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that determines the content of the samples, but not their number.
+        """Return JSON data that identifies the content of the samples, without their number.
 
         The data is hashed into the run id.
         """

@@ -1,9 +1,9 @@
 """Continuation of long texts: prompts with a fixed number of the model's tokens, cut from books or other files.
 
-Source: the speed runs of QuantSpec (Tiwari et al. 2025, sec. 5.1 and appendix F) and MagicDec, whose
-``convert_pg19_dataset`` this follows: the first 8,000 tokens of a book are skipped, the rest is cut into prompts of
-the same length, and the first token of each is replaced by the beginning-of-sequence token. 90 tokens are generated.
-The reference is the text's own next tokens; the row records their likelihood. Generated text has no other score.
+Source: the speed runs of QuantSpec (Tiwari et al. 2025, sec. 5.1 and appendix F) and of MagicDec. As in MagicDec's
+``convert_pg19_dataset``, the first 8,000 tokens of a book are skipped, the rest is cut into prompts of the same length,
+and the first token of each is replaced by the beginning-of-sequence token. 90 tokens are generated. The reference
+answer is the continuation in the text itself, whose likelihood is recorded. Generated text is not scored.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Continuation(TokenTask):
         return data.fingerprint(({"text": text} for text in self.documents), ("text",))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to download, as pairs of a source on the hub and the name that replaces ``{task}`` in it."""
+        """Yield a pair per file to download: its source on the hub, and the name that replaces ``{task}`` there."""
         return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
     def samples(self) -> Iterator[Sample]:
@@ -105,7 +105,7 @@ class Continuation(TokenTask):
             check_warm_up(self.name, count, length, self.warm_up, "dataset.per_document=null")
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that determines the prompts, but neither their number nor the model's tokenizer."""
+        """Return JSON data that identifies the prompts, without their number and the model's tokenizer."""
         settings = ("text", "warm_up", "per_document", "skip", "max_new_tokens", "bos")
         return {
             "target": "continuation",

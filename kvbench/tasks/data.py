@@ -1,7 +1,7 @@
 """Files of data sets: found in a local folder or in the hub's cache, or downloaded from the hub.
 
-No dataset script is ever run. If a file is missing and the hub does not answer, the error comes within three seconds
-and before a model is loaded, and names the override that would supply the file.
+No dataset script is ever run. If a file is missing and the hub does not answer, an error is raised within three
+seconds, before a model is loaded. It names the override that would supply the file.
 """
 
 from __future__ import annotations

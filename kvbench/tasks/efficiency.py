@@ -40,8 +40,8 @@ class Efficiency(Task):
         prompts: prompt lengths in tokens.
         batches: batch sizes, or ``grow`` for 1, 2, 4, ... until memory runs out.
         max_batch: largest batch size that ``grow`` tries.
-        bisect: after memory has run out, maximum number of further batch sizes, found by bisection between the largest
-            that fitted and the smallest that did not.
+        bisect: maximum number of further batch sizes to try after memory has run out, by bisection between the largest
+            batch size that fitted and the smallest that did not.
         new_tokens: number of tokens generated for every sequence; generation never ends early.
         repeats: number of prefills timed for TTFT; their median is reported. Decoding follows the last prefill.
         untimed: number of untimed prefills that run before the timed ones at each point.

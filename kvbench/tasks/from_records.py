@@ -183,11 +183,11 @@ class Records(Task):
 
     @cached_property
     def entries(self) -> dict[str, list[Entry]]:
-        """Records by split, as prompts without examples, read on first use. Raises DataError like :meth:`read`."""
+        """Records of each split as prompts without few-shot examples, read on first use (:meth:`read`)."""
         return self.read()
 
     def read(self) -> dict[str, list[Entry]]:
-        """Read the records of the splits in use, and return them by split as prompts without examples.
+        """Read the records of the splits in use, and return them by split as prompts without few-shot examples.
 
         Raises:
             DataError: a file or a record cannot be read, or there are fewer examples than `shots`.
@@ -258,7 +258,7 @@ class Records(Task):
         return references
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to download, as pairs of a source on the hub and the name that replaces ``{task}`` in it."""
+        """Yield a pair per file to download: its source on the hub, and the name that replaces ``{task}`` there."""
         return ((self.source, split) for split in self._splits)
 
     # -- samples -----------------------------------------------------------------------------------------------------
@@ -287,9 +287,9 @@ class Records(Task):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that determines the samples, but not their number.
+        """Return JSON data that identifies the samples, without their number.
 
-        The prompts, as filled templates, enter as one checksum per split.
+        It contains one checksum per split, computed over the filled templates.
         """
         keys = ("name", "metric", "pattern", "shots", "max_new_tokens", "chat", "system", "truncation")
         drawn = ("examples", "order", "shots_seed", "separator") if self.shots else ()

@@ -97,7 +97,7 @@ class GSM8K(Records):
 
     @cached_property
     def entries(self) -> dict[str, list[Entry]]:
-        """Records of the test and train splits, by split, as prompts without examples, read on first use.
+        """Records of the test and train splits as prompts without few-shot examples, by split; read on first use.
 
         Raises:
             DataError: a split cannot be read, or has too few records for the examples.
@@ -163,7 +163,7 @@ class GSM8K(Records):
         return smallest <= len(self._tokenizer(prompt, verbose=False)["input_ids"]) <= largest
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that determines the samples, but not their number."""
+        """Return JSON data that identifies the samples, without their number."""
         return {
             "target": "gsm8k",
             "version": self.version,

@@ -192,7 +192,7 @@ class LongBench(Task):
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that determines the samples, but not their number; the records enter as checksums."""
+        """Return JSON data that identifies the samples, without their number; records are identified by checksums."""
         return {
             "target": "longbench",
             "version": self.version,

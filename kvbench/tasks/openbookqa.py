@@ -60,7 +60,7 @@ class OpenBookQA(Records):
         return super().entry(record, place)
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that determines the samples, but not their number.
+        """Return JSON data that identifies the samples, without their number.
 
         The authors' files and the hub's files, which name the fields differently, give the same checksum.
         """

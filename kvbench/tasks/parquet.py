@@ -78,7 +78,7 @@ def _on_disk(found: Found, folder: Path) -> Iterator[list[Path]]:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Silence the log of the package `datasets` while the context lasts; its errors still arrive as exceptions."""
+    """Silence the log of the package `datasets` inside a ``with`` block; errors are still raised as exceptions."""
     from datasets.utils import logging
 
     level = logging.get_verbosity()

@@ -1,12 +1,14 @@
 """Perplexity as a task: a text is cut into spans of the model's tokens (papers call them windows), one per sample.
 
-Conventions (GPTQ, Atom, KVQuant, QuaRot): the whole text is tokenized at once, the spans do not overlap, a last partial
-one is dropped, and the result is the mean over the spans' means. There are three modes, recorded in every row:
+As in GPTQ, Atom, KVQuant and QuaRot, the whole text is tokenized at once, the spans do not overlap, and an incomplete
+last span is dropped. The perplexity is computed from the mean over the spans of their mean negative log-likelihood.
+There are three modes, recorded in every row:
 
-- ``decode``: the span goes through the method's cache token by token, like an answer; every token is predicted from
+- ``decode``: the span goes through the method's cache token by token, like an answer. Every token is predicted from
   what the cache really holds.
 - ``simulated``: one forward pass in which all keys and values of the span are quantized as the method would quantize a
-  prompt, and every token attends to them, its own included (as in the papers' tables; no deployed cache does so).
+  prompt. Every token attends to these, including its own. The papers' tables are measured in this way, although no
+  deployed cache works like this.
 - ``fp16``: one forward pass without a cache, as the reference.
 """
 
@@ -118,7 +120,7 @@ class Perplexity(TokenTask):
         return data.fingerprint(({"text": text} for text in self.documents), ("text",))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to download, as pairs of a source on the hub and the name that replaces ``{task}`` in it."""
+        """Yield a pair per file to download: its source on the hub, and the name that replaces ``{task}`` there."""
         return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
     def samples(self) -> Iterator[Sample]:
@@ -139,7 +141,7 @@ class Perplexity(TokenTask):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that determines the spans, but neither their number nor the model's tokenizer."""
+        """Return JSON data that identifies the spans, without their number and the model's tokenizer."""
         settings = {key: getattr(self, key) for key in ("text", "mode", "window", "stride", "skip", "prefill", "bos")}
         return {
             "target": "perplexity",

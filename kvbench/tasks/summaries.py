@@ -1,9 +1,9 @@
 """Summarization of long documents: Multi-LexSum and InfiniteBench's books, with prompts of a fixed number of tokens.
 
-Source: QuantSpec (Tiwari et al. 2025, sec. 5.1 and appendix F) takes both from HELMET (Yen et al. 2024). As in the
-converter of QuantSpec's first author (summaries.json holds the templates), the end of the documents is cut off so that
-a prompt has exactly the wanted length, records that are too short are skipped, there is no chat wrapper, and 90 tokens
-are generated. Scores are HELMET's: ROUGE-Lsum with stemming (rouge-score).
+Source: QuantSpec (Tiwari et al. 2025, sec. 5.1 and appendix F) takes both from HELMET (Yen et al. 2024). Prompts are
+made as in the converter of QuantSpec's first author: the end of the documents is cut off so that a prompt has exactly
+the wanted length, records that are too short are skipped, and there is no chat wrapper. 90 tokens are generated. The
+templates are in summaries.json. Scores are HELMET's: ROUGE-Lsum with stemming (rouge-score).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Summaries(TokenTask):
         return data.fingerprint(({"text": t, "answers": a} for t, a in self.records), ("text", "answers"))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to download, as pairs of a source on the hub and the name that replaces ``{task}`` in it."""
+        """Yield a pair per file to download: its source on the hub, and the name that replaces ``{task}`` there."""
         yield self.source, self.split
         if self.kind == "multi_lexsum":
             yield self.source, "sources"
@@ -136,7 +136,7 @@ class Summaries(TokenTask):
             check_warm_up(self.name, count, length, self.warm_up)
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that determines the prompts, but neither their number nor the model's tokenizer."""
+        """Return JSON data that identifies the prompts, without their number and the model's tokenizer."""
         return {
             "target": self.kind,
             "version": self.version,

@@ -24,7 +24,7 @@ _WRITER = re.compile(rf"\.(?P<host>[\w-]*)\.(?P<process>\d+)\.\d+{re.escape(ENDI
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path for writing; at the end of the block the file written there replaces `path` atomically.
+    """Yield a temporary path to write to; at the end of the ``with`` block, that file replaces `path` atomically.
 
     If the block raises an exception, `path` is unchanged and the temporary file is removed. The temporary name is
     unique to this thread, so that several writers do not overwrite each other's data. Temporary files left behind by

@@ -17,12 +17,12 @@ from kvbench.tasks.mini.templates import Wrapper
 
 
 class TooShort(DataError):
-    """Error for a sample that is too short to hold the wrapper's head and its records, even without filler."""
+    """Error for a sample that is too short to hold the first instruction and the records, even without filler."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """The beginning of a prompt, which is an instruction and the context, and the possible ends of the prompt.
+    """The beginning of a sample's prompts (an instruction and the context), and one ending per question.
 
     Args:
         pieces: pieces of the instruction and the context, in order.

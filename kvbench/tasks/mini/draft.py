@@ -18,7 +18,8 @@ class Question:
         answer: the right answer, without the space before it (unless `glued`).
         evidence: places in the context that give the answer. Each is the index of a record and a half-open character
             range in that record.
-        glued: whether the answer follows `prompt` without an added space, as for code, where `answer` has its own.
+        glued: True if no space is inserted between `prompt` and `answer`, as for code, where `answer` itself begins
+            with any whitespace it needs.
         parts: the values in the answer if each is scored separately, else empty.
     """
 
@@ -110,6 +111,6 @@ class Setting:
     def pick(self, n_records: int) -> list[int]:
         """Return the indices of the records to ask about, drawn without repetition.
 
-        There are as many as `questions`, or as many as there are records if these are fewer.
+        Their number is :attr:`questions`, or `n_records` if that is smaller.
         """
         return self.rng.sample(range(n_records), min(self.questions, n_records))

@@ -142,7 +142,7 @@ class Mini(Task):
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that determines the samples, but not their number."""
+        """Return JSON data that identifies the samples, without their number."""
         return {
             "target": "mini",
             "version": self.version,

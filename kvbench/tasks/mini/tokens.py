@@ -1,4 +1,4 @@
-"""The tokenizer by which `mini` measures lengths: that of the bundled model, loaded on first use."""
+"""The tokenizer of the bundled model, with which `mini` measures lengths, loaded on first use."""
 
 from __future__ import annotations
 
