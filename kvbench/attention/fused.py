@@ -134,7 +134,7 @@ def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
     if layer.rotation is not None:
         raise NotServed("keys are stored before RoPE")
     if method.eager and count > 1:
-        raise NotServed("several new tokens, packed before they attend")
+        raise NotServed("several new tokens are packed before they attend")
     if method.reading_order(layer, slice(0, 1)) is not None:
         raise NotServed("segments must be read in the order of the text, which kernels do not support")
     if not plain(layer, mask, count):

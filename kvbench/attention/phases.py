@@ -149,19 +149,19 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
     """
     if isinstance(segment, FullSegment):
         if segment.dtype not in (torch.float16, torch.bfloat16):
-            raise NotServed(f"keys and values are {str(segment.dtype).removeprefix('torch.')}")
+            raise NotServed(f"no kernel reads keys and values in {str(segment.dtype).removeprefix('torch.')}")
         return Part(Format("full", 16), buffer=segment.buffer)
     if not isinstance(segment, PackedSegment):
-        raise NotServed(f"{type(segment).__name__} is read by the reference path only")
+        raise NotServed(f"no kernel reads the tokens of a {type(segment).__name__}")
     quantizer = segment.quantizer
     kind, window = kind_of(quantizer), window_of(quantizer)
     group = quantizer.group_size or channels
     if quantizer.bits not in (2, 4, 8) or (quantizer.bits == 8 and kind == "atom"):
-        raise NotServed(f"{quantizer.bits}-bit codes")
+        raise NotServed(f"no kernel reads {quantizer.bits}-bit codes")
     if group not in GROUPS and not window:
-        raise NotServed(f"groups of {group}")
+        raise NotServed(f"no kernel reads groups of {group}")
     if any(param.dtype != torch.float16 for param in segment.params):
-        raise NotServed("scales in fp32")
+        raise NotServed("no kernel reads scales in fp32")
     if kind == "hierarchical" and upper:
         return Part(Format("affine", 4, quantizer.axis, group), segment.words[:1], segment.params)
     return Part(Format(kind, quantizer.bits, quantizer.axis, group, window), segment.words, segment.params)
@@ -180,7 +180,7 @@ def kind_of(quantizer: AffineQuantizer) -> str:
         return "affine"
     kind = getattr(quantizer, "kind", None) or {AffineQuantizer: "affine", AtomQuantizer: "atom"}.get(type(quantizer))
     if kind is None:
-        raise NotServed(f"codes of {type(quantizer).__name__}")
+        raise NotServed(f"no kernel reads the codes of a {type(quantizer).__name__}")
     return kind
 
 
@@ -200,10 +200,10 @@ def window_of(quantizer: AffineQuantizer) -> int:
     window, groups = quantizer.window, quantizer.groups
     field = TILE * min(quantizer.bits, 4) // 16
     if window // groups < field:
-        raise NotServed(f"groups of {window // groups} tokens, fewer than the {field} of a field")
+        raise NotServed(f"no kernel reads groups of {window // groups} tokens; the minimum is {field}")
     longest = quantizer.group_size or window
     if window > WIDEST or longest > LONGEST:
-        raise NotServed(f"windows of {window} tokens in groups of {longest}")
+        raise NotServed(f"no kernel reads windows of {window} tokens in groups of {longest}")
     return window
 
 
@@ -264,7 +264,7 @@ def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, i
             if isinstance(right, FullSegment):
                 first_v += right.starts[row]
             if left.packed and right.packed and (first_k - first_v) % TILE:
-                raise NotServed("packed keys and values do not share tiles")
+                raise NotServed("packed keys and packed values begin at different places in their tiles")
             phases[k, v] = (first_k, first_v, count)
         rows.append(phases)
     # Pairs stay in the list once they have occurred, so that no kernel is recompiled when a window happens to be empty.

@@ -79,7 +79,7 @@ def attention(
     """
     for name in (*UNSERVED, "sliding_window"):
         if kwargs.get(name) is not None:
-            raise NotServed(f"the model's attention uses '{name}'")
+            raise NotServed(f"the model passes '{name}' to attention, which a recorded step does not support")
     factor = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     if torch.compiler.is_compiling():
         more = kwargs.get(SOFTCAP), kwargs.get(SINKS)

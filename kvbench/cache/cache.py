@@ -219,7 +219,7 @@ class KVCache(Cache):
             raise CacheError(
                 f"the draft's cache has seen {self.get_seq_length()} tokens and the target's "
                 f"{leader.get_seq_length()}, but they "
-                f"should differ by {most}: use both caches only in the speculative loop, from the prompt on"
+                f"should differ by {most}. After the prompt, let only the speculative decoding loop use the two caches"
             )
         for mine, source_layer in zip(self.layers, leader.layers, strict=True):
             for store, source in zip(mine.stores(), source_layer.stores(), strict=True):

@@ -65,7 +65,9 @@ class Handle:
             CacheError: they have already been claimed.
         """
         if self._fresh is None:
-            raise CacheError("the keys and values of this step were already used: attention ran twice for one update")
+            raise CacheError(
+                "attention ran twice after one cache update: the keys and values of this step were already used"
+            )
         fresh, self._fresh = self._fresh, None
         return fresh
 
@@ -167,8 +169,9 @@ class KVLayer(PromptPhase, CacheLayerMixin):
             return
         if self.observed is not None:
             raise CacheError(
-                f"cannot take back {count} tokens of an open prompt whose attention is observed "
-                f"({type(self.method).__name__.lower()}): start the prompt again with a new cache"
+                f"cannot take back {count} tokens before the prompt is complete, because method "
+                f"{type(self.method).__name__.lower()} has already used their attention: "
+                "start the prompt again with a new cache"
             )
         for segment in self.prompt:
             for row in range(self.batch):

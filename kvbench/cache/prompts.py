@@ -44,7 +44,7 @@ class Prompts:
         ends = {start + length for start, length in zip(self.starts, self.lengths, strict=True)}
         if len(ends) != 1 or min(self.lengths) < 1 or min(self.starts) < 0:
             raise CacheError(
-                f"prompts of starts {list(self.starts)} and lengths {list(self.lengths)} are not a left-padded batch: "
+                f"prompts with starts {list(self.starts)} and lengths {list(self.lengths)} are not padded on the left: "
                 "every row must end at the last column and contain at least one token; set "
                 "tokenizer.padding_side='left'"
             )

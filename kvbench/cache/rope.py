@@ -46,7 +46,7 @@ def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: T
     for row in numbers:
         order = layer.method.positions(layer, row)
         if order is not None and order.ndim > 1:
-            raise CacheError("heads that keep different tokens cannot store their keys before RoPE")
+            raise CacheError("keys cannot be stored before RoPE if the heads of a layer keep different tokens")
         columns.append(torch.arange(start, stop) + layer.first(row) if order is None else order[start:stop])
     return layer.rotation(keys, _stacked(layer, numbers, columns))
 

@@ -72,7 +72,7 @@ def refuses(
     if steps < (WORTH if graphs == "auto" else 1):
         return f"{steps} steps: too few for a capture" if steps > 0 else "no steps"
     if cache.follower is not None and speculation is None:
-        return "the cache leads another one"
+        return "the cache shares its prompt with another one"
     if len({p.device for p in model.parameters()}) > 1:
         return "layers on several devices"
     if placement(model).team is not None and graphs != "always":

@@ -95,7 +95,7 @@ class Recorded:
 
     def run(self) -> None:
         """Queue the pass on the device; it always uses the same memory and never waits for the host."""
-        raise NotImplementedError(f"{type(self).__name__} must define the forward pass of its step")
+        raise NotImplementedError(f"{type(self).__name__} must define the method run(), its forward pass")
 
     def changed(self) -> list[Tensor]:
         """Return the input tensors that a pass changes, so that a warm-up can restore them."""

@@ -26,7 +26,7 @@ class Stopping:
 
     def __init__(self, batch: int, eos_token_ids: Sequence[int], stop: Sequence[str], tokenizer: Any) -> None:
         if stop and tokenizer is None:
-            raise ValueError("stop strings need a tokenizer")
+            raise ValueError("stop strings require a tokenizer, but tokenizer is None")
         self.eos, self.stop, self.tokenizer = frozenset(eos_token_ids), tuple(stop), tokenizer
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
         self.finish = ["length"] * batch

@@ -95,7 +95,7 @@ class Cocktail(Method):
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             if not 0.0 <= value <= 1.0:
                 raise ConfigError(
-                    f"method.{name}", value, "must be a share of the range of scores", allowed="0.0 to 1.0"
+                    f"method.{name}", value, "must be a fraction of the range of scores", allowed="0.0 to 1.0"
                 )
         if self.alpha + self.beta >= 1.0:
             raise CombinationError(
@@ -410,7 +410,7 @@ class Cocktail(Method):
                 total += at.packed(sum(parts), form)
             rest -= count
         if rest < 0:
-            raise ConfigError("chunks", at.chunks, f"contain more than {at.tokens} tokens")
+            raise ConfigError("chunks", at.chunks, f"contain more tokens than the sequence, which has {at.tokens}")
         return total + at.both(rest)
 
     def chunk_widths(self, at: Setting) -> tuple[int, ...]:
@@ -428,7 +428,7 @@ class Cocktail(Method):
             raise ConfigError(
                 "method.split",
                 None,
-                "must be set to compute bytes: otherwise bit widths depend on a search in an actual text",
+                "must be set to predict bytes, because without it the bit widths depend on the text",
                 hint="set the shares of FP16, INT4 and INT2: split=[10,30,60]",
             )
         from kvbench.retrieval.search import Widths, by_rank, shuffled

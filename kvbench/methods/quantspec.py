@@ -152,7 +152,7 @@ class QuantSpec(RecencyMethod):
             raise ConfigError(
                 "method.gamma",
                 self.gamma,
-                f"must be smaller than half of the buffer, quantizer.key.group_size={self.G}",
+                f"must be smaller than half of the double buffer, quantizer.key.group_size={self.G}",
                 allowed=f"0 to {self.G - 1}",
             )
         super().check_rule()
@@ -162,7 +162,7 @@ class QuantSpec(RecencyMethod):
             raise ConfigError(
                 "method.draft_options",
                 self.draft_options,
-                "must be a group of keys",
+                "must map option names to values",
                 hint="method.draft_options={residual:64}",
             )
         if self.draft not in OWN_VIEWS:  # checked with gamma=0 too: a misspelt name is always an error
@@ -192,7 +192,7 @@ class QuantSpec(RecencyMethod):
             raise ConfigError(
                 "method.draft",
                 "full",
-                "is identical to the target",
+                "makes the draft identical to the target, because method.draft_weights=same",
                 hint="set method.draft_weights=int4 or method.draft=upper",
             )
 

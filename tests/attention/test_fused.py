@@ -100,7 +100,7 @@ def test_a_mask_is_looked_at_again_when_the_rows_or_the_step_are_others():
     [
         ("h2o", {"budget": 40}, 1, "h2o observes attention"),
         ("atom", {"prefill": "quantized"}, 1, None),
-        ("atom", {"prefill": "quantized"}, 2, "several new tokens, packed before they attend"),
+        ("atom", {"prefill": "quantized"}, 2, "several new tokens are packed before they attend"),
         ("kivi", {"residual": 32}, 5, None),
     ],
 )

@@ -58,9 +58,7 @@ def test_formats_that_kernels_read(quantizer, form):
     assert upper.format == (Format("affine", 4, "channel", 64) if form.kind == "hierarchical" else form)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "said"), [(torch.float32, "keys and values are float32"), (torch.float64, "float64")]
-)
+@pytest.mark.parametrize(("dtype", "said"), [(torch.float32, "keys and values in float32"), (torch.float64, "float64")])
 def test_exact_tokens_in_half_precision_alone(dtype, said):
     with pytest.raises(NotServed, match=said):
         part(FullSegment(1, 1, 64, dtype, "cpu", capacity=4), 64)
@@ -85,7 +83,7 @@ def test_packed_keys_and_values_that_share_no_tiles_are_refused():
     def make(side, tokens):
         return segment(AffineQuantizer(4, 32, "channel" if side == "key" else "token"), side, 128, tokens)
 
-    with pytest.raises(NotServed, match="do not share tiles"):
+    with pytest.raises(NotServed, match="begin at different places in their tiles"):
         lines(stub([make("key", 64), make("key", 128), exact(5)], [make("value", 192), exact(5)]))
     order, counts = lines(stub([make("key", 128), make("key", 64), exact(5)], [make("value", 192), exact(5)]))
     assert order == [(0, 0), (1, 0), (2, 1)]

@@ -60,7 +60,7 @@ def refuses(query: Tensor, work: Work) -> str | None:
                 return f"groups of {form.group} channels"
         for part in (key, value):
             if part.buffer is not None and part.buffer.dtype != query.dtype:
-                return "queries and exact keys or values of different types"
+                return "queries and full-precision keys or values differ in dtype"
             if (
                 part.format.axis == "channel"
                 and part.params[0].shape[2] * part.format.group != part.words[0].shape[2] * TILE

@@ -233,7 +233,7 @@ class NuqSegment(Segment):
         """
         stop = self.lengths[rows][0]
         if self.exact is not None and count < stop and count % self.exact.block:
-            raise ValueError(f"{count} tokens are not a multiple of the block size, {self.exact.block}")
+            raise ValueError(f"cannot drop {count} tokens: not a multiple of the block size, {self.exact.block}")
         if count < stop:
             for layout, words in zip(self.layouts, self.words, strict=True):
                 layout.move_to_front(words[rows], count, stop)
