@@ -91,7 +91,7 @@ def analyse(
 
     Raises:
         ConfigError: `prompts` is empty, or the model's heads are split over several processes.
-        NonFiniteError: attention is NaN or infinite, because the model's queries, keys or values are.
+        NonFiniteError: attention is NaN or infinite, because the model's queries, keys or values are NaN or infinite.
     """
     options = options or Options()
     if not prompts:
@@ -135,7 +135,8 @@ def observed(
         options: options of the analysis.
 
     Returns:
-        The observation, and by method the bytes that its cache uses and the bytes of the same tokens in fp16.
+        The observation, and a dict from each method to a pair: the bytes that its cache uses, and the bytes of the same
+        tokens in fp16.
     """
     model, device = loaded.model, loaded.device
     ids = torch.tensor([text.ids], device=device)

@@ -39,7 +39,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Exact:
-    """Exact keys and values of n consecutive tokens of one layer, for H KV heads.
+    """Exact keys and values of n consecutive tokens of one layer, for H KV heads: those that the model computed.
 
     Args:
         keys: keys after RoPE, ``[H, n, D]`` in the model's dtype.

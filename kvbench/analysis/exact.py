@@ -1,5 +1,7 @@
 """Exact attention of a model: its distribution and spikes by distance, and the highest probability of each position.
 
+Exact attention is attention over the keys and values in full precision, as the model computed them.
+
 All figures are computed from blocks of queries and keys in two passes. The first pass computes the denominators of the
 softmax (online softmax), the second the probabilities, block by block. No tensor is as large as queries times keys.
 """

@@ -47,7 +47,7 @@ def calibrate(
         tell: function called after each pass with the number of passes done and their total number.
 
     Raises:
-        ConfigError: a width or share is out of range.
+        ConfigError: `bits`, `outliers` or `first_tokens` is out of range.
         ModelError: the model's keys before RoPE cannot be read, or an activation or gradient is not finite.
     """
     if not bits or not set(bits) <= {2, 3, 4}:

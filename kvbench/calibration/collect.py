@@ -28,7 +28,7 @@ class Collected:
     def joined(self) -> tuple[Tensor, Tensor | None]:
         """Return the keys or values of all sequences in one tensor, and their squared gradients in another.
 
-        The latter is None if gradients were not collected.
+        The second tensor is None if gradients were not collected.
         """
         return torch.cat(self.activations), torch.cat(self.weights) if self.weights else None
 

@@ -1,8 +1,8 @@
 """Fitting of thresholds, codebooks and Q-Norm of one layer to its keys and values on a text.
 
-Source: KVQuant (Hooper et al. 2024), sec. 3; the steps are those of SqueezeAILab/KVQuant,
-quant/kvquant/simquant_module_quantizer.py: percentiles as thresholds, normalisation by them into [-1, 1], outliers
-dropped, weighted k-means over all channels of the layer.
+Source: KVQuant (Hooper et al. 2024), sec. 3. The steps are those of SqueezeAILab/KVQuant,
+quant/kvquant/simquant_module_quantizer.py: the thresholds are percentiles, elements are normalised by them into
+[-1, 1], outliers are left out, and weighted k-means runs over all channels of the layer.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def check_here(checked: RunConfig, launcher: str = "local") -> None:
 
     Args:
         checked: the configuration.
-        launcher: name of the launcher; with a remote one the device is not checked.
+        launcher: name of the launcher. If it runs jobs on other machines, the device is not checked.
 
     Raises:
         ConfigError: a package, a GPU, the weights or the data are missing.

@@ -36,8 +36,8 @@ class DecodingConfig:
     Args:
         max_new_tokens: longest answer in tokens, for every task; None for each task's own limit.
         temperature: sampling temperature; 0 for greedy decoding. Random numbers are seeded by ``runtime.seed``.
-        top_p: draw only from the most probable tokens whose total probability reaches this share (nucleus sampling);
-            1.0: draw from all tokens.
+        top_p: total probability of the most probable tokens from which to draw (nucleus sampling); 1.0 draws from all
+            tokens.
         stop: strings that end an answer, in addition to the task's own.
     """
 

@@ -80,8 +80,8 @@ def parse(text: str) -> Setting:
     """Parse a setting. Only the syntax is checked; names are looked up when the setting is composed or loaded.
 
     Raises:
-        ConfigError: no method comes first, a part is empty, a bracket is not closed, or a key or quantizer is given
-            twice.
+        ConfigError: the text does not begin with a method, a part is empty, a bracket is not closed, or a key or
+            quantizer is given twice.
     """
     name, *parts = (piece.strip() for whole in split(text, ":") for piece in split(whole, ","))
     if not name or "=" in name or not isinstance(typed(name), str):

@@ -1,4 +1,4 @@
-"""One request with a time limit, before anything is downloaded: the hub's client would retry for a minute."""
+"""A single request with a time limit that checks a file on the hub; the hub's own client would retry for a minute."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ FILE = "kvbench.json"
 
 
 def recorded(repository: Repository) -> dict[str, Any]:
-    """Return what is recorded about a repository at its revision; empty if nothing is.
+    """Return what is recorded about a repository at its revision; empty if nothing is recorded.
 
     Returns:
         ``commit``; ``fetched``, the date of the download; ``files``, which maps names to ``bytes`` and ``sha256``; and
@@ -108,7 +108,7 @@ def sha256(file: Path) -> str:
 def verify(file: Path) -> None:
     """Check the content of a downloaded file against the hub's hash of it, and remove the file if they differ.
 
-    The hash is the SHA-256 of a large file, or git's SHA-1 of another. A file without such a hash is not checked.
+    The hub lists the SHA-256 of large files and git's SHA-1 of other files. A file without a hash is not checked.
 
     Raises:
         HubError: the content differs.

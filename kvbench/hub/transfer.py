@@ -1,4 +1,4 @@
-"""Downloads into the hub's cache: checked beforehand, verified afterwards, with one clear error for what goes wrong."""
+"""Downloads into the hub's cache, with checks before and verification after; failures are raised as HubError."""
 
 from __future__ import annotations
 

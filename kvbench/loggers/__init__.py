@@ -1,4 +1,4 @@
-"""Loggers, which copy runs to a CSV file or Weights & Biases. `results/` has everything, so a logger may fail."""
+"""Loggers, which copy runs to a CSV file or Weights & Biases. If one fails, nothing is lost from `results/`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Logger:
     failed = False
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Receive the rows that are already stored, in the order of `samples.jsonl`; called once, before all others."""
+        """Receive the rows that are already stored, in the order of `samples.jsonl`; called once, before any row."""
 
     def sample(self, row: Mapping[str, Any]) -> None:
         """Log a row that has just been written to `samples.jsonl`."""

@@ -125,7 +125,7 @@ def flatten(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
     Args:
         data: the nested mappings.
-        prefix: text that begins every key; empty for none.
+        prefix: text that begins every key; empty for no prefix.
     """
     flat: dict[str, Any] = {}
     for key, value in data.items():

@@ -99,8 +99,8 @@ class Meter:
             batch: number of sequences.
 
         Returns:
-            The figures by name. ``status`` is ``ok`` or, if memory ran out, ``oom``. In the latter case there are
-            ``bytes_asked`` and ``phase`` in place of most figures.
+            The figures by name. ``status`` is ``ok``, or ``oom`` if memory ran out. With ``oom``, there are
+            ``bytes_asked`` and ``phase`` instead of most figures.
 
         Raises:
             CacheError: the model did not use the method's cache.

@@ -58,7 +58,8 @@ def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed:
         seed: seed of the random numbers.
 
     Raises:
-        ConfigError: the method needs the attention of the prompt, or stores keys before RoPE.
+        ConfigError: the method depends on the prompt's attention weights or stores keys before RoPE, so it cannot use
+            random keys and values.
     """
     method = cache.method
     if method.observe_prompt or method.keys_before_rope:

@@ -50,8 +50,8 @@ def source_key(name: str) -> Literal["path", "hub_id"] | None:
     A folder with a ``config.json`` takes precedence over a repository of the same name, as in transformers.
 
     Returns:
-        ``path`` for a folder and ``hub_id`` for a repository, the options of the configuration group `model` that take
-        such a value; None for any other name.
+        The option of the configuration group `model` that takes the name: ``path`` for a folder, ``hub_id`` for a
+        repository, or None for any other name.
 
     Raises:
         ConfigError: the file system rejects the name as a path.

@@ -33,7 +33,7 @@ class Int4Linear(nn.Module):
         linear: the layer in full precision. Its weights ``[out, in]`` are rounded to 4 bits, and its bias is shared.
 
     Raises:
-        ModelError: `in` is not divisible by 32, or `out` not by 16.
+        ModelError: `in` is not divisible by 32, or `out` is not divisible by 16.
     """
 
     packed: Tensor

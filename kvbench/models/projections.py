@@ -23,7 +23,7 @@ class Source:
         module: the submodule.
         name: name of the submodule in the attention module.
         start: first channel of the submodule's output that belongs to the keys or values.
-        stop: end of these channels, exclusive; None if they are the last ones.
+        stop: index after the last of these channels; None if they extend to the end of the output.
     """
 
     module: nn.Module

@@ -98,8 +98,8 @@ class ModelConfig:
             this package.
         weights: ``pretrained`` loads the checkpoint. ``random`` draws random weights from the seed ``runtime.seed`` and
             downloads nothing.
-        dtype: dtype of the weights. ``auto`` is the checkpoint's dtype on a GPU, and float32 on a CPU, where it is
-            faster.
+        dtype: dtype of the weights. ``auto`` is the checkpoint's dtype on a GPU (bfloat16 for random weights), and
+            float32 on a CPU, where it is faster.
         max_length: maximum sequence length in tokens, prompt and answer together.
         prompt_limit: longest prompt in tokens; longer prompts lose their middle. None for `max_length` minus the tokens
             to generate.

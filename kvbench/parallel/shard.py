@@ -1,11 +1,11 @@
 """Splitting of a model's weights over the ranks of a team, by transformers' plan for tensor parallelism.
 
-The plan (``base_model_tp_plan`` of a config) gives a style for each linear layer: ``colwise`` layers keep a slice of
-their outputs (whole heads of queries, keys and values), ``rowwise`` layers a slice of their inputs, and their partial
-products are summed over the ranks (Shoeybi et al., "Megatron-LM", 2019, sec. 3). The slices are ordinary linear layers
-with ordinary tensors, which work with 4-bit drafts, captured steps and every version of transformers; transformers
-itself uses DTensors, whose interface has changed with every release. Attention and its cache get only the heads of the
-rank.
+The plan (``base_model_tp_plan`` of a config) gives a style for each linear layer. ``colwise`` layers keep a slice of
+their outputs (whole heads of queries, keys and values). ``rowwise`` layers keep a slice of their inputs, and their
+partial products are summed over the ranks (Shoeybi et al., "Megatron-LM", 2019, sec. 3). The slices are ordinary linear
+layers with ordinary tensors, which work with 4-bit drafts, captured steps and every version of transformers.
+transformers itself uses DTensors, whose interface has changed with every release. Attention and its cache get only the
+heads of the rank.
 """
 
 from __future__ import annotations
@@ -119,12 +119,13 @@ def cut(module: nn.Linear, style: str, team: Team) -> nn.Module:
 
     Args:
         module: the whole layer; its parameters are replaced by the slice.
-        style: how transformers' plan divides the layer. ``rowwise``: by inputs. ``colwise``: by outputs. One of
-            :data:`GATHERED`: by outputs, which are then gathered.
+        style: how transformers' plan divides the layer: ``rowwise`` by inputs, ``colwise`` by outputs, and the styles
+            in :data:`GATHERED` by outputs, which are then gathered.
         team: the ranks that share the layer.
 
     Returns:
-        A module to use in place of the layer: :class:`Summed`, the reduced layer itself, or :class:`Gathered`.
+        A module to use in place of the layer: :class:`Summed` for ``rowwise``, the reduced layer itself for
+        ``colwise``, and :class:`Gathered` for the other styles.
     """
     if style == "rowwise":
         first, last = bounds(module.in_features, team.size, team.rank)

@@ -73,10 +73,10 @@ def _parts(module: nn.Module, name: str, layers: str) -> Iterator[tuple[str, nn.
 def random_spread(config: Any, dtype: torch.dtype, devices: Sequence[torch.device], seed: int) -> Any:
     """Return a causal LM with random parameters, with its layers spread over several devices.
 
-    Each module is initialised on the first device and then moved to its own. So no device ever holds more than its own
-    modules and the largest module. The parameters depend on the seed and on the type of the first device, not on the
-    number of devices. They differ from those of :func:`kvbench.models.random_weights.random_model`, for which torch
-    draws more random numbers.
+    Each module is initialised on the first device and then moved to the device assigned to it. So no device ever holds
+    more than its own modules and the largest module. The parameters depend on the seed and on the type of the first
+    device, not on the number of devices. They differ from those of
+    :func:`kvbench.models.random_weights.random_model`, for which torch draws more random numbers.
 
     Args:
         config: transformers' configuration of the model.

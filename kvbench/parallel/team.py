@@ -55,7 +55,7 @@ class Team:
         watched: the same store over a second connection, for a thread that watches for failures of other ranks.
 
     Attributes:
-        calls: number of collectives so far. After an error, the ranks can continue only if their numbers agree.
+        calls: number of collectives so far. After an error, the ranks can continue only if all have the same number.
         broken: True if the ranks cannot continue together.
         on_failure: function that the watching thread calls with ``{rank, kind, message, oom}`` before it ends this
             process because another rank failed; None to call no function.

@@ -1,9 +1,9 @@
 """Peak memory of prefill and decode, and a census of live tensors.
 
-On CUDA the peaks come from the allocator, whose peak is reset at each phase. A CPU has no such statistics, so the
-storages of live tensors are counted as they are created and freed; this is slow, so it is done in one generation only,
-and it misses the memory that a kernel allocates for itself while it runs. Results state which of the two kinds a peak
-is (:attr:`PhasePeaks.kind`).
+On CUDA the peaks come from torch's allocator, whose peak is reset at each phase. A CPU has no such statistics, so the
+storages of live tensors are counted as they are created and freed. This is slow, so it is done in one generation only,
+and it misses the memory that a kernel allocates for itself while it runs. Results state which of the two ways a peak
+was measured in (:attr:`PhasePeaks.kind`).
 """
 
 from __future__ import annotations

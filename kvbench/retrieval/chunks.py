@@ -55,9 +55,9 @@ def cut(
         size: number of tokens per chunk.
         context: half-open token range of the context; None if it is unknown.
         query: text of the question; may be empty.
-        otherwise: name of the text to use as the query if `query` is empty and the context is known. ``template`` or
-            None: the prompt's text after the context. ``last_chunk``: the last `size` tokens of the context, for
-            prompts without a question after the context, such as code to complete.
+        otherwise: which text to use as the query if `query` is empty and the context is known: ``template`` or None
+            for the prompt's text after the context, or ``last_chunk`` for the last `size` tokens of the context. The
+            latter is for prompts without a question after the context, such as code to complete.
         whole_words: if True, a word that a chunk boundary splits appears in full in the texts of both chunks. The
             tokens of the chunks stay the same.
     """

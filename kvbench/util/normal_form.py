@@ -24,8 +24,7 @@ def normal_form(source: str | bytes) -> str:
 def text_of(tree: ast.AST) -> str:
     """Return a syntax tree as text that is the same in all Python versions.
 
-    The text of `ast.dump` is not, because versions differ in which empty fields they print and how they split
-    f-strings.
+    The text of `ast.dump` differs between versions, in the empty fields that it includes and in the parts of f-strings.
     """
     words: list[str] = []
     _write(tree, words)

@@ -55,7 +55,7 @@ class Progress:
     Args:
         title: text in front of the bar.
         total: number of samples.
-        done: number of samples that were done before.
+        done: number of samples that were already finished before this run.
         every_s: seconds between printed lines if there is no terminal.
     """
 

@@ -91,7 +91,7 @@ def check_writable(folder: str, key: str, file: bool = False) -> None:
     """Raise ConfigError if results cannot be written to `folder`, which need not exist yet.
 
     Args:
-        folder: path of a folder; of a file if `file` is True.
+        folder: path of a folder, or of a file if `file` is True.
         key: key of the path in the configuration, for messages.
         file: True to check that a file can be written at this path.
     """

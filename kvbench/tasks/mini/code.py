@@ -113,7 +113,8 @@ def function(rng: Rng, inside: Call | None = None) -> str:
 
     Args:
         rng: source of random numbers.
-        inside: a line to insert at a random position of the function's body, outside of nested blocks; None for no such line.
+        inside: a line to insert at a random position of the function's body, outside of nested blocks; None to insert
+            no line.
     """
     arguments = [name(rng) for _ in range(rng.between(1, 3))]
     variables = list(arguments)
