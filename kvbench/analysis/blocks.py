@@ -1,4 +1,4 @@
-"""Iteration over keys and values in blocks of tokens, either the exact ones or those that a layer of a cache holds."""
+"""Iteration over keys and values in blocks of tokens: exact keys and values, or the content of a layer of a cache."""
 
 from __future__ import annotations
 

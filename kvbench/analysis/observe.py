@@ -1,4 +1,4 @@
-"""Observation of a model that decodes with exact keys and values, while the caches of methods receive the same ones.
+"""Observation of a model that decodes with exact keys and values, which are also passed to the caches of methods.
 
 The model runs on an fp16 cache, so its hidden states, queries, keys and values are exact in every layer. The error
 measured in a layer therefore arises in this layer, and is not passed on from earlier ones. In each layer, the cache of

@@ -47,7 +47,7 @@ HEAD = (
 
 
 def points(args: argparse.Namespace) -> list[Point]:
-    """Return the points to measure: those of ``--points`` or ``--quick``, else the whole grid."""
+    """Return the points to measure: the points given by ``--points`` or ``--quick``, else the whole grid."""
     if args.quick or args.points:
         return [point(text) for text in args.points or QUICK]
     return [
@@ -60,7 +60,7 @@ def points(args: argparse.Namespace) -> list[Point]:
 
 
 def make(name: str, at: Point, dtype: torch.dtype, device: str = "cuda") -> Work:
-    """Return a layer with random keys and values in a format, in the form in which attention kernels take it.
+    """Return the input of an attention kernel: a layer with random keys and values, stored in a given format.
 
     Args:
         name: name of the format, a key of :data:`~kvbench.bench.shapes.FORMATS`.

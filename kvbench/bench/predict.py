@@ -152,7 +152,7 @@ def mlp_chunk(text: str) -> int | Literal["auto"] | None:
 
 
 def gpus_of(args: argparse.Namespace) -> list[Gpu]:
-    """Return the GPUs of ``--gpu``, or the one that ``--bandwidth-TBs``, ``--tflops`` and ``--memory-gb`` describe.
+    """Return the GPUs named by ``--gpu``, or the GPU described by ``--bandwidth-TBs``, ``--tflops``, ``--memory-gb``.
 
     Raises:
         ConfigError: a GPU is unknown, or a figure of the described one is missing.

@@ -64,7 +64,7 @@ def fit_values(
 ) -> SideFit:
     """Fit KVQuant's codebooks to the values of a layer, after normalising each token by its own percentiles.
 
-    Arguments are those of :func:`fit_keys`, with values ``[N, C]`` in place of keys.
+    It takes the same arguments as :func:`fit_keys`, with values ``[N, C]`` in place of keys.
     """
     upper, lower = (quantiles(x, q, 1).unsqueeze(1) for q in (tail(share), 1 - tail(share)))
     return SideFit(None, _codebooks(x, (upper - lower) / 2, (upper + lower) / 2, weights, bits, skip))

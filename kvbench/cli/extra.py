@@ -29,7 +29,7 @@ def check_folder(folder: Path) -> None:
 
     Raises:
         ConfigError: `folder` is not a folder, or contains no folder with the name of a group; or a file in it is
-            damaged or too large, has the name of a built-in choice, or sets other groups than its own.
+            damaged or too large, has the name of a built-in choice, or sets a group other than its own.
     """
     try:
         is_folder = folder.is_dir()

@@ -67,7 +67,10 @@ def variants(texts: Sequence[str], multirun: bool) -> list[list[str]]:
 
 
 def for_hydra(texts: Sequence[str], multirun: bool) -> list[str]:
-    """Return the overrides for Hydra: a single setting expanded, several as a sweep over the key ``setting``."""
+    """Return the overrides in the form that Hydra accepts.
+
+    A single setting is expanded to overrides of its own; several settings become a sweep over the key ``setting``.
+    """
     settings = chosen(texts, multirun)
     if len(settings) < 2:
         return variants(texts, multirun)[0]

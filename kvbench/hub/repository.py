@@ -110,6 +110,6 @@ def commit_of(file: Path) -> str | None:
 def stored_hash(file: Path) -> str | None:
     """Return the hub's hash of a file in the hub's cache; None if the cache does not contain it.
 
-    The hash is the name of the file to which `file` links; a copy that is not a link has none.
+    The hash is the name of the file to which `file` links. If `file` is a copy instead of a link, its hash is unknown.
     """
     return Path(os.readlink(file)).name if file.is_symlink() else None

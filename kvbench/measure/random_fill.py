@@ -1,7 +1,7 @@
 """Caches filled with random keys and values, to time decoding after long contexts without running the prefill.
 
-The time of a step depends on how much is stored and in which format, not on the values. The method places the random
-keys and values as it would place a prompt's, layer by layer, so formats, windows and bytes are those of a real prompt.
+The time of a step depends on how much is stored and in which format, not on the values. The method stores the random
+keys and values layer by layer in the same way as those of a prompt, so formats, windows and bytes are realistic.
 """
 
 from __future__ import annotations

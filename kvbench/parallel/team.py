@@ -139,7 +139,7 @@ class Team:
 
         Raises:
             PeerError: another rank has failed (:class:`PeerOutOfMemoryError` if it ran out of memory).
-            Exception: `error`, unless another rank ran out of memory and this one did not.
+            Exception: `error`, unless another rank ran out of memory and this rank failed for a different reason.
         """
         own = None if error is None else _described(error)
         mine = {"value": value, "error": own, "calls": self.calls}

@@ -7,7 +7,7 @@ Decoding" (2023), eq. 1 and theorem 3.8, with measured or predicted times in pla
 
 The table gives its terms in ``O(.)``; in :func:`table_1` each has the factor 1. :func:`decode_work` and
 :func:`prefill_work` count the FLOPs and bytes of a model of given dimensions, as the paper's Figures 2 and 6 need them.
-Neither predicts times: :mod:`kvbench.profiling.roofline` does.
+Times are predicted by :mod:`kvbench.profiling.roofline`, not here.
 """
 
 from __future__ import annotations

@@ -264,11 +264,11 @@ def predict(
         overhead_s_per_layer: seconds per layer in addition to those for bytes and FLOPs (launches, small kernels); 0
             for a pure roofline.
         prefill_chunk: number of prompt tokens of each sequence per forward pass; None for the whole prompt.
-        prefill_rows: number of prompts per forward pass. ``auto``: as many as make 16384 tokens, at least one. None:
-            all of them, as in stock transformers.
-        mlp_chunk: number of tokens that the feed-forward layer processes at a time during prefill, to save memory.
-            ``auto``: 8192 in passes of more than 16384 tokens, else all at once. None: all at once, as in stock
-            transformers.
+        prefill_rows: number of prompts per forward pass: a number, ``auto`` for as many as have 16384 tokens together
+            (at least one), or None for all of them, as in stock transformers.
+        mlp_chunk: number of tokens that the feed-forward layer processes at a time during prefill, to save memory: a
+            number, ``auto`` for 8192 in passes of more than 16384 tokens (otherwise all), or None for all tokens, as in
+            stock transformers.
         width: bytes per element in full precision.
     """
     stored = kv_bytes_per_step if kv_stored_bytes is None else kv_stored_bytes
@@ -326,10 +326,10 @@ def max_batch(
         gpu: the GPU.
         prefill: True if prefill must fit too, False if only decoding must.
         prefill_chunk: number of prompt tokens of each sequence per forward pass; None for the whole prompt.
-        prefill_rows: number of prompts per forward pass. ``auto``: as many as make 16384 tokens, at least one. None:
-            all of them.
-        mlp_chunk: number of tokens that the feed-forward layer processes at a time during prefill. ``auto``: 8192 in
-            passes of more than 16384 tokens, else all at once. None: all at once.
+        prefill_rows: number of prompts per forward pass: a number, ``auto`` for as many as have 16384 tokens together
+            (at least one), or None for all of them.
+        mlp_chunk: number of tokens that the feed-forward layer processes at a time during prefill: a number, ``auto``
+            for 8192 in passes of more than 16384 tokens (otherwise all), or None for all tokens.
         reserve_gib: memory in GiB that is not available: CUDA context, driver, fragmentation of the allocator.
     """
     room = gpu.memory - reserve_gib * 2**30 - weight_bytes
@@ -361,8 +361,8 @@ def tokens_of_a_pass(batch: int, context: int, prefill_chunk: int | None = None,
         context: tokens of each prompt.
         prefill_chunk: number of prompt tokens of each sequence per forward pass; None for the whole prompt. If prompts
             are cut into chunks, a pass processes one chunk of every prompt, and `prefill_rows` has no effect.
-        prefill_rows: number of prompts per forward pass. ``auto``: as many as make 16384 tokens, at least one. None:
-            all of them.
+        prefill_rows: number of prompts per forward pass: a number, ``auto`` for as many as have 16384 tokens together
+            (at least one), or None for all of them.
     """
     if prefill_chunk is not None and prefill_chunk < context:
         return batch * prefill_chunk
@@ -382,8 +382,8 @@ def live_elements(shape: Shape, tokens: int, mlp_chunk: Slice = None) -> int:
     Args:
         shape: dimensions of the model.
         tokens: number of tokens in the pass, over all sequences.
-        mlp_chunk: number of tokens that the feed-forward layer processes at a time, to save memory. ``auto``: 8192 if
-            the pass has more than 16384 tokens, else all at once. None: all at once.
+        mlp_chunk: number of tokens that the feed-forward layer processes at a time, to save memory: a number, ``auto``
+            for 8192 in passes of more than 16384 tokens (otherwise all), or None for all tokens.
     """
     size = (SLICE if tokens > LONG else None) if mlp_chunk == "auto" else mlp_chunk
     feed_forward = 3 * shape.intermediate * min(tokens, size or tokens) + 4 * shape.hidden * tokens

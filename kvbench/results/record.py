@@ -369,8 +369,8 @@ class Metrics:
         baseline_differs: parts of the code that differ between this run and the fp16 run.
         kv_bytes: size of one sequence's keys and values.
         peak_bytes: memory peaks.
-        ttft_s: time to first token on the device of the last command, or on the device with the most samples if that
-            device has none.
+        ttft_s: time to first token on the device of the last command; if no sample was timed there, on the device with
+            the most samples.
         tpot_s: time per output token on the same device.
         tokens_per_s: rate of decoding on the same device.
         timings: timings by name of the device.

@@ -1,6 +1,6 @@
 """Tables of one run or of all runs of a sweep: for the terminal, as markdown and as CSV.
 
-The cell of a score has two lines: the score with its standard error, and the paired difference from fp16 with its own.
+The cell of a score has two lines: the score, and the paired difference from fp16, each with its standard error.
 If the columns do not fit the terminal, the table is transposed: one column per run.
 """
 

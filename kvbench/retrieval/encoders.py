@@ -75,11 +75,11 @@ class Encoder(ABC):
 class BM25(Encoder):
     """Keyword search by BM25 in Lucene's variant, computed by the package bm25s over lower-cased words.
 
-    A word is a run of letters, digits and underscores, including single ones, because keys in retrieval tasks often
-    contain them. In scripts without spaces between words, each character is a word, as in Lucene's standard analyzer.
-    English stop words are left out, as in bm25s and Lucene's English analyzer. Otherwise the "is", "the" and "of" of a
-    question would rank any prose above the records of a list. A key that is the single letter "a" is therefore not
-    found.
+    A word is a sequence of letters, digits and underscores. A single character is a word too, because keys in retrieval
+    tasks may be single characters. In scripts without spaces between words, each character is a word, as in Lucene's
+    standard analyzer. English stop words are left out, as in bm25s and Lucene's English analyzer. Otherwise the "is",
+    "the" and "of" of a question would rank any prose above the records of a list. A side effect is that a key that is
+    the single letter "a" is not found.
     """
 
     whole_words = True
@@ -140,7 +140,7 @@ class Embedding(Encoder):
         return machine()
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Return the cosine between the vector of the query and that of each text, in order, in double precision.
+        """Return the cosine similarity of the query and each text, in the order of the texts, in double precision.
 
         Texts without a stored vector are encoded. A text whose encoding time on this machine is unknown is encoded too,
         in order to time it, but its stored vector is used.
@@ -218,7 +218,7 @@ class OpenAI(Embedding):
     """Encoder that asks an OpenAI-compatible embeddings endpoint.
 
     Environment variables configure it: ``OPENAI_API_KEY``, which is never logged, ``OPENAI_BASE_URL`` for another
-    server, and ``OPENAI_EMBEDDING_MODEL`` for another model than ``text-embedding-ada-002``.
+    server, and ``OPENAI_EMBEDDING_MODEL`` for a model other than ``text-embedding-ada-002``.
 
     Args:
         store: store of the vectors.

@@ -23,7 +23,8 @@ def options(value: Any, field: str, place: str) -> list[Option]:
         place: file and line of the record, for messages.
 
     Raises:
-        DataError: `value` has none of these forms, fewer than 2 or more than 26 options, or an option without text.
+        DataError: `value` does not have one of these forms, has fewer than 2 or more than 26 options, or has an option
+            without text.
     """
     pairs: list[tuple[Any, Any]]
     if isinstance(value, Mapping) and isinstance(value.get("label"), list) and isinstance(value.get("text"), list):

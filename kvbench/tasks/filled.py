@@ -1,7 +1,8 @@
 """Prompts with an exact number of tokens: generated English sentences, then a question about one of them.
 
 The memory and time of most caches do not depend on the content of a prompt, but a method may use the content, as
-Cocktail does when it searches the context. The prompts therefore consist of words, and those of a batch differ.
+Cocktail does when it searches the context. The prompts therefore consist of words, and each prompt of a batch is
+different.
 """
 
 from __future__ import annotations

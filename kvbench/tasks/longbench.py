@@ -1,9 +1,10 @@
 """LongBench v1 (Bai et al., ACL 2024): 21 tasks, and the 13 of LongBench-E, as the official code runs them.
 
-Templates, answer lengths, the tasks without chat wrapper, the rule for samsum's answers, truncation and scores are
-those of THUDM/LongBench 2e00731 (LongBench/pred.py, eval.py, config); longbench.json holds the templates, typing errors
-included. There are three differences: scores are in 0..1 (the published ones are 100 times that, rounded), decoding is
-greedy in the model's own dtype, and a chat template that brings its own beginning-of-sequence token gets no second one.
+Templates, answer lengths, the tasks without chat wrapper, the rule for samsum's answers, truncation and scores follow
+THUDM/LongBench 2e00731 (LongBench/pred.py, eval.py, config). longbench.json holds the templates, including their typing
+errors. There are three differences. Scores are in 0..1; published scores are 100 times as large, and rounded. Decoding
+is greedy in the model's own dtype. If a chat template adds a beginning-of-sequence token, the tokenizer does not add a
+second one.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ STEM, CHOICES = "question.stem|question_stem", "question.choices|choices"
 
 @dataclass(frozen=True, kw_only=True)
 class OpenBookQA(Records):
-    """The data set OpenBookQA, which asks the 500 questions of its test split. Its options are those of `Records`."""
+    """The data set OpenBookQA: the 500 questions of its test split, with the same options as :class:`Records`."""
 
     name: str = "openbookqa"
     template: str = f"Question: {{{STEM}}}\n{{choices}}\nAnswer:"

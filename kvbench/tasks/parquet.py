@@ -1,7 +1,7 @@
 """Records of parquet files, read by the package `datasets` (Lhoest et al. 2021), a few rows at a time.
 
 Shards are read one after the other, as the hub stores a split. `datasets` is imported on first use, which takes
-seconds, and neither writes to its own cache nor uses the network here.
+seconds. As used here, it does not write to its own cache or use the network.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def c4(source: HubSource, path: str | None) -> list[str]:
 def c4_joined(source: HubSource, path: str | None) -> list[str]:
     """Return a list with one text, which GPTQ calls "c4_new": the first 1,100 documents of C4, joined by spaces.
 
-    Arguments and errors are those of :func:`c4`.
+    It takes the same arguments and raises the same errors as :func:`c4`.
     """
     return [" ".join(c4(source, path)[:1100])]
 
