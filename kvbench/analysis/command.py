@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m kvbench.analysis",
         description=(
-            "Compare the attention of methods with exact attention on the prompts of a data set; labels are not needed."
+            "Compare the attention of methods with exact attention on the prompts of a data set, without their answers."
         ),
     )
     top.add_argument(

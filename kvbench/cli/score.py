@@ -259,7 +259,7 @@ def _print(report: Mapping[str, Any]) -> None:
         "without its recursion limit"
     )
     if report["skipped"]:
-        print(f"skipped, since their names are not those of tasks: {', '.join(report['skipped'])}")
+        print(f"skipped, because they are not named after tasks: {', '.join(report['skipped'])}")
 
 
 def _markdown(report: Mapping[str, Any]) -> str:

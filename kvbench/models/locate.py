@@ -125,7 +125,7 @@ def refusal(model: ModelConfig, error: HubError) -> ModelError:
         return ModelError(f"model {model.name}: {error.reason}.\n  hint: {error.remedy or remedies()}")
     gate = f"\n  the model is gated: {model.gated}" if model.gated else ""
     others = [commit for commit in repository_of(model).commits() if commit != model.revision]
-    other = f"\n  another commit is on this machine: model.revision={others[0]} runs it" if others else ""
+    other = f"\n  another commit is on this machine; to use it, set model.revision={others[0]}" if others else ""
     return ModelError(
         f"model {model.name}: the weights of {model.hub_id} are not on this machine, and {error.reason}.{gate}{other}\n"
         f"  hint: run python -m kvbench.fetch model={_typed(model)} on a machine with network, or {remedies()}"

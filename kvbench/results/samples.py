@@ -33,7 +33,7 @@ def outputs(row: Mapping[str, Any]) -> Row:
     return {key: value for key, value in row.items() if key != MEASURED}
 
 
-_AGAIN = "run the same command again; it does only what is missing."
+_AGAIN = "run the same command again; it runs only the missing samples."
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 

@@ -93,7 +93,7 @@ class RunStore:
         """Acquire the lock once the process that holds it releases it; raise KvbenchError after `timeout_s`."""
         who = _read_text(holder) or "another process"
         if not quiet:
-            self.say(f"{who} is working on run {self.run_id}; waiting until it ends, then doing what is missing")
+            self.say(f"{who} is working on run {self.run_id}; waiting for it to end, then running missing samples")
         started = time.monotonic()
         try:
             lock.acquire(timeout=timeout_s, poll_interval=0.1)
