@@ -2,7 +2,7 @@
 
 Kernels serve one case only: causal attention to everything in the stores, on a GPU. All other steps (a sliding window
 that hides tokens, a method that observes attention, formats that no kernel reads) go to
-:mod:`kvbench.attention.reference`, and the layer records the reason in its paths, which the result row shows.
+:mod:`kvbench.attention.reference`, and the layer records the reason in its ``paths``, which results show.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvbench.cache.options import Kernels
 def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN) -> Tensor | None:
     """Compute attention from the newest tokens to all cached tokens with a fused kernel, if there is one for the step.
 
-    The layer's paths record which kernel served the step, or why none could.
+    ``layer.paths`` records which kernel served the step, or why none could.
 
     Args:
         layer: layer whose stores already contain the new tokens.

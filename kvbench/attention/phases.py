@@ -133,7 +133,7 @@ class Work:
 
 
 class NotServed(Exception):
-    """Error raised if no kernel can serve a layer. Its message is the reason, which the result row shows."""
+    """Error raised if no kernel can compute the attention of a layer. Its message is the reason, which results show."""
 
 
 def part(segment: Segment, channels: int, upper: bool = False) -> Part:
@@ -191,9 +191,9 @@ def window_of(quantizer: AffineQuantizer) -> int:
         quantizer: quantizer of a packed segment.
 
     Raises:
-        NotServed: a group has so few tokens that consecutive tokens with the same field in a tile's words may belong to
-            more than two groups. Or the window has more than :data:`WIDEST` tokens, or a group has more than
-            :data:`LONGEST`, so that kernels cannot encode the format.
+        NotServed: groups have so few tokens that the tokens in one field of a tile may belong to more than two groups;
+            or the window has more than :data:`WIDEST` tokens, or a group more than :data:`LONGEST`, which kernels
+            cannot encode.
     """
     if not isinstance(quantizer, WindowedQuantizer) or fits_tiles(quantizer):
         return 0
@@ -233,7 +233,7 @@ def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, i
     """Return the phases of all rows of a layer, and the contents of the table that describes them to a kernel.
 
     Args:
-        layer: a layer after its prompt.
+        layer: a layer whose prompt is complete.
 
     Returns:
         A list of all pairs (index of the key segment, index of the value segment) that any row has or has had, in
@@ -278,7 +278,7 @@ def work(layer: KVLayer, upper: bool = False) -> Work:
     """Return the description of a layer that a kernel takes.
 
     Args:
-        layer: a layer after its prompt.
+        layer: a layer whose prompt is complete.
         upper: True to read only the upper nibble of hierarchical codes (QuantSpec's draft).
 
     Raises:
@@ -301,7 +301,7 @@ def assembled(
     """Return the description of a layer that a kernel takes, from phases and a table that are already known.
 
     Args:
-        layer: a layer after its prompt.
+        layer: a layer whose prompt is complete.
         order: for each phase, the index of the key segment and the index of the value segment (:func:`lines`).
         counts: for each row and phase, the index of the first token in the key segment, its index in the value segment,
             and the number of tokens (:func:`lines`).

@@ -60,9 +60,9 @@ def attend(
         backend: SDPA back end. ``auto``: the fastest. ``stock``: the one that torch chooses.
 
     Returns:
-        The output ``[B, q, Hq, Dv]``, with zeros at padding; and the name of the path for the result row. The name is
-        ``sdpa`` if torch chose the back end, ``sdpa:cudnn`` if this module preferred cuDNN's, or ``capped`` if scores
-        have a softcap. ``+sinks`` is appended to the first two if sinks were added as a key.
+        The output ``[B, q, Hq, Dv]``, with zeros at padding; and the name of the implementation, which results show.
+        The name is ``sdpa`` if torch chose the back end, ``sdpa:cudnn`` if this module preferred cuDNN's, or ``capped``
+        if scores have a softcap. ``+sinks`` is appended to the first two if sinks were added as a key.
     """
     logits = logits_of(module, query, kwargs)
     kwargs = {name: value for name, value in kwargs.items() if name not in (SOFTCAP, SINKS)}

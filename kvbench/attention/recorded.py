@@ -130,7 +130,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float 
 
 @contextmanager
 def recording(model: Any, serving: Serve) -> Iterator[None]:
-    """Switch a model to the attention of this module inside the context, and back on exit.
+    """Switch a model to :func:`attention` for recorded steps inside the context, and back on exit.
 
     Args:
         model: model that already runs kvbench's attention.

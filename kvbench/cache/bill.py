@@ -60,7 +60,7 @@ class Bill:
 
     @property
     def ratio(self) -> float:
-        """The compression ratio: bytes in the model's dtype divided by used bytes; NaN if the cache is empty."""
+        """The compression ratio: bytes of an unquantized cache divided by used bytes; NaN if the cache is empty."""
         return self.fp16_equivalent * self.width / 2 / self.used.total if self.used.total else float("nan")
 
     def as_dict(self) -> dict[str, object]:

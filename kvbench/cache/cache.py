@@ -137,7 +137,7 @@ class KVCache(Cache):
         )
 
     def finalize(self) -> None:
-        """End a prefill in chunks: every layer places the prompt in its stores, unless it has already done so."""
+        """End a prefill in chunks: in every layer, the method stores the prompt, unless it has already done so."""
         self.progress.prefill.open = False
         for layer in self.layers:
             layer.seal()
@@ -274,7 +274,7 @@ class KVCache(Cache):
     # -- kvbench's interface ----------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Let the method demote and drop tokens in every layer, as it prescribes for the tokens seen so far.
+        """Let the method pack and drop tokens in every layer, as it prescribes for the tokens seen so far.
 
         Raises:
             NonFiniteError: a packed token contains NaN or Inf.
@@ -283,12 +283,12 @@ class KVCache(Cache):
         self.progress.watches.check()
 
     def settle_layers(self) -> None:
-        """Let the method demote and drop tokens in every layer, without checking for NaN and Inf.
+        """Let the method pack and drop tokens in every layer, without checking for NaN and Inf.
 
         The check in :meth:`settle` waits for the device. Kernels still record a NaN or Inf that they pack, and a later
         check reports it.
 
-        If the method allows it, layers that demote or drop the same tokens share a kernel launch.
+        If the method allows it, layers that pack or drop the same tokens share a kernel launch.
         """
         if self.method.packs_together:
             together.settle(self.layers, self.progress.rolls)
@@ -299,7 +299,8 @@ class KVCache(Cache):
     def bill(self, row: int | None = None) -> Bill:
         """Return how many bytes the cache takes, by part, including the draft model's cache if there is one.
 
-        The cache is settled first, so afterwards it may be too late to take back the newest tokens.
+        The method first packs or drops all tokens that are due, so afterwards it may be too late to take back the
+        newest tokens.
 
         Args:
             row: row of the batch to count; None for the whole batch. The `reserved` bytes are always those of the whole
@@ -347,5 +348,8 @@ class KVCache(Cache):
 
     @property
     def path(self) -> str:
-        """Names of the attention paths that have served decode steps, joined by ``+``; ``none`` before any step."""
+        """The kernels that have computed attention in decode steps, joined by ``+``; ``none`` before any step.
+
+        Examples are ``cuda``, ``triton`` and ``reference (REASON)``, where REASON says why no kernel could be used.
+        """
         return "+".join(sorted({p for layer in self.layers for p in layer.paths} - {"packed"})) or "none"

@@ -19,9 +19,9 @@ recorded     a captured step                     the same                    ``s
                                                                              that the device writes to
 ===========  ==================================  ==========================  ========================================
 
-Tokens are demoted only at the start of the next step. Until then the newest ones are in full precision, so rejected
-draft tokens can be rolled back. A sealed layer is never opened again, except where the rows of a batch are prefilled in
-groups (``KVCache.only``).
+Tokens are packed or dropped only at the start of the next step. Until then the newest ones are in full precision, so
+rejected draft tokens can be rolled back. A sealed layer is never opened again, except where the rows of a batch are
+prefilled in groups (``KVCache.only``).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
     """The keys and values of one layer; :class:`kvbench.cache.state.LayerState` describes its attributes.
 
     Args:
-        method: the method, which places and demotes the tokens.
+        method: the method, which decides in which format each token is stored.
         index: index of the layer.
         progress: state that all layers of a cache share.
         window: the layer's sliding window in tokens; None if it has none.
@@ -208,7 +208,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
     # -- decoding ---------------------------------------------------------------------------------------------------
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Append new tokens to the full-precision tails of both stores.
+        """Append the keys and values of new tokens to the full-precision segments at the end of both stores.
 
         Args:
             keys: keys of the new tokens, ``[B, H, q, D]``.
@@ -220,21 +220,21 @@ class KVLayer(PromptPhase, CacheLayerMixin):
                 tail.append(rows, x[rows].detach())
 
     def advance(self, count: int) -> list[tuple[int, int]]:
-        """Reserve slots for new tokens, which a captured step will write later, and return where they are.
+        """Reserve room for new tokens, which a replay of a CUDA graph will write later, and return where it is.
 
         Args:
             count: number of new tokens per row.
 
         Returns:
-            For each row, the index of its first new key in the buffer of the keys' tail, and that of its first new
-            value in the buffer of the values' tail.
+            For each row, the index of its first new key in the buffer of the newest keys, and that of its first new
+            value in the buffer of the newest values.
         """
         places = [store.tail.advance(count) for store in self.stores()]
         self.seen += count
         return list(zip(*places, strict=True))
 
     def settle(self, *, forget: bool = True) -> None:
-        """Let the method demote tokens that have become too old, and drop those that have left a sliding window.
+        """Let the method pack or drop tokens that have become too old, and drop those that have left a sliding window.
 
         A second call without new tokens has no effect.
 

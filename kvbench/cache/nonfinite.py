@@ -59,12 +59,14 @@ def described(owner: weakref.ref[LayerState], index: int, side: str, number: int
 
 
 def located_in_tails(layer: LayerState, error: NonFiniteError, rows: slice) -> NonFiniteError:
-    """Return an error that names the first NaN or Inf in a layer's full-precision tails, after settling has failed.
+    """Return an error that names the first NaN or Inf among a layer's full-precision tokens.
+
+    It replaces the error that the method raised when it packed tokens, which does not name the position.
 
     Args:
-        layer: layer that the method was settling.
-        error: error to return if both tails are finite.
-        rows: rows of the batch that the method was settling.
+        layer: layer whose tokens the method was packing.
+        error: error to return if all full-precision tokens are finite.
+        rows: rows of the batch whose tokens the method was packing.
     """
     stores, first = layer.stores(), rows.indices(layer.batch)[0]
     try:

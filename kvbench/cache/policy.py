@@ -38,7 +38,7 @@ L = TypeVar("L", contravariant=True)
 
 
 class Policy(Protocol[L]):
-    """The interface of a method, which decides how each token is stored and when tokens are demoted or dropped.
+    """The interface of a method, which decides how each token is stored and when tokens are packed or dropped.
 
     ``L`` is the type of layer on which the method works (:class:`kvbench.cache.layer.KVLayer`).
     """
@@ -73,7 +73,7 @@ class Policy(Protocol[L]):
 
     @property
     def settles(self) -> bool:
-        """True if the method demotes or drops tokens as the sequence grows, so that :meth:`settle` must be called."""
+        """True if the method packs or drops tokens as the sequence grows, so that :meth:`settle` must be called."""
         ...
 
     @property
@@ -123,11 +123,11 @@ class Policy(Protocol[L]):
         ...
 
     def settle(self, layer: L, rows: slice) -> None:
-        """Demote or drop the tokens of some rows that have become too old for their segment.
+        """Pack or drop the tokens that no longer have to be in full precision, for some rows.
 
         Args:
             layer: layer that holds the tokens.
-            rows: rows of the batch, with equal numbers of tokens in every segment.
+            rows: rows of the batch, all of which have the same number of tokens in each segment.
         """
         ...
 
@@ -135,9 +135,9 @@ class Policy(Protocol[L]):
         """Receive the attention probabilities of a decode step.
 
         Args:
-            layer: layer that has attended.
+            layer: layer in which the attention was computed.
             rows: rows of the batch.
-            probabilities: ``[rows, Hq, q, slots]``.
+            probabilities: attention probabilities of the step's q tokens, ``[rows, Hq, q, slots]``.
         """
         ...
 

@@ -89,8 +89,9 @@ class Prefill:
         open: True if the prompt arrives in chunks, until ``cache.finalize()`` is called.
         group: the rows being prefilled now, and the number of rows in the whole batch; None if all rows are prefilled
             together.
-        path: name of the attention path that served the prompt (:func:`kvbench.attention.prefill.attend`). ``stored``
-            if attention read the tokens as the method stores them; empty before the first prompt token.
+        path: name of the implementation that computed attention over the prompt
+            (:func:`kvbench.attention.prefill.attend`). ``stored`` if attention read the tokens as the method stores
+            them; empty before the first prompt token.
     """
 
     prompts: Prompts | None = None
@@ -134,11 +135,12 @@ class Progress:
         positions: rotary positions of the columns; used only if keys are stored before RoPE.
         method_state: the method's own state for this cache, apart from its stores (Cocktail's plans, KVQuant's
             calibration file, ...); None if it has none.
-        frozen: True while nothing is demoted, because the newest tokens may still be taken back (speculative decoding).
+        frozen: True while nothing is packed or dropped, because the newest tokens may still be taken back (speculative
+            decoding).
         upper: True while attention reads only the upper nibbles of hierarchical 8-bit codes (QuantSpec's draft).
-        span: number of new tokens that attention processes at a time. The layer settles before each such part, so that
-            one forward pass over several known tokens gives the same results as single steps. None to process all new
-            tokens of a step at once; they then see each other in full precision.
+        span: number of new tokens that attention processes at a time. Before each such part, the method packs or drops
+            the tokens that are due, so that one forward pass over several known tokens gives the same results as single
+            steps. None to process all new tokens of a step at once; they then see each other in full precision.
 
     Attributes:
         watches: records of NaN and Inf that kernels have noticed.
@@ -231,7 +233,7 @@ class Progress:
 
 
 def self_visible(mask: Tensor, batch: int, count: int) -> Tensor:
-    """Return for each new token whether it may attend to itself, which only real tokens may.
+    """Return for each new token whether it may attend to itself: True for real tokens, False for padding.
 
     Args:
         mask: attention mask ``[B or 1, heads or 1, q, kv]``, bool (True = attend) or additive; or a padding mask, bool

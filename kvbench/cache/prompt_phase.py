@@ -17,7 +17,7 @@ ALL = slice(None)
 
 
 class PromptPhase(Rollback):
-    """A layer during prefill: it collects the tokens of a prompt, then lets the method place them in its stores."""
+    """A layer during prefill: it collects the tokens of a prompt, then lets the method store them."""
 
     def initialize(self, keys: Tensor, values: Tensor) -> None:
         """Record shapes, dtype and device of the first keys and values.
@@ -61,7 +61,9 @@ class PromptPhase(Rollback):
         return self.prompt[0].view(ALL), self.prompt[1].view(ALL)
 
     def end_chunk(self, keys: Tensor, values: Tensor) -> None:
-        """Place the prompt in the stores if its last chunk has arrived; to be called after attention over each chunk.
+        """If the last chunk of the prompt has arrived, let the method store the prompt.
+
+        This must be called after the attention of each chunk has been computed.
 
         Args:
             keys: keys that :meth:`extend_prompt` returned.
@@ -71,7 +73,7 @@ class PromptPhase(Rollback):
             self.place(keys, values)
 
     def place(self, keys: Tensor, values: Tensor) -> None:
-        """Let the method place a complete prompt in the stores, and free the memory that collected its chunks.
+        """Let the method store a complete prompt, and free the memory that collected its chunks.
 
         If the layer has a :attr:`follower` (the same layer of a draft model's cache), the follower places the prompt
         first.
@@ -129,7 +131,7 @@ class PromptPhase(Rollback):
                 segment.rolls = self.progress.rolls
 
     def place_chunk(self, keys: Tensor, values: Tensor) -> None:
-        """Let the method place new prompt tokens in the stores as soon as they arrive (``Method.quantized_prefill``).
+        """Let the method store new prompt tokens as soon as they arrive (``Method.quantized_prefill``).
 
         Args:
             keys: keys of the new tokens, ``[B, H, q, D]``.
@@ -156,7 +158,7 @@ class PromptPhase(Rollback):
         self.sealed = self.progress.prefill.is_last(self.seen)
 
     def seal(self) -> None:
-        """End a prefill in chunks: place the prompt if it is still in full precision, and mark the layer as sealed."""
+        """End a prefill in chunks: mark the prompt as complete, and let the method store it if it has not done so."""
         if not self.sealed and self.prompt is not None:
             self.place(self.prompt[0].view(ALL), self.prompt[1].view(ALL))
         self.sealed = self.keys_store is not None

@@ -18,9 +18,9 @@ class Rollback(LayerState):
             counts: for each row, the number of tokens to take back.
 
         Raises:
-            CacheError: the prompt is not complete; or, since one of these tokens arrived, the layer has packed, thinned
-                out or evicted tokens, which cannot be undone. (The methods ``atom`` and ``kvquant`` pack each token on
-                its own, so they can take back any token.)
+            CacheError: the prompt is not complete; or, since one of these tokens arrived, the layer has packed or
+                dropped tokens, which cannot be undone. (The methods ``atom`` and ``kvquant`` pack each token on its
+                own, so they can take back any token.)
         """
         least, stores = min(counts), self.stores()
         for row, count in enumerate(counts):

@@ -26,7 +26,9 @@ class RopePositions:
     runs: list[list[tuple[int, int]]] = field(default_factory=list)
 
     def see(self, ids: Tensor, first: int, starts: Sequence[int]) -> None:
-        """Record the rotary positions of new columns. They replace everything recorded for these and later columns.
+        """Record the rotary positions of new tokens, by their columns in the padded batch.
+
+        They replace everything recorded for these and later columns.
 
         Args:
             ids: positions that the model used, ``[B or 1, q]``.

@@ -32,7 +32,7 @@ def windows(config: Any) -> list[int | None]:
 
 
 def room(window: int) -> int:
-    """Return for how many tokens the buffers of a layer with a sliding window have room: ``window - 1`` plus slack.
+    """Return the size in tokens of the buffers of a layer with a sliding window: ``window - 1`` plus slack.
 
     Args:
         window: the sliding window, in tokens.

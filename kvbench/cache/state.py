@@ -35,17 +35,17 @@ class LayerState:
         sealed: True once the whole prompt is in the stores.
         seen: number of tokens seen, including padding.
         prompt: keys and values of an incomplete prompt that arrives in chunks, in full precision; else None.
-        keys_store, values_store: stores of the keys and of the values; None until the first prompt tokens are placed.
+        keys_store, values_store: stores of the keys and of the values; None until the first prompt tokens are stored.
         order: for each row, the positions of its slots, ``[n]`` or ``[H, n]``, on the CPU; None if the slots are in the
             order of positions. The newest slots, which are always in order, may be missing (:meth:`ordered` adds them).
             A method that permutes or evicts tokens maintains it.
         firm: for each row, the first column whose token may still be taken back. Tokens before it cannot be, because
-            since their arrival the cache has packed, thinned out or evicted tokens, which cannot be undone.
-        paths: names of the attention paths that have served this layer.
+            since their arrival the cache has packed or dropped tokens, which cannot be undone.
+        paths: names of the kernels, or other implementations, that have computed attention in this layer.
         pairs: pairs (index of the key segment, index of the value segment) that kernels have read together
             (:mod:`kvbench.attention.phases`).
         observed: attention over the prompt, if the method observes it (``Method.observe_prompt``), until the prompt is
-            placed; else None.
+            stored; else None.
         follower: the same layer in the cache of a draft model, which gets the same prompt; else None.
         rotation: the model's RoPE (:meth:`kvbench.attention.rope.rotary.Rotary.rotate`) if keys are stored before
             RoPE, else None.
@@ -162,7 +162,7 @@ class LayerState:
         return torch.arange(self.first(row), self.seen)
 
     def hidden_slots(self, row: int, hidden: int) -> int:
-        """Return how many slots at the front of a row contain only tokens that no later token can see, in every head.
+        """Return how many slots at the front of a row hold only tokens that no later token can see, in every head.
 
         Args:
             row: row of the batch.
@@ -197,11 +197,11 @@ class LayerState:
         return 0 if self.window is None else max(self.real_tokens(row) - (self.window - 1), 0)
 
     def visible_tokens(self, row: int) -> int:
-        """Return how many tokens of a row the next token will see, which is how many stock transformers would keep."""
+        """Return how many tokens of a row the next token will see. Stock transformers would keep the same number."""
         return self.real_tokens(row) - self.hidden(row)
 
     def expected_length(self) -> int:
-        """Return for how many tokens to allocate buffers: ``max_length``, or the tokens seen if there are more.
+        """Return the number of tokens to allocate buffers for: ``max_length``, or the tokens seen if they are more.
 
         With a sliding window, it is at most the window plus some slack (:func:`kvbench.cache.sliding.room`).
         """

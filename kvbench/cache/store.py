@@ -43,7 +43,7 @@ class Store:
 
     @property
     def packed(self) -> PackedSegment:
-        """The packed segment just before the tail. The store must have one there."""
+        """The packed segment just before the tail (the last segment). The store must have one there."""
         packed = self.segments[-2]
         assert isinstance(packed, PackedSegment)
         return packed

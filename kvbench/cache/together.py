@@ -13,12 +13,12 @@ from kvbench.cache.segments.rolling import RollingSegment
 def settle(layers: Sequence[KVLayer], rolls: Deferred[Roll]) -> None:
     """Let the method drop old tokens in all layers of a cache; layers that drop the same tokens share a kernel launch.
 
-    Nearly always all layers are in the same state. The first layer is settled. Every other layer in the same state then
-    repeats the moves of the first, without computing them again.
+    Nearly always all layers are in the same state. The method decides for the first layer which tokens to drop. Every
+    other layer in the same state then repeats the moves of the first, without computing them again.
 
     Args:
         layers: the layers of one cache, whose method sets ``packs_together``.
-        rolls: the cache's queue of deferred rolls (``Progress.rolls``).
+        rolls: the cache's queue of deferred moves of rolling windows (``Progress.rolls``).
     """
     with together(rolls) as deferred:
         known: tuple[Hashable, KVLayer, list[RollingSegment], list[tuple[Move, ...]]] | None = None

@@ -46,7 +46,7 @@ def custom_generate(
         seed: seed of the random numbers with ``do_sample``.
         report: a list to which a :class:`Generation` is appended, with times and rounds of speculation; None: these are
             discarded.
-        **model_kwargs: ``past_key_values``: a fresh cache of a kvbench method, which also decides whether decoding is
+        **model_kwargs: ``past_key_values``: an empty cache of a kvbench method, which also decides whether decoding is
             speculative; ``attention_mask`` ``[B, T]``; ``stopping_criteria``. Others are ignored. They must not be
             named parameters of this function, because transformers would then not pass them to its own code.
 

@@ -32,7 +32,7 @@ class Sampling:
         """Return one random generator per row, on the CPU, so that draws do not depend on the device.
 
         Raises:
-            ValueError: there is not one seed for each row.
+            ValueError: the number of seeds differs from the number of rows.
         """
         seeds = [self.seed + row for row in range(batch)] if isinstance(self.seed, int) else list(self.seed)
         if len(seeds) != batch:

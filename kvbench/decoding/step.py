@@ -1,9 +1,9 @@
 """A forward pass of new tokens over buffers at fixed addresses, which a CUDA graph can record.
 
-Before each pass the host does the bookkeeping (:meth:`Recorded.advance`): it lets the method demote tokens, reserves
-room for the new tokens in every layer, and sends lengths and places to the device in one small copy for all layers. The
-device does the rest (:meth:`Recorded.run`) without waiting for the host: the model's forward pass, appending, attention
-over everything stored, and the choice of the next token and its position.
+Before each pass the host does the bookkeeping (:meth:`Recorded.advance`): it lets the method pack or drop tokens,
+reserves room for the new tokens in every layer, and sends lengths and places to the device in one small copy for all
+layers. The device does the rest (:meth:`Recorded.run`) without waiting for the host: the model's forward pass,
+appending, attention over everything stored, and the choice of the next token and its position.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Recorded:
         self._turn = self._sent = 0
 
     def run(self) -> None:
-        """Queue the pass on the device; it always uses the same memory and never waits for the host."""
+        """Queue the forward pass on the device. The pass always uses the same memory and never waits for the host."""
         raise NotImplementedError(f"{type(self).__name__} must define the method run(), its forward pass")
 
     def changed(self) -> list[Tensor]:

@@ -252,7 +252,7 @@ class Method(Traits):
         )
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the names of the optional packages that the method needs with these hyper-parameters."""
+        """Return the optional packages that the method needs with these hyper-parameters."""
         return ()
 
     def prepare(self, model: ModelConfig) -> None:
@@ -263,10 +263,10 @@ class Method(Traits):
         """
 
     def ready(self) -> None:
-        """Raise ModelError if something that the method needs apart from the model, such as an encoder, is unavailable.
+        """Raise ModelError if something that the method needs, such as a text encoder, is unavailable.
 
-        A run calls this before it loads the model, so it must be quick. It may check the disk and the network, but it
-        should not load anything.
+        This does not concern the model itself. A run calls this before it loads the model, so it must be quick. It may
+        check the disk and the network, but it should not load anything.
         """
 
     def hyperparameters(self) -> dict[str, Any]:

@@ -268,7 +268,7 @@ class Cocktail(Method):
         return ChunkPlan(chunks, widths, last_layer)
 
     def note(self, plan: ChunkPlan, seconds: float | None) -> dict[str, Any]:
-        """Return the facts about the choice of bit widths that the result of a sample records.
+        """Return a record of the choice of bit widths, for the result of a sample.
 
         Args:
             plan: chunks of the prompt and their widths.
@@ -332,7 +332,7 @@ class Cocktail(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store the prompt of each row, each chunk in its chosen width; with module II, chunks are sorted by width."""
+        """Store the prompt of each row, each chunk in its chosen width; with ``reorder``, sort chunks by width."""
         if not self.reorder:
             return in_place.place(layer, rows, keys, values, self.plans(layer))
         first = rows.indices(layer.batch)[0]

@@ -38,5 +38,5 @@ class FP16(Method):
         return hidden
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of the tokens that later tokens can see, in full precision."""
+        """Predict the bytes of the tokens that later tokens can see, in full precision."""
         return at.both(at.tokens - at.hidden)

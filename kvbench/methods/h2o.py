@@ -202,7 +202,7 @@ class H2O(ScoredMethod):
         return tail
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of the kept tokens; with ``evict=steps`` this includes their sums of attention."""
+        """Predict the bytes of the kept tokens; with ``evict=steps`` this includes their sums of attention."""
         if self.evict == "prefill":
             return super().layer_bytes(at)
         resident = sum(self.split(at.tokens - at.hidden))

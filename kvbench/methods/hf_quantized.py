@@ -205,7 +205,7 @@ class HFQuantized(Method):
                 store.tail.drop_front(rows, excess)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of the sinks, of the residual, and of the tokens that the backend packs."""
+        """Predict the bytes of the sinks, of the residual, and of the tokens that the backend packs."""
         total = KVBytes()
         for side, axis in zip(SIDES, (self.axis_key, self.axis_value), strict=True):
             residual, recent = self.window(side)

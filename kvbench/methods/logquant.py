@@ -109,10 +109,10 @@ def remaining(W: int, length: int, device: torch.device) -> torch.Tensor:
 class LogQuant(Method):
     """LogQuant: the newest tokens and ever fewer of the older ones stay in full precision; the others are quantized.
 
-    Keys are stored after RoPE. On a layer with a sliding window, the rule counts all tokens of the text. The W tokens
-    that one flush quantizes are dropped together once all of them are hidden. Tokens in full precision (fewer than 3 W,
-    and the sinks) stay until the rule quantizes them. If the sliding window shows at most that many tokens, all tokens
-    in it stay in full precision.
+    Keys are stored after RoPE. On a layer with a sliding window, the rule (:func:`indices`) counts all tokens of the
+    text, hidden ones included. The W tokens that one flush quantizes are dropped together once all of them are hidden.
+    Tokens in full precision (fewer than 3 W, and the sinks) stay until the rule quantizes them. If the sliding window
+    shows at most that many tokens, all tokens in it stay in full precision.
 
     Args:
         window: W, in tokens; None: ``reserved // 3``. The paper's tables use 42. The kernels are fastest with 64,

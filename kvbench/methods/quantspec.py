@@ -48,9 +48,9 @@ class QuantSpec(RecencyMethod):
     oldest G of them are quantized, with one group of keys per channel. A round of speculation adds up to gamma + 1 more
     tokens in full precision.
 
-    On a layer with a sliding window, the rule counts all tokens of the text, and hidden tokens are dropped G at a time.
-    A sliding window of at most G + 1 tokens never shows a packed token, so such a layer holds all tokens in full
-    precision, as with fp16.
+    On a layer with a sliding window, this rule counts all tokens of the text, hidden ones included, and hidden tokens
+    are dropped G at a time. A sliding window of at most G + 1 tokens never shows a packed token, so such a layer holds
+    all tokens in full precision, as with fp16.
 
     Args:
         gamma: tokens drafted per round (paper: 1 to 6, chosen by search). 0: no speculation; the target alone decodes.
@@ -88,7 +88,7 @@ class QuantSpec(RecencyMethod):
         return Speculation(gamma=self.gamma, draft=self.draft, weights=self.draft_weights) if self.gamma else None
 
     def alone(self) -> QuantSpec:
-        """Return the method with the same target but no draft, to measure what generates no tokens (perplexity)."""
+        """Return the method with the same target but no draft, for measurements without generation (perplexity)."""
         return replace(self, gamma=0)
 
     @property
@@ -121,7 +121,7 @@ class QuantSpec(RecencyMethod):
         return Reach("quantizer.key.group_size", self.G, 2 * self.G - 1)
 
     def ready(self) -> None:
-        """Raise ModelError if an encoder, or anything else that the draft needs in addition, is unavailable."""
+        """Raise ModelError if something that the draft needs, such as a text encoder, is unavailable."""
         if self.own_cache:
             with _named_for_the_draft():
                 self.draft_method.ready()
@@ -132,7 +132,10 @@ class QuantSpec(RecencyMethod):
         self._check_draft(head_dim, max_length)
 
     def check_rule(self) -> None:
-        """Raise ConfigError unless formats have two nibbles, keys are per channel, values per token, and gamma < G."""
+        """Raise ConfigError if codes do not have two nibbles, axes are not those of the paper, or gamma >= G.
+
+        In the paper, keys are grouped per channel and values per token.
+        """
         for side, form in zip(SIDES, self.formats(), strict=True):
             if form.kind != "hierarchical":
                 raise ConfigError(

@@ -39,8 +39,8 @@ class RecencyMethod(Method):
     rollback, sliding windows, batched packing, and the count of bytes and its formula. The tokens of a step are in full
     precision during that step. Each token is packed once, before a later step.
 
-    On a layer with a sliding window, the rule counts all tokens of the text, and hidden tokens are dropped in whole
-    groups.
+    On a layer with a sliding window, :meth:`exact` is called with the number of all tokens of the text, hidden ones
+    included, and hidden tokens are dropped in whole groups.
     """
 
     needs_quantizer: ClassVar[bool] = True
@@ -190,7 +190,9 @@ class RecencyMethod(Method):
         return Reach("method", type(self).__name__, self.sinks + untouched) if self.sinks + untouched else None
 
     def windows(self, count: int, *, prompt: bool = False) -> tuple[int, int]:
-        """Return how many of the newest keys and values are in full precision, as two numbers without the sinks.
+        """Return how many of the newest keys, and how many of the newest values, are in full precision.
+
+        Sinks are not counted.
 
         Args:
             count: number of tokens so far, the sinks included.

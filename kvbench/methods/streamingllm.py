@@ -168,7 +168,10 @@ class StreamingLLM(Method):
             tail.roll(rows, 0, n - resident)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Drop the oldest tokens after the sinks, down to the budget; with ``evict=prefill`` only hidden ones."""
+        """Drop the oldest tokens after the sinks until the others fit the budget.
+
+        With ``evict=prefill``, drop only tokens that a sliding window hides.
+        """
         if self.evict == "prefill" and layer.window is None:
             return
         n = layer.real_tokens(rows.indices(layer.batch)[0])

@@ -254,7 +254,7 @@ def quarter(wide: Tensor) -> Tensor:
 
 
 def param_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which scales and minima of tensors of `dtype` are stored: fp16, or fp32 for fp32."""
+    """Return the dtype in which scales and minima are stored for tensors of `dtype`: fp32 for fp32, else fp16."""
     return torch.float32 if dtype in (torch.float32, torch.float64) else torch.float16
 
 

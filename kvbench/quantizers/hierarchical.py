@@ -80,7 +80,7 @@ class HierarchicalQuantizer(AffineQuantizer):
         return values.view(codes.shape).to(dtype)
 
     def decode_upper(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Return the values decoded from the upper nibbles only, ``[..., T, D]``, which the draft reads.
+        """Return the values that the draft reads: those decoded from the upper nibbles only, ``[..., T, D]``.
 
         Arguments are those of :meth:`AffineQuantizer.decode`; `codes` contain both nibbles.
         """

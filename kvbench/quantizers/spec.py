@@ -34,7 +34,7 @@ def fitting(most: int, head_dim: int) -> int | None:
 
 
 def preset(name: str) -> str:
-    """Return the preset's name at the beginning of a quantizer's name: ``int2`` for ``int2+key.group_size=64``."""
+    """Return the name of the preset on which a quantizer is based: ``int2`` for ``int2+key.group_size=64``."""
     return name.partition(CHANGED)[0]
 
 

@@ -189,8 +189,8 @@ def probed(
 ) -> dict[int, tuple[Tensor, Tensor | None]]:
     """Run a model on one token at positions 0 and :data:`PROBED`, and return the keys that each layer computes.
 
-    The two are separate rows of one token each. A token that has no others to attend to has the same hidden states at
-    any position, so its two keys differ only by the rotation.
+    For each position, the token is a separate row of the batch. A token that has no others to attend to has the same
+    hidden states at any position, so its two keys differ only by the rotation.
 
     Args:
         model: causal language model.

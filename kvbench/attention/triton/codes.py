@@ -117,7 +117,7 @@ def cuts(form):
 
 @triton.constexpr_function
 def meeting(form):
-    """Return an upper bound on the number of groups that one tile overlaps, for a format with windows.
+    """Return an upper bound on the number of groups that have tokens in one tile, for groups that may cross tiles.
 
     Args:
         form: the encoded format (:func:`number`), with a window.
@@ -151,7 +151,8 @@ def fields(form):
 def rows(form):
     """Return the number of word rows in a tile of 128 tokens.
 
-    A word row contains one token per field. So this is also the number of a tile's tokens that share a field.
+    A word row contains one token per field. So this is also the number of tokens of a tile that are in the same field
+    of their words.
 
     Args:
         form: the encoded format (:func:`number`).
@@ -195,14 +196,14 @@ def run(form):
 
 @triton.constexpr_function
 def lift(form, i):
-    """Return the factor that turns unpacked codes into multiples of their format's scale.
+    """Return the factor by which to multiply unpacked codes to get the codes (codes / 16 for hierarchical ones).
 
-    Unpacked codes are tiny fp16 numbers. Each is the code multiplied by a power of two.
+    Unpacked codes are tiny fp16 numbers: the codes multiplied by a negative power of two.
 
     Args:
         form: the encoded format.
-        i: index of the field from which :func:`field` unpacked the codes. None if :func:`field_at` unpacked them;
-            these have the value code * 2**-24 whatever their field.
+        i: index of the field from which :func:`field` unpacked the codes. None if :func:`field_at` unpacked them; these
+            have the value code * 2**-24 for every field.
     """
     place = 0 if bits(form) == 8 or i is None else i * bits(form) % 8
     return 2.0 ** (24 - place) * (1 / 16 if kind(form) == 3 else 1.0)
@@ -336,7 +337,7 @@ def of_tokens(PARAMS, CHANNEL_GROUPS: tl.constexpr, first, tokens):
 
 @triton.jit
 def ready(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr):
-    """Prepare loaded parameters of tokens for being carried to the next iteration of a loop.
+    """Convert loaded parameters of tokens to the form in which a loop carries them to its next iteration.
 
     With one group per token they are converted to fp32 (:func:`meaning`). Several groups stay packed in an integer
     until :func:`group_of` extracts them, which saves registers.

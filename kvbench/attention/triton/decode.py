@@ -130,7 +130,7 @@ def pointers(side: Part) -> tuple[Tensor, ...]:
     """Return the buffers of a phase's keys or values in the order in which the kernel takes them.
 
     Args:
-        side: the phase's keys, or its values.
+        side: the keys or the values of a phase (consecutive tokens whose formats do not change).
 
     Returns:
         The one buffer in full precision; or the words of each plane, the scales, and the minima or zero points.
@@ -142,7 +142,7 @@ def extent(side: Part) -> tuple[int, int]:
     """Return the sizes of a phase's buffers, from which the kernel computes addresses.
 
     Args:
-        side: the phase's keys, or its values.
+        side: the keys or the values of a phase (consecutive tokens whose formats do not change).
 
     Returns:
         The capacity of the buffer of a head, in tiles if packed and in tokens if in full precision; and the number of
@@ -177,7 +177,7 @@ def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tu
 
 
 def together(kernel: Any, device: torch.device, chosen: Tuning, warps: int) -> int:
-    """Return how many programs of a compiled kernel the GPU can run at once.
+    """Return how many programs (Triton's thread blocks) of a compiled kernel the GPU can run at once.
 
     Args:
         kernel: the compiled kernel, whose registers and shared memory limit the number.

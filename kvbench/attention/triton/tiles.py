@@ -113,7 +113,7 @@ def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: t
 
 @triton.jit
 def readied(stored, FORM: tl.constexpr, CHANNELS: tl.constexpr, COUNT: tl.constexpr):
-    """Prepare the parameters of runs of tokens for being carried to the next iteration of a loop.
+    """Convert loaded parameters of runs of tokens to the form in which a loop carries them to its next iteration.
 
     Args:
         stored: the result of :func:`parameters_of`.
@@ -323,7 +323,7 @@ def part_scores(
 
 @triton.jit
 def room(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, COUNT: tl.constexpr):
-    """Return a factor by which to multiply weight * scale so that the product uses the range of fp16, and its inverse.
+    """Return a factor that brings the products weight * scale into the range of fp16, and its inverse.
 
     Weights are at most 1. Without the factor, the product of a small weight and a small scale would be an fp16
     subnormal and lose bits.

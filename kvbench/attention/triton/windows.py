@@ -21,7 +21,7 @@ from kvbench.cache.kernels.pack_windows import first_token, group_holding
 
 @triton.jit
 def group_at(FORM: tl.constexpr, token):
-    """Return the group to which a token belongs, in a format with windows.
+    """Return the group to which a token belongs, in a format whose groups may cross tile boundaries.
 
     Args:
         FORM: the encoded format.

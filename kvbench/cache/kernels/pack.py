@@ -110,7 +110,8 @@ def pack(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, inde
             device of `x`; None for all.
 
     Raises:
-        NonFiniteError: the segment has no watch, and a token contains NaN or Inf.
+        NonFiniteError: a token contains NaN or Inf, and the segment belongs to no cache. (A cache raises this error
+            later, see :mod:`kvbench.cache.watch`.)
     """
     if index is None and pack_together.defer(segment, how, first_row, x, start):
         return
@@ -179,7 +180,7 @@ def _launch(
 
 @lru_cache(maxsize=16)
 def alone(device: torch.device) -> tuple[Watch, int]:
-    """Return the record in which kernels note a NaN or Inf that they pack into a segment that belongs to no layer.
+    """Return a record in which kernels note NaN and Inf, for segments that belong to no layer.
 
     The caller reads the record after every launch.
 

@@ -80,7 +80,8 @@ def together(packs: Deferred[Job]) -> Iterator[None]:
 def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> bool:
     """Defer a packing job if possible.
 
-    It is not possible outside :func:`together`, for a job without tokens, or if the segment has no cache or no watch.
+    It is not possible outside :func:`together`, for a job without tokens, or if the segment belongs to no cache or has
+    no record of NaN and Inf.
 
     Args:
         segment: segment whose words and parameters are written.

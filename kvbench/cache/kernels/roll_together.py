@@ -63,15 +63,15 @@ Roll = tuple[Rolling, tuple[Move, ...]]
 
 @contextmanager
 def together(rolls: Deferred[Roll]) -> Iterator[list[Roll]]:
-    """Defer the rolls of a cache's layers until the ``with`` block exits, then launch identical rolls together.
+    """Defer the moves of rolling windows until the ``with`` block exits, then launch those of all layers together.
 
-    Inside the block, nothing may read or write a window after it has rolled.
+    Inside the block, nothing may read or write a window after it has been moved.
 
     Args:
-        rolls: the cache's queue of rolls (``Progress.rolls``).
+        rolls: the cache's queue of deferred moves (``Progress.rolls``).
 
     Yields:
-        The list of the rolls deferred so far.
+        The list of the moves deferred so far, with their segments.
     """
     deferred: list[Roll] = []
     try:

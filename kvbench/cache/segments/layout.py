@@ -45,7 +45,7 @@ class TileLayout:
 
     @property
     def rows(self) -> int:
-        """Number of word rows in a tile, N, which is also the number of a tile's tokens that share a field."""
+        """Number of word rows in a tile, N. Field i of all words of a tile holds N consecutive tokens."""
         return TILE // self.fields
 
     def shape(self, tiles: int, channels: int) -> tuple[int, int, int]:

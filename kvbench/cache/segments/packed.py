@@ -38,9 +38,10 @@ def fits_tiles(quantizer: AffineQuantizer) -> bool:
 class PackedSegment(Segment):
     """Quantized tokens: words of packed codes, and the parameters of their groups.
 
-    Codes are packed in tiles of 128 tokens (:mod:`~kvbench.cache.segments.layout`), in one buffer ``[B, H, tiles,
-    ...]`` per plane. Each parameter (scale, minimum or zero point) has one buffer. Its shape is ``[B, H, tiles * 128 /
-    G, D]`` for per-channel groups of G tokens, and ``[B, H, tiles * 128, D / G]`` for per-token groups of G channels.
+    Codes are packed in tiles of 128 tokens (:mod:`~kvbench.cache.segments.layout`), in a buffer ``[B, H, tiles, ...]``
+    of int16 words. Codes of 3 and 8 bits are split into two planes, each with its own buffer. Each parameter (scale,
+    minimum or zero point) has one buffer. Its shape is ``[B, H, tiles * 128 / G, D]`` for per-channel groups of G
+    tokens, and ``[B, H, tiles * 128, D / G]`` for per-token groups of G channels.
 
     Args:
         batch: number of rows, B.
