@@ -3,7 +3,7 @@
 Exact attention is attention over the keys and values in full precision, as the model computed them.
 
 All figures are computed from blocks of queries and keys in two passes. The first pass computes the denominators of the
-softmax (online softmax), the second the probabilities, block by block. No tensor is as large as queries times keys.
+softmax (online softmax), and the second pass the probabilities. No tensor is as large as queries times keys.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 On CUDA the peaks come from torch's allocator, whose peak is reset at each phase. A CPU has no such statistics, so the
 storages of live tensors are counted as they are created and freed. This is slow, so it is done in one generation only,
-and it misses the memory that a kernel allocates for itself while it runs. Results state which of the two ways a peak
-was measured in (:attr:`PhasePeaks.kind`).
+and it misses the memory that a kernel allocates for itself while it runs. Results record how a peak was measured
+(:attr:`PhasePeaks.kind`).
 """
 
 from __future__ import annotations
