@@ -2,8 +2,8 @@
 
 Source: Tiwari et al., "QuantSpec: Self-Speculative Decoding with Hierarchical Quantized KV Cache" (2025), sec. 3.1,
 Table 1 (FLOPs, memory operations and intensity of prefill and decoding by linear layers, attention and both together)
-and sec. 3.1.2 (ridge point); the speed-up is Leviathan et al., "Fast Inference from Transformers via Speculative
-Decoding" (2023), eq. 1 and theorem 3.8, with measured or predicted times in place of a cost ratio.
+and sec. 3.1.2 (ridge point). The speed-up is that of Leviathan et al., "Fast Inference from Transformers via
+Speculative Decoding" (2023), eq. 1 and theorem 3.8, with measured or predicted times in place of a cost ratio.
 
 The table gives its terms in ``O(.)``; in :func:`table_1` each has the factor 1. :func:`decode_work` and
 :func:`prefill_work` count the FLOPs and bytes of a model of given dimensions, as the paper's Figures 2 and 6 need them.
@@ -71,7 +71,7 @@ def asymptote(phase: Phase, part: Part, B: int, S_L: int, d: int) -> float:
     """Return the limit of the arithmetic intensity, from the last rows of QuantSpec's Table 1.
 
     The table gives one limit for sequences much shorter than the hidden dimension, and another for much longer ones.
-    The former is returned if ``S_L < d``.
+    The first limit is returned if ``S_L < d``, and otherwise the second.
 
     Args:
         phase: ``prefill`` or ``decode``.
