@@ -49,7 +49,7 @@ def copies(size: int) -> int:
 def replayed(calls: Sequence[Callable[[], object]], seconds: float = 0.25) -> Time:
     """Return the time of one call, measured by replaying a CUDA graph of several equivalent calls.
 
-    As in a captured decode step, the time does not include launches from Python.
+    As in a decode step that runs as a CUDA graph, the time does not include launches from Python.
 
     Args:
         calls: functions that do the same work, each on its own buffers.

@@ -1,7 +1,7 @@
 """Points of whole models: measures every setting of a command with a :class:`~kvbench.measure.meter.Meter` of its own.
 
 The model is loaded once. The JSON file is rewritten after every row; a row is the point's record, as a run of
-``dataset=efficiency`` stores it, plus the setting and whether its steps are captured and compiled.
+``dataset=efficiency`` stores it, plus the setting and whether its decode steps ran as CUDA graphs and were compiled.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Bench:
 
         Args:
             method: method whose caches are measured.
-            graphs: ``always`` for captured steps, ``never`` for eager ones.
+            graphs: ``always`` to run decode steps as CUDA graphs, ``never`` to run them eagerly.
         """
         names = (
             "new_tokens",
@@ -128,7 +128,7 @@ class Bench:
         return Meter(self.model, self.loaded.tokenizer, method, how)
 
     def measure(self) -> None:
-        """Measure stock transformers first, then every setting, with captured steps and, on request, eager ones."""
+        """Measure stock transformers, then every setting with CUDA graphs and, if requested, with eager steps."""
         for name in self.args.baselines:
             self._grid({"setting": name}, partial(self.meter(self.methods[0][1]).stock_point, name))
         ways = ["always", "never"] if self.args.eager and self.args.graphs == "always" else [self.args.graphs]

@@ -128,7 +128,7 @@ def measured(
     Args:
         way: the implementation.
         x: input, ``[1, 1, columns]``.
-        weights: matrices ``[rows, columns]``, one per captured call.
+        weights: matrices ``[rows, columns]``, one per call in the CUDA graph that is timed.
         exact: exact product of ``weights[0]`` and `x`, fp32 ``[rows]``.
         seconds: measuring time.
 

@@ -1,4 +1,4 @@
-"""Time profile of a captured decode step: milliseconds by kind of kernel, and the GPU's idle time in between."""
+"""Time profile of a decode step as a CUDA graph: milliseconds by kind of kernel, and the GPU's idle time in between."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def profile(
     compile: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Profile captured decode steps after `context` random tokens; return milliseconds per step by kind of kernel.
+    """Profile decode steps, run as a CUDA graph, and return the milliseconds per step by kind of kernel.
+
+    The cache is first filled with `context` random tokens.
 
     Args:
         model: model with its weights on a GPU.
@@ -53,7 +55,7 @@ def profile(
         ``kernels``: the twelve that take longest, with ms and calls per step.
 
     Raises:
-        NotCaptured: the step cannot be captured.
+        NotCaptured: the step cannot be captured as a CUDA graph.
     """
     device = model.get_input_embeddings().weight.device
     cache = method.new_cache(model, prompts, max_length=context + 2 * STEPS + 8)

@@ -1,4 +1,4 @@
-"""``python -m kvbench.bench quantize``: quantizing and packing of new keys and values, and flushes while decoding."""
+"""``python -m kvbench.bench quantize``: times of quantizing and packing keys and values, in prefill and decoding."""
 
 from __future__ import annotations
 
@@ -260,7 +260,10 @@ def measure_flush(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure all rows and flushes, write the JSON file, print tables; return 1 if one failed or differs from torch."""
+    """Measure all rows and flushes (:func:`flushes`), write the JSON file and print tables.
+
+    Returns 0 on success, 1 if a measurement failed or a result differs from torch's.
+    """
     dtype = getattr(torch, args.dtype)
     if args.quick:
         args.seconds, args.contexts = min(args.seconds, 0.1), [4096, 32768]
@@ -363,7 +366,7 @@ def line(row: dict[str, Any], rate: float) -> list[object]:
 
 
 def flush_rows(args: argparse.Namespace, formats: tuple[str, ...], dtype: torch.dtype) -> Iterator[dict[str, Any]]:
-    """Yield a row for each format, flush and context, for the first model only."""
+    """Yield a row for each format, each flush (:func:`flushes`) and each context, for the first model only."""
     model = args.models[0]
     for format in formats:
         for name, side, count in flushes(format):

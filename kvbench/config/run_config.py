@@ -96,8 +96,8 @@ class RuntimeConfig:
         graphs: whether decode steps are replayed as CUDA graphs: ``auto`` (if a step can be captured and the answer is
             long enough to repay the capture), ``always`` (whenever a step can be captured) or ``never``. Each row
             records whether graphs were used.
-        compile: True to compile everything around attention (norms, RoPE, activations) in captured steps, with
-            torch.compile.
+        compile: True to compile everything around attention (norms, RoPE, activations) with torch.compile, in decode
+            steps that run as CUDA graphs.
         results_dir: folder in which each run has its own folder.
     """
 

@@ -93,7 +93,7 @@ def memory(model: Any, cache: Any, peaks: dict[str, Any]) -> Figures:
 
     Args:
         model: the model, for the bytes of its weights.
-        cache: the cache after the last step, for its bill.
+        cache: the cache after the last step, for its size in bytes.
         peaks: as :meth:`kvbench.profiling.memory.PhasePeaks.row` returns them.
     """
     bill, weights = cache.bill().as_dict(), weight_bytes(model)

@@ -109,7 +109,7 @@ def go_on(
         sampling: how tokens are chosen.
         graphs: whether to capture a decode step as a CUDA graph: ``auto``, ``always`` or ``never``
             (:func:`kvbench.decoding.autoregressive.generate`).
-        compile: True to compile everything around attention in captured steps.
+        compile: True to compile everything around attention in decode steps that run as CUDA graphs.
         observer: called at the beginning of each phase; None for no observer.
         seed: seed of the random keys and values.
 

@@ -3,7 +3,7 @@
 The plan (``base_model_tp_plan`` of a config) gives a style for each linear layer. ``colwise`` layers keep a slice of
 their outputs (whole heads of queries, keys and values). ``rowwise`` layers keep a slice of their inputs, and their
 partial products are summed over the ranks (Shoeybi et al., "Megatron-LM", 2019, sec. 3). The slices are ordinary linear
-layers with ordinary tensors, which work with 4-bit drafts, captured steps and every version of transformers.
+layers with ordinary tensors, which work with 4-bit drafts, CUDA graphs and every version of transformers.
 transformers itself uses DTensors, whose interface has changed with every release. Attention and its cache get only the
 heads of the rank.
 """

@@ -3,7 +3,7 @@
 A step reads every weight and every stored key and value once (of an untied embedding table only one row per sequence,
 which is neglected). It takes at least the time to read these bytes at the GPU's read bandwidth, and at least the time
 of its FLOPs at the rate of a large matmul (Williams et al., "Roofline", 2009). Linear layers and attention run one
-after the other, so their times add up to a lower bound. The expected time of a captured step
+after the other, so their times add up to a lower bound. The expected time of a step that runs as a CUDA graph
 (:attr:`Prediction.expected_tpot_s`) adds a fixed time per kernel. Neither the bound nor the expected time includes
 launches by the host or synchronisation.
 """

@@ -93,8 +93,8 @@ def row_bill(cache: Any, row: int, rows: int) -> dict[str, Any]:
         rows: number of rows in the batch.
 
     Returns:
-        A dict with the keys of the cache's bill. ``used`` holds the bytes of this row's tokens, and ``reserved`` an
-        equal share of all buffers, each by part of the cache (codes, scales, ...).
+        The sizes that ``cache.bill()`` lists, as a dict. ``used`` holds the bytes of this row's tokens and ``reserved``
+        an equal share of all buffers, each by part of the cache (codes, scales, ...).
     """
     bill = cache.bill(row).as_dict()
     return {**bill, "reserved": {part: count // rows for part, count in bill["reserved"].items()}}
