@@ -1,8 +1,8 @@
 """The choice of the kernel that serves a decode step: CUDA, Triton, or the reference path.
 
-Kernels serve one case only: causal attention to everything in the stores, on a GPU. All other steps (a sliding window
-that hides tokens, a method that observes attention, formats that no kernel reads) go to
-:mod:`kvbench.attention.reference`, and the layer records the reason in its ``paths``, which results show.
+Kernels serve one case only: causal attention to all cached tokens, on a GPU. All other steps (a sliding window that
+hides tokens, a method that observes attention, formats that no kernel reads) go to :mod:`kvbench.attention.reference`,
+and the layer records the reason in its ``paths``, which results show.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention scores beyond scaling and masking: a softcap (Gemma-2) and sinks (gpt-oss).
+"""A softcap (Gemma-2) and sinks (gpt-oss): what some models do to attention scores beyond scaling and masking.
 
 Both change only the softmax, so partial results can still be merged by log-sum-exp. The cap is applied to each scaled
 score before masking. A sink is one more logit of a query head, without a value; it is added once to the merged sum.

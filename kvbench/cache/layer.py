@@ -12,7 +12,7 @@ open prompt  the first ``update``                ``prompt`` in full          ``e
              (:mod:`~kvbench.cache.prompt_phase  precision (only if it       transformers, then ``end_chunk``
              `)                                  comes in chunks)
 sealed       ``place`` (or ``place_chunk``,      ``keys_store``,             ``update`` calls the method's ``settle``,
-             ``seal``): the prompt is complete   ``values_store``            which demotes old tokens; then ``append``
+             ``seal``): the prompt is complete   ``values_store``            which packs old tokens; then ``append``
 frozen       ``progress.frozen``                 the same; only the tails    ``append``; ``take_back`` removes rejected
                                                  grow                        tokens (:mod:`~kvbench.cache.rollback`)
 recorded     a captured step                     the same                    ``settle``; ``advance`` reserves the slots

@@ -1,10 +1,10 @@
 """Layers with a sliding window, which drop the tokens that no later token can see.
 
-A query of such a layer sees its own token and the ``window - 1`` before it. So after n tokens the oldest
-``n - (window - 1)`` are hidden from all later ones, and stock transformers drops them at once
-(``DynamicSlidingWindowLayer``). A kvbench layer drops them only when it settles, at the start of the next step: until
-then the newest tokens may be taken back, which moves the window back too. The method decides how many of the hidden
-tokens are dropped (:meth:`kvbench.methods.base.Method.forget`), since packed tokens can only leave in whole groups.
+A query of such a layer sees its own token and the ``window - 1`` before it. So after n tokens the oldest ``n - (window
+- 1)`` are hidden from all later ones, and stock transformers drops them at once (``DynamicSlidingWindowLayer``). A
+kvbench layer drops them only at the start of the next step. Until then the newest tokens may be taken back, which moves
+the window back too. The method decides how many of the hidden tokens are dropped
+(:meth:`kvbench.methods.base.Method.forget`), since packed tokens can only leave in whole groups.
 """
 
 from __future__ import annotations

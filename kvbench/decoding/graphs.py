@@ -1,7 +1,7 @@
 """Captured decoding: a decode step is recorded once as a CUDA graph and replayed for every token.
 
 In an eager step the host spends tens of milliseconds on kernel launches, however short the GPU's work is. A replayed
-step takes only the GPU's time. Between two replays the host settles the cache (a method's flushes are ordinary launches
+step takes only the GPU's time. Between two replays the host lets the method pack or drop tokens (by ordinary launches
 on the same stream) and updates a table. It stays one step ahead, so that the device never waits: it reads the tokens of
 a step only after queueing the next step. When the last row ends, one step too many has therefore been started and is
 rolled back.

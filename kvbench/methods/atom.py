@@ -1,6 +1,7 @@
 """Atom's KV quantization: every token is packed after its step, with one group per token and head.
 
-Only keys and values are quantized, not weights and activations: the variant that the Cocktail paper calls "KV only".
+Only keys and values are quantized, not weights and activations. The Cocktail paper compares with this variant ("KV
+only").
 
 Source: Zhao et al., "Atom: Low-bit Quantization for Efficient and Accurate LLM Serving" (MLSys 2024), sec. 4.4, and
 efeslab/Atom, model/qLlamaLayer.py. The authors quantize keys before RoPE, and every token attends to quantized keys and

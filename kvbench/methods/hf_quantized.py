@@ -12,7 +12,7 @@ Three caches in LogQuant's repository are this one with other windows; W is thei
 * KiViSink (its Table 1): ``sinks=2``;
 * StreamingQuant, a window of W to 2 W - 1 tokens in full precision: ``sinks=4 recent=W residual=2W``;
 * PartialStreaming, the same for keys, while values follow transformers' rule: the same settings and
-``value_residual=W``.
+  ``value_residual=W``.
 
 Source: transformers, cache_utils.py, QuantizedLayer; LogQuant (Chen et al. 2025), sec. 4.1 and Table 1;
 Concyclics/LogQuantKV, src/LogQuant.py.

@@ -1,8 +1,9 @@
 """Rolling the windows of all layers in one launch per step, instead of launches for each layer.
 
 When a window rolls, the host updates its start at once (`RollingSegment.roll`), while the work of the device is
-deferred until all layers have settled. Then the sinks' keys of all layers are rotated as one tensor and written by one
-kernel, which finds the buffers in a table of addresses; without compiled kernels, torch copies lists of tensors.
+deferred until the method has processed all layers. Then the sinks' keys of all layers are rotated as one tensor and
+written by one kernel, which finds the buffers in a table of addresses; without compiled kernels, torch copies lists of
+tensors.
 """
 
 from __future__ import annotations

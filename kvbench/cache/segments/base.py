@@ -1,8 +1,8 @@
 """Segments: runs of tokens that share a storage format, for every row of a batch and every KV head.
 
 A store (:mod:`kvbench.cache.store`) is a list of segments. The rows of a batch may have different numbers of tokens in
-a segment, but all rows that one call works on (a slice of the batch) must have equally many; :func:`uniform_rows` cuts
-a batch accordingly. Buffers are allocated in advance and grow by copying, at amortised constant cost per token.
+a segment, but all rows that one call works on (a slice of the batch) must have the same number; :func:`uniform_rows`
+divides a batch accordingly. Buffers are allocated in advance and grow by copying, at amortised constant cost per token.
 Quantized tokens are never dequantized to be quantized again (except in :mod:`kvbench.cache.segments.foreign`).
 """
 
