@@ -130,7 +130,7 @@ def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
     """
     method = layer.method
     if method.observe_steps:
-        raise NotServed(f"{type(method).__name__.lower()} observes attention")
+        raise NotServed(f"{type(method).__name__.lower()} needs attention weights, which kernels do not return")
     if layer.rotation is not None:
         raise NotServed("keys are stored before RoPE")
     if method.eager and count > 1:
@@ -138,7 +138,7 @@ def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
     if method.reading_order(layer, slice(0, 1)) is not None:
         raise NotServed("segments must be read in the order of the text, which kernels do not support")
     if not plain(layer, mask, count):
-        raise NotServed("the mask is not plain causal")
+        raise NotServed("the mask hides more than padding and later tokens")
 
 
 def plain(layer: KVLayer, mask: Tensor | None, count: int) -> bool:

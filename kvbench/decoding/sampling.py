@@ -36,7 +36,7 @@ class Sampling:
         """
         seeds = [self.seed + row for row in range(batch)] if isinstance(self.seed, int) else list(self.seed)
         if len(seeds) != batch:
-            raise ValueError(f"{len(seeds)} seeds were given for a batch of {batch}")
+            raise ValueError(f"{len(seeds)} seeds were given for a batch of {batch}: give one seed, or one per row")
         return [torch.Generator().manual_seed(seed % 2**63) for seed in seeds]
 
 

@@ -135,7 +135,7 @@ class Recorded:
     def check(self) -> None:
         """Raise NotServed if it is clear without a forward pass that a layer cannot be recorded."""
         if self.cache.method.eager:
-            raise NotServed("a step's own tokens are packed before they attend")
+            raise NotServed("the tokens of a step are packed before they attend")
         for layer in self.cache.layers:
             fused.check(layer, None, self.count)
             for store, channels in zip(layer.stores(), (layer.key_dim, layer.value_dim), strict=True):

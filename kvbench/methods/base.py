@@ -228,7 +228,7 @@ class Method(Traits):
                 "dataset.mode", mode, f"does not use a cache, so method={name} would have no effect", hint="method=fp16"
             )
         if mode == "simulated" and (self.needs_prompts or self.observe_prompt or self.drops_tokens):
-            reason = "drops tokens" if self.drops_tokens else "decides by the prompt, which this mode does not have"
+            reason = "drops tokens" if self.drops_tokens else "depends on the prompt, which this mode does not have"
             raise ConfigError(
                 "dataset.mode", mode, f"is not available for method={name}, which {reason}", hint="dataset.mode=decode"
             )

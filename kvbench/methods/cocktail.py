@@ -222,7 +222,7 @@ class Cocktail(Method):
         """
         if prompts is None or prompts.input_ids is None or prompts.decode is None:
             raise CacheError(
-                "cocktail searches the context before the prefill, so it needs the prompts: "
+                "cocktail compares the context with the question before the prefill, so it needs the prompts: "
                 "new_cache(model, Prompts.from_batch(input_ids, attention_mask, context_spans=..., queries=..., "
                 "decode=tokenizer.decode))"
             )

@@ -58,7 +58,7 @@ class PartialLogQuant(LogQuant):
             raise ConfigError(
                 "method.evict",
                 True,
-                "is not possible, because keys and values are demoted at different times",
+                "is not possible, because keys and values are quantized at different times",
                 allowed=["false"],
             )
         super().check(head_dim, max_length)

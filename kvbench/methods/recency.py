@@ -175,7 +175,7 @@ class RecencyMethod(Method):
             raise ConfigError(
                 "method",
                 type(self).__name__,
-                f"exact({n}) returned {exact!r}, which is not a number of exact tokens among {n}",
+                f"exact({n}) returned {exact!r}, which cannot be the number of full-precision tokens among {n}",
                 allowed="a whole number (int) from 0 to n, or a pair of them for keys and values",
                 hint=(
                     "return, for example, min(n, self.residual), n // 2 instead of n / 2, or max(n - "

@@ -102,7 +102,7 @@ class FormatSpec:
                 raise ConfigError(
                     f"{key}.group_size",
                     "head_dim",
-                    "must be a number of tokens for groups per channel",
+                    "must be a number, because a group per channel consists of tokens",
                     allowed="1 or greater, such as 64",
                 )
         elif not isinstance(self.group_size, int) or isinstance(self.group_size, bool) or self.group_size < 1:

@@ -98,7 +98,7 @@ def test_a_mask_is_looked_at_again_when_the_rows_or_the_step_are_others():
 @pytest.mark.parametrize(
     ("name", "settings", "count", "reason"),
     [
-        ("h2o", {"budget": 40}, 1, "h2o observes attention"),
+        ("h2o", {"budget": 40}, 1, "h2o needs attention weights"),
         ("atom", {"prefill": "quantized"}, 1, None),
         ("atom", {"prefill": "quantized"}, 2, "several new tokens are packed before they attend"),
         ("kivi", {"residual": 32}, 5, None),

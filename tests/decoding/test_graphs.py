@@ -167,7 +167,7 @@ def test_an_answer_that_ends_at_once_leaves_no_step(oracle: None) -> None:
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
-        (lambda: load_method("h2o"), "observes attention"),
+        (lambda: load_method("h2o"), "needs attention weights"),
         (lambda: load_method("kivi", quantizer="int3"), "3-bit"),
         (lambda: load_method("logquant", window=8), "groups of 8 tokens"),
         (lambda: load_method("atom", prefill="quantized"), "packed before they attend"),

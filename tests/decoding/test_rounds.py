@@ -84,7 +84,7 @@ def test_a_draft_that_no_kernel_reads_leaves_the_caches_alone() -> None:
     cache = method.new_cache(model, max_length=max(PROMPTS) + NEW)
     prefill(model, cache, ids, mask)
     drafter = CapturedDrafter(model, cache, method.speculation, Sampling(), 2, capture=False)
-    with pytest.raises(NotCaptured, match="observes attention"):
+    with pytest.raises(NotCaptured, match="needs attention weights"):
         drafter.prepare()
     assert cache.get_seq_length() == cache.follower.get_seq_length() == max(PROMPTS)
 
