@@ -1,4 +1,6 @@
-"""Points of whole models: measures every setting of a command with a :class:`~kvbench.measure.meter.Meter` of its own.
+"""Measurement of time and memory with a whole model, for every setting of a command.
+
+Each setting has its own :class:`~kvbench.measure.meter.Meter`.
 
 The model is loaded once. The JSON file is rewritten after every row; a row is the point's record, as a run of
 ``dataset=efficiency`` stores it, plus the setting and whether its decode steps ran as CUDA graphs and were compiled.

@@ -155,7 +155,7 @@ def gpus_of(args: argparse.Namespace) -> list[Gpu]:
     """Return the GPUs named by ``--gpu``, or the GPU described by ``--bandwidth-TBs``, ``--tflops``, ``--memory-gb``.
 
     Raises:
-        ConfigError: a GPU is unknown, or a figure of the described one is missing.
+        ConfigError: a GPU is unknown, or one of the options that describe a GPU is missing.
     """
     own = args.bandwidth_TBs, args.tflops
     if all(own):

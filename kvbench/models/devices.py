@@ -52,7 +52,7 @@ def joined(runtime: Runtime) -> Team | None:
 
 
 def homes(runtime: Runtime) -> list[torch.device]:
-    """Return the devices of this process onto which the model is loaded; inputs belong on the first one.
+    """Return the devices of this process onto which the model is loaded; its inputs must be on the first device.
 
     Raises:
         ConfigError: this machine has no such device, or has no GPU for ``device_map``.

@@ -115,7 +115,7 @@ def submodules(package: str) -> list[str]:
     """Return the names of a package and of all modules in it; empty if there is no such package.
 
     Args:
-        package: dotted name of a package, or of a plain module, for which the result is only that name.
+        package: dotted name of a package. For a plain module, only its own name is returned.
     """
     spec = find(package)
     if spec is None or spec.origin is None:
