@@ -121,7 +121,7 @@ class _Table:
         place = {"model": self.model.title, "row": row.name, "column": column.name}
         paper = self._paper(row, column.published, column.value)
         if figure is None:
-            reason = source.reason or ("no sample that all settings have done" if source.rows else "not run")
+            reason = source.reason or self._why_empty(source, column)
             return Cell(**place, paper=paper, reason=reason, runs=source.runs)
         base = self.statistics.get((self.item.base, column.name)) if row.name != self.item.base else None
         difference = None if base is None else paired(figure, base)
@@ -136,6 +136,13 @@ class _Table:
             runs=source.runs,
             note=source.note,
         )
+
+    def _why_empty(self, source: Source, column: Column) -> str:
+        if not source.rows:
+            return "not run"
+        if not self.counts[column.name]:
+            return "no sample that all settings have done"
+        return "a run of this setting does not have this figure"
 
     def mean(self, row: Setting, group: Group) -> Cell:
         """Return the unweighted mean over the columns of a group, or what the group picks of them."""

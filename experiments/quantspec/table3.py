@@ -52,5 +52,5 @@ ITEM = Grid(
     ),
     caption="""The paper: groups of 128; it states neither the bits (its draft has 4), nor the exact tokens, nor the
     protocol. Here: 4 bits, the newest 256 tokens exact, windows read through the cache token by token. With the bundled
-    model groups have 64 elements, its head dimension.""",
+    model groups have 64 elements, its head dimension, and everything is computed in float32.""",
 )

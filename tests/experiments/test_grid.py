@@ -159,3 +159,14 @@ def test_points_that_were_run_in_another_way_decide_nothing(note, word):
     column = Column(name="TPOT", data="efficiency", figure="tpot_s", unit="ms")
     seen = judge(claim, "cocktail", "m", column, cells.get, (2.0, None), (None, None))
     assert (seen.ours, seen.verdict) == (pytest.approx(100.0), word)
+
+
+def test_an_empty_cell_says_why():
+    def reason(fp16, kivi):
+        sources = {("Llama2-7B", "FP16", "Qasper"): Source(fp16), ("Llama2-7B", "KIVI", "Qasper"): Source(kivi)}
+        return fold(ITEM, Plan(), sources).at("Llama2-7B", "KIVI", "Qasper").reason
+
+    without = {"a": {"task": "qasper", "scores": {}}}
+    assert reason(rows(a=1.0), {}) == "not run"
+    assert reason(rows(a=1.0), rows(b=1.0)) == "no sample that all settings have done"
+    assert reason(rows(a=1.0), without) == "a run of this setting does not have this figure"
