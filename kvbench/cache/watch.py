@@ -2,9 +2,9 @@
 
 The packing kernel notices NaN and Inf at no extra cost, but reporting to the host after every call would stall the
 device. Instead it records the first occurrence in device memory. The host reads this record at the first step after a
-prefill (when it has already waited for the first token) and when the whole cache is settled (``bill()``). During
-decoding it reads an asynchronous copy, so an error is raised one or two steps late. Nothing is lost by the delay, since
-the output of the step in which the NaN or Inf arrived was already wrong.
+prefill (when it has already waited for the first token) and when all tokens that are due have been packed (``bill()``).
+During decoding it reads an asynchronous copy, so an error is raised one or two steps late. Nothing is lost by the
+delay, since the output of the step in which the NaN or Inf arrived was already wrong.
 """
 
 from __future__ import annotations

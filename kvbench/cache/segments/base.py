@@ -120,15 +120,18 @@ class Segment(ABC):
 
     @abstractmethod
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the buffers of the segment, each with the part of the bill to which it belongs.
+        """Return the buffers of the segment, each with the name under which its bytes are counted.
 
         Returns:
-            Pairs (part, buffer). The part is ``codes``, ``scales``, ``window`` or ``index``.
+            Pairs (name, buffer). The name is ``codes``, ``scales``, ``window`` or ``index`` (:class:`~kvbench.cache.bill.Parts`).
         """
 
     @abstractmethod
     def used(self, row: int) -> dict[str, int]:
-        """Return how many bytes the tokens of one row need, by part of the bill (``codes``, ``scales``, ...)."""
+        """Return how many bytes the tokens of one row need.
+
+        The result maps names (fields of :class:`~kvbench.cache.bill.Parts`, such as ``codes``) to bytes.
+        """
 
     @abstractmethod
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -328,7 +331,7 @@ class FullSegment(Segment):
         self.append(rows, chosen)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the buffer of tokens; the bill counts it as ``window``."""
+        """Return the buffer of tokens, whose bytes are counted as ``window``."""
         return [("window", self.buffer)]
 
     def used(self, row: int) -> dict[str, int]:

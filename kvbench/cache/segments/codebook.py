@@ -1,6 +1,6 @@
 """Tokens in KVQuant's format: packed codes of a non-uniform codebook, and outliers in full precision.
 
-The bill of a row counts:
+The bytes of a row are counted under four names (:class:`~kvbench.cache.bill.Parts`):
 
 * ``codes``: codes of b bits.
 * ``scales``: the codebook. For keys also two fp16 thresholds per channel, which give range and offset; for values one
@@ -245,10 +245,11 @@ class NuqSegment(Segment):
                 self.exact.drop_first(row, -(-count // self.exact.block))
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the buffers, each with its part of the bill.
+        """Return the buffers, each with the name under which its bytes are counted (:class:`~kvbench.cache.bill.Parts`).
 
-        Codes are ``codes``; ranges, codebook and thresholds are ``scales``; values of outliers are ``window``; their
-        indices are ``index``.
+        Returns:
+            Pairs (name, buffer). ``codes``: codes. ``scales``: ranges, codebook and thresholds. ``window``: values of
+            outliers. ``index``: indices of outliers.
         """
         buffers = [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
         buffers += [("scales", table) for table in (self.codebook, self.thresholds) if table is not None]
@@ -257,7 +258,10 @@ class NuqSegment(Segment):
         return buffers
 
     def used(self, row: int) -> dict[str, int]:
-        """Return how many bytes one row needs for its tokens, its codebook and its thresholds, by part of the bill."""
+        """Return how many bytes one row needs for its tokens, its codebook and its thresholds.
+
+        The result maps names (fields of :class:`~kvbench.cache.bill.Parts`) to bytes.
+        """
         count = self.lengths[row]
         tables = [t[row] for t in (self.codebook, self.thresholds) if t is not None]
         scales = sum(t.numel() * t.element_size() for t in tables)

@@ -96,11 +96,11 @@ class HFSegment(Segment):
         return torch.cat(parts).to(dtype)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the tensors inside the backend's quantized objects, each with its part of the bill."""
+        """Return the tensors inside the backend's quantized objects, as pairs of name and tensor (:func:`tensors`)."""
         return [item for quantized in self.rows if quantized is not None for item in tensors(quantized)]
 
     def used(self, row: int) -> dict[str, int]:
-        """Return how many bytes the quantized tensors of one row take, by part of the bill."""
+        """Return how many bytes the quantized tensors of one row take, by name (``codes``, ``scales``)."""
         used = {"codes": 0, "scales": 0}
         for part, tensor in tensors(self.rows[row]) if self.rows[row] is not None else ():
             used[part] += tensor.numel() * tensor.element_size()
@@ -134,7 +134,8 @@ def tensors(quantized: Any) -> list[tuple[str, Tensor]]:
         quantized: the result of a backend's ``_quantize``.
 
     Returns:
-        Pairs (part of the bill, tensor). The part is ``codes`` or ``scales``.
+        Pairs (name, tensor). The name under which the bytes are counted (:class:`~kvbench.cache.bill.Parts`) is
+        ``codes``, or ``scales`` for parameters.
     """
     if isinstance(quantized, tuple):  # hqq: packed weights and a dict of parameters
         codes, meta = quantized

@@ -279,7 +279,11 @@ class PackedSegment(Segment):
             param[rows, :, start:stop] = param[rows, :, start:stop].index_select(2, index)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the buffers, each with its part of the bill: words with ``codes``, parameters with ``scales``."""
+        """Return the buffers, each with the name under which its bytes are counted (:class:`~kvbench.cache.bill.Parts`).
+
+        Returns:
+            Pairs (name, buffer): ``codes`` with buffers of words, ``scales`` with buffers of parameters.
+        """
         return [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
 
     def used(self, row: int) -> dict[str, int]:

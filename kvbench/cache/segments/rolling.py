@@ -103,7 +103,7 @@ class RollingSegment(FullSegment):
     def buffers(self) -> list[tuple[str, Tensor]]:
         """Return the buffer of tokens and, if the keys of the sinks are rotated, the buffer of their original keys.
 
-        Each is paired with its part of the bill, ``window``.
+        The bytes of both are counted as ``window``.
         """
         originals = [] if self.originals is None else [("window", self.originals)]
         return [("window", self.buffer), *originals]

@@ -126,11 +126,11 @@ class ScoredSegment(FullSegment):
         self.scores.view(rows).copy_(chosen)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the buffers, each with its part of the bill: tokens with ``window``, scores with ``index``."""
+        """Return pairs of name and buffer: ``window`` with tokens in full precision, ``index`` with their scores."""
         return [*super().buffers(), ("index", self.scores.buffer)]
 
     def used(self, row: int) -> dict[str, int]:
-        """Return how many bytes the tokens of one row and their scores need, by part of the bill."""
+        """Return how many bytes the tokens of one row (``window``) and their scores (``index``) need."""
         return {**super().used(row), "index": self.scores.used(row)["window"]}
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
