@@ -221,6 +221,9 @@ class H2O(ScoredMethod):
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach | None:
-        """Return the number of tokens up to which none is dropped: the budget or, if that is a share, :attr:`least`."""
+        """Return the number of tokens up to which none is dropped: the budget.
+
+        If the budget is a share, the result is :attr:`least`.
+        """
         key, tokens = ("budget", self.budget) if isinstance(self.budget, int) else ("recent", self.least)
         return Reach(f"method.{key}", getattr(self, key), tokens, of_prompt=self.evict == "prefill")

@@ -97,13 +97,16 @@ class SnapKV(ScoredMethod):
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach:
-        """Return the number of prompt tokens up to which none is dropped: the budget, or the window for a share."""
+        """Return the number of prompt tokens up to which none is dropped: the budget.
+
+        If the budget is a share of the prompt, the result is the number of tokens in the window.
+        """
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=True)
         return Reach("method.window", self.window, self.window, of_prompt=True)
 
     def check_reach(self, max_length: int) -> None:
-        """Raise ConfigError if no prompt is long enough for a token to be dropped, or for `window` or `kernel`."""
+        """Raise ConfigError if `window` or `kernel` exceeds the longest prompt, or if no token would be dropped."""
         for key in ("window", "kernel"):
             if getattr(self, key) >= max_length:
                 raise ConfigError(

@@ -91,7 +91,10 @@ class StreamingLLM(Method):
         check_budget(self.budget, self.sinks + 1, f"the sinks (method.sinks={self.sinks}) and one new token")
 
     def reach(self) -> Reach:
-        """Return the number of tokens up to which none is dropped: the budget or, if that is a share, `sinks` + 1."""
+        """Return the number of tokens up to which none is dropped: the budget.
+
+        If the budget is a share, the result is `sinks` + 1.
+        """
         prompt = self.evict == "prefill"
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=prompt)

@@ -123,7 +123,8 @@ class Segment(ABC):
         """Return the buffers of the segment, each with the name under which its bytes are counted.
 
         Returns:
-            Pairs (name, buffer). The name is ``codes``, ``scales``, ``window`` or ``index`` (:class:`~kvbench.cache.bill.Parts`).
+            Pairs (name, buffer). The name is a field of :class:`~kvbench.cache.bill.Parts`: ``codes``, ``scales``,
+            ``window`` or ``index``.
         """
 
     @abstractmethod

@@ -245,11 +245,11 @@ class NuqSegment(Segment):
                 self.exact.drop_first(row, -(-count // self.exact.block))
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the buffers, each with the name under which its bytes are counted (:class:`~kvbench.cache.bill.Parts`).
+        """Return the buffers, each with the name under which its bytes are counted.
 
         Returns:
-            Pairs (name, buffer). ``codes``: codes. ``scales``: ranges, codebook and thresholds. ``window``: values of
-            outliers. ``index``: indices of outliers.
+            Pairs (name, buffer); names are fields of :class:`~kvbench.cache.bill.Parts`. ``codes``: codes.
+            ``scales``: ranges, codebook and thresholds. ``window``: values of outliers. ``index``: indices of outliers.
         """
         buffers = [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
         buffers += [("scales", table) for table in (self.codebook, self.thresholds) if table is not None]

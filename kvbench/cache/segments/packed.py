@@ -279,7 +279,7 @@ class PackedSegment(Segment):
             param[rows, :, start:stop] = param[rows, :, start:stop].index_select(2, index)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the buffers, each with the name under which its bytes are counted (:class:`~kvbench.cache.bill.Parts`).
+        """Return the buffers, each with the name under which its bytes are counted.
 
         Returns:
             Pairs (name, buffer): ``codes`` with buffers of words, ``scales`` with buffers of parameters.

@@ -70,7 +70,7 @@ class RollingSegment(FullSegment):
         roll(self, move)
 
     def deferring(self) -> bool:
-        """Return True if the device's work of a roll is being deferred, to share a launch with other layers."""
+        """Return True if moves of the window are being deferred on the device, to share a launch with other layers."""
         return self.rolls is not None and self.rolls.jobs is not None
 
     def remember(self, moves: Sequence[Move]) -> None:
