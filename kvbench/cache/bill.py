@@ -45,8 +45,8 @@ class Bill:
     """The bytes that a cache takes.
 
     Args:
-        used: bytes that the stored tokens need. Every method can also compute this number in advance from the number of
-            tokens; the two are equal.
+        used: bytes that the stored tokens need. If the method has a formula for its bytes (``Method.layer_bytes``),
+            both numbers are equal.
         reserved: bytes of the allocated buffers, including spare room.
         fp16_equivalent: bytes of the keys and values that stock transformers would keep, at 2 bytes per element. It
             keeps all tokens seen, without padding; in a layer with a sliding window, the newest ``window - 1`` of them.

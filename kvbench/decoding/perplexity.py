@@ -56,7 +56,7 @@ def decode_nll(
     chunk: int | Literal["auto"] = "auto",
     report: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Return the negative log-likelihood of tokens ``first`` to ``T - 1``, read one by one through a quantized cache.
+    """Return the negative log-likelihood of tokens ``first`` to ``T - 1``, read one by one through a cache.
 
     Tokens are teacher-forced: each is predicted from the true tokens before it, as the method stores them. For speed,
     the model runs on a chunk of tokens at once. In each layer, attention processes as many of them at a time as

@@ -115,9 +115,9 @@ def _round(
         pending: last confirmed token of each row, not cached yet, ``[B]``.
         active: which rows still generate.
         limits: number of drafts that each row may accept.
-        stopping: collects the tokens and says which rows have ended.
+        stopping: collects the tokens and decides which rows have ended.
         sampling: how tokens are chosen: temperature, top-k and top-p.
-        generators: source of random numbers of each row.
+        generators: random generator of each row.
 
     Returns:
         The next pending token of each row ``[B]``, and the round, with its seconds still 0.
