@@ -92,8 +92,8 @@ def claims(verdicts: Sequence[Verdict]) -> list[str]:
     lines = ["| claim | model | paper | ours | n | holds within | verdict |", "|:--|:--|--:|--:|--:|:--|:--|"]
     for one in verdicts:
         unit = one.unit and f" {one.unit}"
-        paper = number(one.paper, 2, sign=True) or "-"
-        ours = with_error(one.ours, one.stderr, 2, sign=True) or "-"
+        paper = number(one.paper, one.digits, sign=True) or "-"
+        ours = with_error(one.ours, one.stderr, one.digits, sign=True) or "-"
         lines.append(
             f"| {one.claim} | {one.model} | {paper} | {ours} | {one.n or '-'} | {_bounds(one)}{unit} | {one.verdict} |"
         )

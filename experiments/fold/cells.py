@@ -80,6 +80,7 @@ class Verdict:
         n: number of samples.
         low, high: bounds within which the claim holds.
         unit: unit of the difference.
+        digits: decimals that are printed of the difference and its standard error.
         verdict: ``holds``, ``does not hold``, ``cannot be seen`` or ``not run``.
     """
 
@@ -93,6 +94,7 @@ class Verdict:
     high: float
     unit: str
     verdict: str
+    digits: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,8 @@ from experiments.item import Claim, Column
 
 #: standard errors on both sides of a difference
 WIDTH = 2.0
+#: fewest samples from which the standard error of a figure other than a score is believed
+FEWEST = 10
 
 
 def bound(paper: str, value: float | str) -> float:
@@ -77,7 +79,7 @@ def judge(
     elif claim.relative:  # a point of time or memory is one number: it lies within the bounds or it does not
         word = "holds" if low <= ours[0] <= high else "does not hold"
     else:
-        word = verdict(ours[0], ours[1], low, high, column.scale / n if n else math.inf)
+        word = verdict(ours[0], ours[1], low, high, _least(column, n))
     return Verdict(
         claim=claim.text,
         model=model,
@@ -88,5 +90,13 @@ def judge(
         low=low,
         high=high,
         unit="%" if claim.relative else column.unit,
+        digits=2 if claim.relative else max(2, column.digits),
         verdict=word,
     )
+
+
+def _least(column: Column, n: int) -> float:
+    """Return the smallest standard error to believe; for scores, that of a single sample in n that differs."""
+    if column.figure == "score":
+        return column.scale / n if n else math.inf
+    return 0.0 if n >= FEWEST else math.inf

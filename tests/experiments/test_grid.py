@@ -1,6 +1,7 @@
 """Cells of a grid against values computed by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -118,6 +119,26 @@ def test_samples_that_never_differ_are_no_proof():
     # ten samples, no difference: one in ten might differ, which is 10 points of 100
     assert verdict(0.0, 0.0, -1.0, 1.0, least=10.0) == "cannot be seen"
     assert verdict(0.0, 0.0, -1.0, 1.0, least=0.1) == "holds"
+
+
+def test_a_smallest_error_is_that_of_scores():
+    # a perplexity that 12 samples lower by 0.001 each, and one that 9 samples do
+    def span(total):
+        return {"nll": {"sum": total, "n": 10}, "task": "text"}
+
+    column = Column(name="text", data="perplexity/mini_text", figure="perplexity", digits=4)
+    claim = Claim(text="costs little", first="KIVI", second="FP16", column="text", low=-9.0, high=0.02)
+    item = replace(ITEM, columns=(column,), groups=(), claims=(claim,), rows=ITEM.rows[:2])
+
+    def claimed(n):
+        sources = {
+            ("Llama2-7B", "FP16", "text"): Source({f"s{i}": span(10.0) for i in range(n)}),
+            ("Llama2-7B", "KIVI", "text"): Source({f"s{i}": span(10.0 - 0.001 * (i % 3)) for i in range(n)}),
+        }
+        return fold(item, Plan(), sources).verdicts[0]
+
+    assert (claimed(12).verdict, claimed(9).verdict) == ("holds", "cannot be seen")
+    assert claimed(12).digits == 4
 
 
 def test_perplexity_and_its_paired_difference():
