@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import torch
+
+from kvbench.cache.options import Options
 from kvbench.decoding.autoregressive import Generation
-from kvbench.runner.questions import joined
+from kvbench.decoding.sampling import Sampling
+from kvbench.decoding.speculative import Round
+from kvbench.models.random_weights import byte_tokenizer
+from kvbench.results.samples import MEASURED
+from kvbench.runner import questions
+from kvbench.runner.prompting import sample_seed
+from kvbench.runner.questions import SharedTexts, joined
+from kvbench.runner.rows import Machine
+from kvbench.tasks.base import PromptRules, Sample
+from kvbench.tasks.work import AskQuestions, Question
+from tests.run_support import ToyTask
 
 
 def answer(finish: str, tokens: tuple[int, ...] = (1,), ttft_s: float = 0.5) -> Generation:
@@ -39,3 +54,143 @@ def test_tokens_times_and_likelihoods_are_of_all_answers_and_the_first_token_is_
     assert whole.tokens == [[1, 2, 3, 4, 5]] and whole.text == ["12\n345"]
     assert whole.step_s == [0.25] * 3 and whole.ttft_s == 0.5
     assert whole.answer_nll == [(3.0, 4)]
+
+
+def test_rounds_are_of_all_answers_and_the_prompt_of_the_first() -> None:
+    first, second = answer("eos"), answer("eos")
+    rounds = [Round(0.5, [1], [4], [number], [number + 1]) for number in (1, 2)]
+    first.rounds.append(rounds[0])
+    second.rounds.append(rounds[1])
+    second.prompt_tokens[0] = 9
+    whole = joined([first, second])
+    assert whole.rounds == rounds and whole.prompt_tokens == [7]
+    assert whole.stepping == "eager (several questions on one cache)" and whole.capture_s == 0.0
+
+
+SHARED = "Read: abc"
+
+
+def asked(
+    monkeypatch, count=1, *, first=False, notes=None, max_new_tokens=None, max_length=60, shared=SHARED, **limits
+):
+    """The rows of samples with two questions, what `ask` was called with, and how the caches were made."""
+    calls: list[Any] = []
+    caches: list[Any] = []
+
+    def ask(*args: Any, **named: Any) -> list[Generation]:
+        calls.append((args, named))
+        return [answer("eos", (1, 2)), answer("stop", (3,))]
+
+    def new_cache(model: Any, prompts: Any, max_length: int) -> Any:
+        caches.append((model, prompts, max_length))
+        bill = SimpleNamespace(as_dict=lambda: {"used": {"total": 3}, "reserved": {"total": 8}})
+        prefill = SimpleNamespace(prefill=SimpleNamespace(path="eager"))
+        return SimpleNamespace(
+            search_s=0.25, reads_packed=True, path="p", notes=notes, progress=prefill, bill=lambda row: bill
+        )
+
+    monkeypatch.setattr(questions, "ask", ask)
+    tokenizer = byte_tokenizer()
+    config: Any = SimpleNamespace(
+        model=SimpleNamespace(prompt_limit=limits.get("prompt_limit"), chat="<{prompt}>"),
+        method=SimpleNamespace(new_cache=new_cache),
+        decoding=SimpleNamespace(max_new_tokens=max_new_tokens, temperature=0.5, top_p=0.75, stop=("S",)),
+        runtime=SimpleNamespace(seed=3, prefill_chunk=16),
+    )
+    loaded: Any = SimpleNamespace(
+        model="model", tokenizer=tokenizer, device=torch.device("cpu"), max_length=max_length, eos_token_ids=(257,)
+    )
+    work = AskQuestions(len(shared), (Question(" Who?", "me", target=" me"), Question(" Why not?", "so")))
+    samples = [
+        Sample(
+            id=f"t/{number}",
+            task="t",
+            prompt=shared + " Who?",
+            answers=("me",),
+            max_new_tokens=4,
+            work=work,
+            context_span=(6, 9),
+            query="Who?",
+            stop=("T",),
+            rules=PromptRules(limit=5),
+        )
+        for number in range(count)
+    ]
+    strategy = SharedTexts(config, loaded, ToyTask(), Machine("a cpu", "float32"), Options(kernels="reference"))
+    rows = strategy.rows(samples, first=first, report=None)
+    return SimpleNamespace(rows=rows, calls=calls, caches=caches, tokenizer=tokenizer, samples=samples)
+
+
+def test_the_shared_text_is_the_prompt_and_each_question_follows_it(monkeypatch) -> None:
+    run = asked(monkeypatch)
+    (((model, cache, ids, prompts), named),) = run.calls
+
+    def tokens(text: str) -> list[int]:
+        return run.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    assert model == "model" and cache.options == Options(kernels="reference")
+    assert ids.tolist() == [[run.tokenizer.bos_token_id, *tokens(SHARED)]]  # no chat wrapper
+    assert prompts == [tokens(" Who?"), tokens(" Why not?")]
+    assert named.pop("sampling") == Sampling(0.5, 0.75, [sample_seed(3, run.samples[0])])
+    observer = named.pop("observer")
+    assert observer.kind is None
+    assert named == {
+        "answers": [tokens(" me"), tokens("so")],
+        "max_new_tokens": 4,
+        "eos_token_ids": (257,),
+        "stop": ("T", "S"),
+        "tokenizer": run.tokenizer,
+        "prefill_chunk": 16,
+    }
+    ((model, given, length),) = run.caches
+    assert model == "model" and length == 10 + 9 + 4
+    assert given.context_spans == [(7, 10)] and given.queries == ["Who?"]
+    assert given.decode(tokens("abc")) == "abc"
+    (row,) = run.rows
+    assert (row["prompt_tokens"], row["truncated"], row["prediction"], row["finish"]) == (10, 0, "12\n3", "eos")
+    assert row["scores"] == {"score": 0.25, "all": 0.0}
+    assert row["nll"] == {"sum": 3.0, "n": 4} and "method" not in row
+    assert row["kv_bytes"] == {"used": {"total": 3}, "reserved": {"total": 8}}
+    measured = row[MEASURED]
+    assert (measured["ttft_s"], measured["decoded"], measured["step_s"]) == (0.75, 1, [0.25])
+    assert (measured["batch_rows"], measured["warm_up"]) == (1, False)
+
+
+def test_only_the_first_of_the_first_texts_warms_up(monkeypatch) -> None:
+    rows = asked(monkeypatch, 2, first=True).rows
+    assert [row[MEASURED]["warm_up"] for row in rows] == [True, False]
+    assert [row["id"] for row in rows] == ["t/0", "t/1"]
+    assert not asked(monkeypatch, 1, first=False).rows[0][MEASURED]["warm_up"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "tokens"),
+    [
+        ({}, 60 - 4 - 9),  # the longest question has nine
+        ({"max_new_tokens": 6}, 60 - 6 - 9),
+        ({"prompt_limit": 40}, 40 - 9),
+        ({"prompt_limit": 100}, 60 - 4 - 9),
+    ],
+)
+def test_the_shared_text_leaves_room_for_the_longest_question_and_the_answer(monkeypatch, limits, tokens) -> None:
+    run = asked(monkeypatch, shared="Read: " + "x" * 100, **limits)
+    assert run.rows[0]["prompt_tokens"] == tokens and run.rows[0]["truncated"] == 107 - tokens
+    assert run.calls[0][1]["max_new_tokens"] == limits.get("max_new_tokens", 4)
+
+
+def test_a_methods_note_is_the_rows(monkeypatch) -> None:
+    assert asked(monkeypatch, notes=[{"chunks": 3}]).rows[0]["method"] == {"chunks": 3}
+
+
+def test_answers_by_speculation_keep_the_steps_of_their_rounds(monkeypatch) -> None:
+    def speculated(*args: Any, **named: Any) -> list[Generation]:
+        one = answer("length", (1, 2, 3))
+        one.rounds.append(Round(0.5, [1], [4], [3], [4]))
+        return [one, answer("eos", ())]
+
+    from kvbench.runner import questions as module
+
+    plain = asked(monkeypatch)
+    monkeypatch.setattr(module, "joined", lambda generations: joined(speculated()))
+    row = asked(monkeypatch).rows[0]
+    assert plain.rows[0][MEASURED]["decoded"] == 1 and row[MEASURED]["decoded"] == 4

@@ -228,3 +228,33 @@ def test_a_rank_that_follows_goes_on_as_the_first_one_does(monkeypatch: pytest.M
     team.broken = True
     with pytest.raises(ValueError, match="lost"):
         following(monkeypatch, tmp_path, team, fail(ValueError("lost")))
+
+
+def test_a_rank_that_follows_binds_the_tokenizer_and_raises_what_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    bound: list[Any] = []
+    monkeypatch.setattr("kvbench.models.load.load_tokenizer", lambda model: f"tokenizer of {model.name}")
+    monkeypatch.setattr(ToyTask, "bind", lambda self, tokenizer: bound.append(tokenizer))
+    monkeypatch.setattr(ToyTask, "needs_tokenizer", True)
+    monkeypatch.setattr(Team, "settle", lambda self, rows, failed, seconds=None: [rows])
+    following(monkeypatch, tmp_path, Team(1, ["first/0"]), lambda samples: [row()])
+    assert bound == ["tokenizer of toy"]
+
+    def refuse(samples: Any) -> Any:
+        raise MemoryError("its own, which rank 0 does not know")
+
+    team: Any = Team(1, ["first/0"])
+    monkeypatch.undo()
+    with pytest.raises(MemoryError):
+        following(monkeypatch, tmp_path, team, refuse)
+
+
+def test_sums_of_bytes_are_by_key_and_what_is_no_number_is_the_first_ones() -> None:
+    own, other = row(used=1), row(used=2)
+    del other[MEASURED]["peak_bytes"]["rss"]
+    other[MEASURED]["peak_bytes"] |= {"rss": 5, "kind": "another"}
+    peaks = ranks.merged(own, [own, other])[MEASURED]["peak_bytes"]
+    assert peaks == {"prefill": 200, "decode": 10, "kind": "cuda_allocator", "rss": None}
+    bare = {**row(), "kv_bytes": None}
+    assert ranks.merged(bare, [bare, bare])[MEASURED]["ranks"][0]["kv_bytes"] is None

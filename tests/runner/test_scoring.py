@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from kvbench.results.samples import MEASURED
 from kvbench.runner.remarks import shown
-from kvbench.runner.scoring import finite, scored
+from kvbench.runner.scoring import finite, rescored, scored
 from kvbench.tasks.base import Sample
 from kvbench.tasks.work import AskQuestions, Question
 
@@ -51,3 +52,46 @@ def test_loggers_are_shown_both_ends_of_a_prompt_and_nothing_twice(length: int, 
     found = shown(sample(prompt=prompt))
     assert found == {"prompt_head": prompt[:head], "prompt_tail": prompt[length - tail :], "reference": "x"}
     assert shown(sample(answers=()))["reference"] == ""
+
+
+def row(name: str, version: int = 2, code: Any = None) -> dict[str, Any]:
+    parts = {"id": name, "prediction": name * 2, "scores": {"score": 0.5}, "scorer_version": version}
+    return {**parts, MEASURED: {"ttft_s": 1.0, "code": code}}
+
+
+def length(version: int = 2) -> Any:
+    """A task whose score is the length of the prediction."""
+    return SimpleNamespace(scorer_version=version, score=lambda sample, prediction: {"score": len(prediction)})
+
+
+def test_rows_of_another_version_of_the_scorer_are_scored_again() -> None:
+    samples = [sample(id=name) for name in ("a", "bb", "missing")]
+    rows = {"a": row("a", 1), "bb": row("bb", 2), "left out": row("left out", 1)}
+    fresh = rescored(length(), samples, rows)
+    assert fresh == [{**rows["a"], "scores": {"score": 2.0}, "scorer_version": 2}]
+    assert rows["a"]["scores"] == {"score": 0.5}, "stored rows stay as they are"
+    assert [one["id"] for one in rescored(length(3), samples, rows)] == ["a", "bb"]
+    assert [one["id"] for one in rescored(length(1), samples, rows)] == ["bb"]
+
+
+@pytest.mark.parametrize(
+    ("code", "now", "again"),
+    [
+        ({"scorer": "old", "method": "m"}, "new", True),
+        ({"scorer": "new", "method": "m"}, "new", False),
+        ({"scorer": "old", "method": "m"}, None, False),
+        ({"method": "m"}, "new", False),
+        (None, "new", False),
+    ],
+)
+def test_rows_of_an_edited_scorer_are_scored_again_and_say_so(code: Any, now: Any, again: bool) -> None:
+    fresh = rescored(length(), [sample()], {"a": row("a", code=code)}, now)
+    assert bool(fresh) == again
+    if again:
+        assert fresh[0]["scores"] == {"score": 2.0}
+        assert fresh[0][MEASURED] == {"ttft_s": 1.0, "code": {"scorer": "new", "method": "m"}}
+
+
+def test_rows_without_digests_get_none() -> None:
+    (fresh,) = rescored(length(3), [sample()], {"a": row("a")}, "new")
+    assert fresh[MEASURED] == {"ttft_s": 1.0, "code": None}

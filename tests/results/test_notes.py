@@ -1,0 +1,107 @@
+"""Notes below a table: which one is shown for which runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvbench.results.notes import notes, untouched
+from tests.results.test_tables import run
+
+PEAK = "KV: bytes used by the cache of one sequence; ratio: bytes of method=fp16 divided by KV; peak: "
+
+
+def with_(label: str = "kivi int2", /, **changes: Any) -> dict[str, Any]:
+    content = run(label)
+    for key, value in changes.items():
+        content[key] = {**content[key], **value} if isinstance(content.get(key), dict) else value
+    return content
+
+
+def test_a_plain_run_has_three_notes() -> None:
+    assert notes([run("fp16")]) == [
+        "±: standard error over samples; Δ: paired difference from fp16 on the same samples",
+        PEAK + "CUDA allocator, including weights",
+        "device: a GPU",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"peak_bytes": {"kind": "cpu_live_tensors"}}, PEAK + "live tensors including weights, counted on the longest"),
+        ({"config": {"batch_size": 4}}, "batches of 4 prompts: TTFT, TPOT and peak are those of a whole batch"),
+        ({"env": {"dtype": "float32"}}, "the model runs in float32, so method=fp16 uses 4 bytes per element"),
+        ({"speculation": {"rounds": 1}}, "accepted: share of drafts that were accepted"),
+        ({"samples": {"truncated": 3}}, "3 prompts exceeded the model's limit and were cut in the middle"),
+        (
+            {"untouched": {"key": "method.residual", "value": 64, "exact": 63, "longest": 40}},
+            "kivi int2: nothing was packed or dropped: the longest sample had 40 tokens in the cache, and "
+            "method.residual=64 keeps up to 63 in full precision",
+        ),
+        ({"ttft_s": {"n": 0}}, "TTFT, TPOT: '-' means that only the warm-up batch ran"),
+        ({"code": {"a": 1, "b": 2}}, "kivi int2: the samples were made by different versions of the code"),
+        (
+            {"older": {"samples": 2, "parts": ["method"]}},
+            "kivi int2: 2 of 20 samples, older code: method; set runtime.rerun=true to repeat them",
+        ),
+        (
+            {"baseline_differs": ["cache", "decoding"]},
+            "kivi int2: the fp16 run that it is compared with was made by different code: cache, decoding",
+        ),
+    ],
+)
+def test_each_note_has_its_reason(changes: dict[str, Any], note: str) -> None:
+    plain, more = notes([run("fp16")]), notes([with_(**changes), run("fp16")])
+    assert any(line.startswith(note) for line in more), more
+    assert not any(line.startswith(note) for line in plain)
+    assert len(more) == 4
+
+
+def test_a_run_whose_code_is_known_and_one_has_no_doubt() -> None:
+    assert len(notes([with_(code={"a": 20}, older=None, baseline_differs=[])])) == 3
+
+
+def test_doubts_that_runs_share_are_said_once_for_all() -> None:
+    differing = [with_(label, baseline_differs=["cache"]) for label in ("a", "b", "c", "d", "e")]
+    (line,) = [line for line in notes(differing) if "different code" in line]
+    assert line.startswith("a, b, c and 2 more: the fp16 run")
+    (line,) = [line for line in notes(differing[:3]) if "different code" in line]
+    assert line.startswith("a, b, c: the fp16 run")
+
+
+def test_sizes_modes_devices_and_the_largest_count_are_listed() -> None:
+    perplexity = {"ppl": 7.0, "stderr": None, "mode": "decode"}
+    runs = [
+        with_(config={"batch_size": 8}, env={"device_name": "B"}, samples={"truncated": 2}),
+        with_(config={"batch_size": 2}, env={"device_name": "A"}, samples={"truncated": 5}),
+        with_(env={"device_name": None}, scores={"text": {"score": None, "n": 1, "perplexity": perplexity}}),
+    ]
+    lines = notes(runs)
+    assert any(line.startswith("batches of 2 and 8 prompts") for line in lines)
+    assert any(line.startswith("5 prompts exceeded") for line in lines)
+    assert "ppl: perplexity over windows of the model's tokens, mode decode; lower is better" in lines
+    assert lines[-1] == "device: A; B"
+    assert notes([with_(env={"device_name": None})])[-1] == "device: unknown"
+
+
+def test_the_reason_why_nothing_was_packed() -> None:
+    reach = {"key": "method.budget", "value": 0.5, "exact": 32, "longest": 31}
+    assert untouched({"untouched": reach}) == (
+        "nothing was packed or dropped: the longest sample had 31 tokens in the cache, and method.budget=0.5 keeps up"
+        " to 32 in full precision"
+    )
+
+
+def test_a_table_of_points_has_notes_of_its_own() -> None:
+    points = {"batches": {"1": {"status": "ok", "tokens_per_s": 1.0, "beyond": 50}, "2": {"status": "oom"}}}
+    content = with_()
+    content["scores"] = {"efficiency@64": {"score": None, "n": 0, "points": points}}
+    lines = notes([content])
+    assert lines[0].startswith("TTFT: time of search and prefill") and lines[-1] == "device: a GPU"
+    assert lines[1] == (
+        "some sequences exceed model.max_length=50, which is possible only because the weights are random"
+    )
+    del points["batches"]["1"]["beyond"]
+    assert len(notes([content])) == 2

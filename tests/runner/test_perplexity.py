@@ -1,0 +1,175 @@
+"""Spans of a text as rows: which likelihood is measured, on which cache, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench.cache.options import Options
+from kvbench.errors import ConfigError, NonFiniteError
+from kvbench.methods.base import QUERY_TOKENS
+from kvbench.results.samples import MEASURED
+from kvbench.runner import perplexity
+from kvbench.runner.perplexity import TextSpans
+from kvbench.runner.rows import Machine
+from kvbench.tasks.base import Sample
+from kvbench.tasks.work import ScoreText
+from tests.run_support import ToyTask
+
+WIDTH = 100
+
+
+class Method:
+    """A method that records what it is asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def alone(self) -> Any:
+        self.calls.append(("alone",))
+        return self
+
+    def check_windows(self, mode: str, prompt: int) -> None:
+        self.calls.append(("check", mode, prompt))
+
+    def detach(self, model: Any) -> None:
+        self.calls.append(("detach", model))
+
+    def new_cache(self, model: Any, prompts: Any, max_length: int) -> Any:
+        self.calls.append(("cache", model, prompts, max_length))
+
+        def bill(row: int) -> Any:
+            return SimpleNamespace(as_dict=lambda: {"used": {"total": 10 + row}, "reserved": {"total": 9}})
+
+        return SimpleNamespace(reads_packed=1, path="reference", bill=bill)
+
+
+def span(name: str, start: int = 0, **changes: Any) -> Sample:
+    parts = {"first": 60, "bytes": 123, "document": 5, "mode": "decode", "prefill": 0, "chunk": "auto"}
+    work = ScoreText(tuple(range(start, start + WIDTH)), **parts | changes)
+    return Sample(id=name, task="text", prompt="", answers=(), max_new_tokens=1, work=work)
+
+
+def run(monkeypatch, samples, sums=(2.5, 4.0), max_length=WIDTH, report=None) -> Any:
+    """The rows, the calls of the three measures, and the method."""
+    calls: list[tuple[Any, ...]] = []
+
+    def measure(name: str, cached: bool) -> Any:
+        def measured(model: Any, *args: Any, **named: Any) -> torch.Tensor:
+            calls.append((name, model, *args, named))
+            if "report" in named:
+                named["report"](25)
+            rows = args[cached].shape[0]
+            return torch.tensor(sums[:rows])
+
+        return measured
+
+    monkeypatch.setattr(perplexity, "decode_nll", measure("decode", True))
+    monkeypatch.setattr(perplexity, "simulated_nll", measure("simulated", True))
+    monkeypatch.setattr(perplexity, "forward_nll", measure("forward", False))
+    method: Any = Method()
+    decode = lambda ids: " ".join(map(str, ids))  # noqa: E731
+    loaded: Any = SimpleNamespace(
+        model="the model", max_length=max_length, device=torch.device("cpu"), tokenizer=SimpleNamespace(decode=decode)
+    )
+    strategy = TextSpans(method, loaded, ToyTask(), Machine("a cpu", "float32"), Options(kernels="reference"))
+    return SimpleNamespace(
+        rows=strategy.rows(samples, first=True, report=report), calls=calls, method=method, decode=decode
+    )
+
+
+def test_spans_are_decoded_together_and_each_row_is_its_own(monkeypatch) -> None:
+    shown: list[Any] = []
+    found = run(monkeypatch, [span("a"), span("b", 7)], report=lambda share, line: shown.append((share, line)))
+    ((name, model, cache, ids, first, named),) = found.calls
+    assert (name, model, first) == ("decode", "the model", 60)
+    assert cache.options == Options(kernels="reference")
+    assert ids.tolist() == [list(range(WIDTH)), list(range(7, 7 + WIDTH))]
+    assert (named["prompt"], named["chunk"]) == (0, 128)
+    assert shown == [(0.5, "a: 25 of 100 tokens")]  # a quarter of each of two samples
+    assert ("check", "decode", 0) in found.method.calls
+    assert found.method.calls[-1] == ("cache", "the model", None, WIDTH)
+    own, other = found.rows
+    peaks = own[MEASURED].pop("peak_bytes")
+    assert (peaks["prefill"], peaks["decode"], peaks["kind"]) == (None, None, None)
+    assert own == {
+        "id": "a",
+        "task": "text",
+        "length": None,
+        "prompt_tokens": WIDTH,
+        "truncated": 0,
+        "prediction": "",
+        "tokens": [],
+        "finish": "window",
+        "scores": {"score": 0.25, "length": 0.0},
+        "scorer_version": 1,
+        "nll": {"sum": 2.5, "n": 40},
+        "window": {"mode": "decode", "prefill": 0, "chunk": 128, "bytes": 123, "document": 5},
+        "kv_bytes": {"used": {"total": 10}, "reserved": {"total": 4}},
+        MEASURED: {
+            "device": "a cpu",
+            "dtype": "float32",
+            "warm_up": False,
+            "batch_rows": 2,
+            "ttft_s": None,
+            "step_s": [],
+            "decoded": 0,
+            "attention": {"reads_packed": True, "path": "reference"},
+        },
+    }
+    assert (other["id"], other["nll"]["sum"], other["kv_bytes"]["used"]["total"]) == ("b", 4.0, 11)
+
+
+def test_a_prompt_is_the_context_and_what_follows_it_the_question(monkeypatch) -> None:
+    found = run(monkeypatch, [span("a", prefill=30, chunk=4), span("b", 7, prefill=30, chunk=4)])
+    (*_, named) = found.calls[0]
+    assert (named["prompt"], named["chunk"]) == (30, 4)
+    assert found.rows[0]["window"]["chunk"] == 4 and found.rows[0]["window"]["prefill"] == 30
+    prompts = found.method.calls[-1][2]
+    assert (prompts.starts, prompts.lengths) == ([0, 0], [30, 30])
+    assert prompts.context_spans == [(0, 30), (0, 30)]
+    assert prompts.input_ids.tolist() == [list(range(30)), list(range(7, 37))]
+    assert prompts.queries == [found.decode(range(30 + at, 30 + at + QUERY_TOKENS)) for at in (0, 7)]
+    assert prompts.decode is found.decode
+
+
+def test_one_pass_without_a_cache_leaves_the_method_out(monkeypatch) -> None:
+    found = run(monkeypatch, [span("a", mode="fp16", prefill=30)])
+    ((name, model, ids, first, named),) = found.calls
+    assert (name, model, ids.shape, first, named) == ("forward", "the model", (1, WIDTH), 60, {})
+    assert found.method.calls[-1] == ("detach", "the model")
+    (row,) = found.rows
+    assert row["kv_bytes"] is None and row["window"]["chunk"] is None
+    assert row[MEASURED]["attention"] == {"reads_packed": False, "path": "none"}
+
+
+def test_one_pass_over_what_is_stored_has_a_cache_and_no_prompt(monkeypatch) -> None:
+    found = run(monkeypatch, [span("a", mode="simulated", prefill=30)])
+    ((name, _, cache, _, first, _),) = found.calls
+    assert (name, first) == ("simulated", 60) and cache.options == Options(kernels="reference")
+    assert found.method.calls[-1] == ("cache", "the model", None, WIDTH)
+    assert found.rows[0]["kv_bytes"]["used"]["total"] == 10 and found.rows[0]["window"]["chunk"] is None
+
+
+def test_spans_with_different_first_tokens_run_one_by_one(monkeypatch) -> None:
+    found = run(monkeypatch, [span("a", first=60), span("b", 7, first=90)])
+    assert [(call[3].shape[0], call[4]) for call in found.calls] == [(1, 60), (1, 90)]
+    assert [row["nll"]["n"] for row in found.rows] == [40, 10]
+    assert [row["id"] for row in found.rows] == ["a", "b"]
+    assert [row[MEASURED]["batch_rows"] for row in found.rows] == [1, 1]
+
+
+@pytest.mark.parametrize("sums", [(1.0, math.nan), (math.inf, 1.0)])
+def test_a_likelihood_that_is_not_a_number_is_an_error(monkeypatch, sums) -> None:
+    with pytest.raises(NonFiniteError, match=r"^a: the likelihood of the text is not a number"):
+        run(monkeypatch, [span("a"), span("b")], sums)
+
+
+def test_a_span_longer_than_the_models_limit_is_refused(monkeypatch) -> None:
+    assert len(run(monkeypatch, [span("a")], max_length=WIDTH).rows) == 1
+    with pytest.raises(ConfigError, match=r"dataset\.window=100.*model\.max_length=99"):
+        run(monkeypatch, [span("a")], max_length=WIDTH - 1)

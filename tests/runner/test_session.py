@@ -1,0 +1,150 @@
+"""The session: names of device and dtype, one strategy for each kind of work, the first batch, and the release."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench.cache.options import Options
+from kvbench.errors import ConfigError
+from kvbench.results.environment import cpu_name
+from kvbench.runner import session as module
+from kvbench.runner.answers import Answers
+from kvbench.runner.perplexity import TextSpans
+from kvbench.runner.points import Points
+from kvbench.runner.questions import SharedTexts
+from kvbench.runner.session import Session, strategies
+from kvbench.tasks.base import Sample
+from kvbench.tasks.work import AskQuestions, Generate, MeasurePoint, ScoreText, Work
+from tests.run_support import ToyTask
+
+
+class Method:
+    speculation = "the method's speculation"
+
+    def __init__(self) -> None:
+        self.detached: list[Any] = []
+
+    def detach(self, model: Any) -> None:
+        self.detached.append(model)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Return a function that opens a session on devices that are made up, and what was prepared meanwhile."""
+    prepared: list[tuple[Any, Any]] = []
+    loads: list[tuple[Any, Any]] = []
+
+    def open_(devices: tuple[str, ...] = ("cpu",), device: str = "cpu") -> Any:
+        loaded = SimpleNamespace(
+            model="the model", device=torch.device(device), devices=devices, dtype=torch.bfloat16, layout="device_map"
+        )
+
+        def load(*args: Any) -> Any:
+            loads.append(args)
+            return loaded
+
+        monkeypatch.setattr(module, "load", load)
+        monkeypatch.setattr(module, "prepare", lambda *args: prepared.append(args))
+        monkeypatch.setattr(module, "device_name", lambda at: "A GPU" if at.type == "cuda" else None)
+        config: Any = SimpleNamespace(
+            model="toy",
+            method=Method(),
+            decoding="decoding",
+            runtime=SimpleNamespace(kernels="reference", mlp_chunk=64, batch_size=2),
+        )
+        return Session(config, ToyTask()), config, prepared, loads
+
+    return open_
+
+
+def test_the_machine_is_named_after_its_devices(opened) -> None:
+    session, config, prepared, loads = opened()
+    assert (session.machine.device, session.machine.dtype) == (cpu_name(), "bfloat16")
+    assert session.device == torch.device("cpu") and session.report is None
+    assert loads == [("toy", config.runtime)] and prepared == [("the model", "the method's speculation")]
+    assert opened(("cuda:0",), "cuda")[0].machine.device == "A GPU"
+    session, *_ = opened(("cuda:0", "cuda:1"), "cuda")
+    assert session.machine.device == "2 x A GPU (device_map)"
+    assert session.layout() == {"devices": ["cuda:0", "cuda:1"], "layout": "device_map"}
+
+
+def sample(name: str, work: Work | None = None) -> Sample:
+    return Sample(name, "t", prompt=name * 3, answers=(), max_new_tokens=1, work=work or Generate())
+
+
+def test_batches_are_of_the_runs_size(opened) -> None:
+    session, *_ = opened()
+    plan = session.plan([sample(name) for name in "abc"])
+    assert [[one.id for one in batch] for batch in plan] == [["a", "b"], ["c"]]
+
+
+def test_each_kind_of_work_has_its_strategy(opened) -> None:
+    _, config, *_ = opened()
+    by_kind = strategies(config, "loaded", "task", "machine")  # type: ignore[arg-type]
+    kinds = {Generate: Answers, AskQuestions: SharedTexts, ScoreText: TextSpans, MeasurePoint: Points}
+    assert {kind: type(strategy) for kind, strategy in by_kind.items()} == kinds
+    for strategy in by_kind.values():
+        assert (strategy.loaded, strategy.task, strategy.machine) == ("loaded", "task", "machine")
+        assert strategy.options == Options(kernels="reference", mlp_chunk=64)
+    assert by_kind[Generate].config is by_kind[AskQuestions].config is config
+    assert by_kind[ScoreText].method is by_kind[MeasurePoint].method is config.method
+    assert (by_kind[MeasurePoint].decoding, by_kind[MeasurePoint].runtime) == ("decoding", config.runtime)
+
+
+def test_only_the_first_batch_is_the_first_and_progress_is_passed_on(opened, monkeypatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def rows(samples: Any, *, first: bool, report: Any) -> Any:
+        calls.append(([one.id for one in samples], first, report))
+        return ["row"]
+
+    monkeypatch.setattr(module, "strategies", lambda *_: {Generate: SimpleNamespace(rows=rows)})
+    session, *_ = opened()
+    assert session.rows([sample("a"), sample("b")]) == ["row"]
+    session.report = report = lambda share, line: None
+    session.rows([sample("c")])
+    assert calls == [(["a", "b"], True, None), (["c"], False, report)]
+
+
+def test_a_batch_that_failed_was_not_the_first(opened, monkeypatch) -> None:
+    """The next batch still warms up: nothing has been measured."""
+    firsts: list[bool] = []
+
+    def rows(samples: Any, *, first: bool, report: Any) -> Any:
+        firsts.append(first)
+        if samples[0].id == "bad":
+            raise ValueError("a bad record")
+        return ["row"]
+
+    monkeypatch.setattr(module, "strategies", lambda *_: {Generate: SimpleNamespace(rows=rows)})
+    session, *_ = opened()
+    with pytest.raises(ValueError, match="a bad record"):
+        session.rows([sample("bad")])
+    session.rows([sample("a")])
+    session.rows([sample("b")])
+    assert firsts == [True, True, False]
+
+
+def test_unknown_work_is_refused_and_the_known_kinds_are_named(opened) -> None:
+    class Juggle(Work):
+        """A kind of work that nobody runs."""
+
+    session, *_ = opened()
+    with pytest.raises(
+        ConfigError, match="a: declares a kind of work that the runner does not support: Juggle"
+    ) as error:
+        session.rows([sample("a", Juggle())])
+    assert error.value.allowed == ["Generate", "AskQuestions", "ScoreText", "MeasurePoint"]
+
+
+def test_a_closed_session_gives_the_model_back_once(opened) -> None:
+    session, config, *_ = opened()
+    session.close()
+    session.close()
+    assert config.method.detached == ["the model"]
+    with pytest.raises(ConfigError):
+        session.rows([sample("a")])
