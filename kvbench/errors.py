@@ -26,9 +26,9 @@ class ConfigError(KvbenchError):
         problem: what is wrong, as one clause that follows ``KEY=VALUE:``.
         allowed: valid names, or a description of the valid range. The message lists at most 20 names; of a longer list
             it shows the few that are closest in spelling.
-        hint: what to do, in the imperative. A hint that begins with what to type (``KEY=VALUE``, ``--option``,
-            ``python -m``) gets its verb from :func:`imperative`. If empty, the name in `allowed` that is closest in
-            spelling is proposed.
+        hint: what the user should do, as an imperative phrase ("name a draft method"). It may also be only what to type
+            (``KEY=VALUE``, ``--option``, ``python -m ...``), and :func:`imperative` then adds "set", "use" or "run". If
+            empty, the message proposes the name in `allowed` that is closest in spelling.
         listing: a command that lists all of `allowed`, named in the message if it shows only a few.
     """
 

@@ -62,15 +62,19 @@ class Bins:
         return slice(self.sinks, self.sinks + self.edges.index(count))
 
     def one_hot(self, columns: Tensor, queries: Tensor) -> Tensor:
-        """Return the bin of each token for each query, one-hot in fp32.
+        """Return the one-hot encoding of the bin into which each token falls for each query.
+
+        A sink has its own bin. The bin of any other token follows from its distance: the query's position minus the
+        token's position.
 
         Args:
             columns: positions of b tokens, ``[h, b]``; h is the number of KV heads, or 1 if all heads hold the same
                 tokens.
-            queries: positions of the queries, ``[q]``.
+            queries: positions of q queries, ``[q]``.
 
         Returns:
-            ``[h, q, b, K]`` for K bins. Tokens later than a query count as distance 0, so the caller must mask them.
+            fp32 ``[h, q, b, K]``, where K is the number of bins: 1 in the token's bin, else 0. Tokens later than a
+            query count as distance 0, so the caller must mask them.
         """
         distance = (queries[:, None] - columns[:, None, :]).clamp(min=0)
         edges = torch.tensor(self.edges[1:], device=columns.device)

@@ -17,10 +17,11 @@ HINT = "Load the model with a dtype of larger range: model.dtype=bfloat16 or mod
 
 
 def watch_segments(layer: LayerState) -> None:
-    """Make the kernels that pack the tokens of a layer record NaN and Inf. On a CPU nothing needs to be done.
+    """Have the kernels that pack a layer's tokens report any NaN or Inf that they meet. Does nothing on a CPU.
 
     Args:
-        layer: layer with new packed segments, which are registered with the :class:`Watch` of their cache and device.
+        layer: layer with newly created packed segments. Each of them is registered with the :class:`Watch` of its
+            cache and device, where the kernels leave their reports.
     """
     if layer.device.type != "cuda":
         return

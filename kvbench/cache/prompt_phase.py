@@ -122,7 +122,11 @@ class PromptPhase(Rollback):
         self.join_cache()
 
     def join_cache(self) -> None:
-        """Give new segments access to their cache's records of NaN and Inf, and to its queues of deferred launches."""
+        """Connect the layer's newly created segments with what all layers of the cache share.
+
+        Packed segments get a place to report NaN and Inf. Packed and rolling segments get a queue of the cache: it
+        collects the work of several layers, so that one kernel launch can do it.
+        """
         watch_segments(self)
         for segment in self.segments():
             if isinstance(segment, PackedSegment):
@@ -158,7 +162,10 @@ class PromptPhase(Rollback):
         self.sealed = self.progress.prefill.is_last(self.seen)
 
     def seal(self) -> None:
-        """End a prefill in chunks: mark the prompt as complete, and let the method store it if it has not done so."""
+        """End a chunked prefill: mark the prompt as complete, and have the method place it if it has not yet done so.
+
+        In the usual case, the method placed the prompt when the last chunk arrived (:meth:`end_chunk`).
+        """
         if not self.sealed and self.prompt is not None:
             self.place(self.prompt[0].view(ALL), self.prompt[1].view(ALL))
         self.sealed = self.keys_store is not None

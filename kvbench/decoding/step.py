@@ -231,7 +231,10 @@ class Recorded:
     # -- the device's part ------------------------------------------------------------------------------------------
 
     def serve(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
-        """Append the new tokens to the cache of the next layer, and compute their attention to all its tokens.
+        """Append the new tokens to the cache of one layer, and compute their attention to all tokens of that layer.
+
+        The model calls this once per layer, from the first layer to the last, so the layer is the one after that of the
+        previous call.
 
         Args:
             query: queries of the new tokens, ``[B, Hq, q, D]``.

@@ -108,8 +108,9 @@ def commit_of(file: Path) -> str | None:
 
 
 def stored_hash(file: Path) -> str | None:
-    """Return the hub's hash of a file in the hub's cache; None if the cache does not contain it.
+    """Return the hub's hash of a file in the hub's cache; None if the hash is not known.
 
-    The hash is the name of the file to which `file` links. If `file` is a copy instead of a link, its hash is unknown.
+    The cache stores a file as a link to a blob, and the blob is named by the hash. Where the cache holds a copy instead
+    of a link, the hash is not recorded.
     """
     return Path(os.readlink(file)).name if file.is_symlink() else None

@@ -123,10 +123,11 @@ class Method(Traits):
         return layer.ordered(row)
 
     def columns(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return the column (index in the padded batch) of the token in each slot of a row, ``[n]`` or ``[H, n]``.
+        """Return the column, in the padded batch, of the token in each slot of a row, ``[n]`` or ``[H, n]``.
 
-        The result equals :meth:`positions`, unless the method rotates keys to other positions. None means that the
-        slots are in ascending order without a gap.
+        It tells which token of the text is where in the cache. :meth:`positions` tells instead at which position
+        attention sees the token. The two differ only for a method that rotates keys to other positions (StreamingLLM).
+        None means that the slots are in ascending order without a gap.
         """
         return self.positions(layer, row)
 
@@ -275,11 +276,11 @@ class Method(Traits):
         return {name: setting for name, setting in asdict(self).items() if name in given}
 
     def identity(self) -> dict[str, Any]:
-        """Return values that replace hyper-parameters in the identity of a run, by name of the hyper-parameter.
+        """Return values that are hashed into a run's id in place of hyper-parameters, by hyper-parameter name.
 
-        The identity of a run is everything that determines its outputs. The name of the run's folder is a hash of it.
-        For example, a hash of a file's content can replace the path of the file. This implementation returns an empty
-        dict.
+        A run's folder is named by a hash of everything that determines its outputs, hyper-parameters included. If a
+        hyper-parameter is the path of a file, for example, a hash of the file's content can take its place. This
+        implementation returns an empty dict: every hyper-parameter is hashed as it is.
         """
         return {}
 

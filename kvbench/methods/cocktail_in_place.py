@@ -26,14 +26,16 @@ def runs(layer: KVLayer, plans: Sequence[ChunkPlan]) -> list[list[Run]]:
 
 
 def place(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, plans: Sequence[ChunkPlan]) -> None:
-    """Store the tokens of prompts in the order of the text, each run of one width in its own segment.
+    """Store the tokens of prompts in the order of the text.
+
+    Each stretch of consecutive tokens with the same bit width becomes one segment.
 
     Args:
         layer: layer whose stores are empty for `rows`.
         rows: rows of the batch; their prompts are equally long.
         keys: keys ``[rows, H, n, D]`` in full precision.
         values: values ``[rows, H, n, Dv]``.
-        plans: the plan of each row of the batch.
+        plans: one plan for each row of the whole batch, not only for `rows`; it gives the bit width of each chunk.
     """
     of_rows = runs(layer, plans)
     _, numbers = aligned(of_rows)

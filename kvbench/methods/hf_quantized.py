@@ -51,8 +51,8 @@ class HFQuantized(Method):
             from the newest `recent`.
         recent: number of newest tokens that are left in full precision whenever tokens are quantized, also after the
             prompt; 0 in transformers.
-        value_residual: a different `residual` for values, whose `recent` is then 0. None: values follow the same rule
-            as keys.
+        value_residual: the `residual` of values, if it differs from that of keys; `recent` is then 0 for values. None:
+            both numbers are the same for keys and values.
         group_size: elements per group.
         axis_key: axis along which the backend groups keys: 0 or -1 for quanto, 0 or 1 for hqq.
         axis_value: axis along which the backend groups values.

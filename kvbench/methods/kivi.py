@@ -67,10 +67,10 @@ class Kivi(RecencyMethod):
         return self.full(layer, side, capacity=self.residual + 16, slack=16)
 
     def reach(self) -> Reach:
-        """Return the number of tokens up to which none is packed (sinks + R - 1) or, with `evict`, dropped (sinks + R).
+        """Return the largest number of tokens at which the cache is still entirely in full precision: sinks + R - 1.
 
-        KIVI packs keys as soon as the window holds R of them. With `evict`, the window must hold one token more before
-        a token is dropped.
+        KIVI packs keys as soon as the window holds R of them. With `evict` the number is sinks + R, because a token is
+        dropped only when the window holds more than R.
         """
         return Reach("method.residual", self.residual, self.sinks + self.residual - (not self.evict))
 

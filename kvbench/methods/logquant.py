@@ -83,8 +83,8 @@ def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> t
         W: the method's window, in tokens.
         sinks: number of first tokens, which stay in full precision and are left out of the result.
         device: device of the result.
-        skip: number of quantized tokens to leave out because a sliding window hides them, counted from the first in the
-            order of quantization.
+        skip: number of quantized tokens to leave out because a sliding window hides them. The tokens that were
+            quantized first are left out first.
 
     Returns:
         Indices of the quantized tokens in the prompt, in the order of quantization; and indices of the tokens in full

@@ -25,9 +25,17 @@ else:
 
 @lru_cache(maxsize=16)
 def thinned(W: int, device: torch.device) -> torch.Tensor:
-    """Return the new order of the oldest 2 W values when a flush quantizes keys, as indices on `device`.
+    """Return the order into which a block of 2 W packed values is brought when LogQuant's rule quantizes their keys.
 
-    Values whose keys are quantized come first, then values whose keys stay in full precision.
+    The rule quantizes the keys with odd indices in the block, so their values come first. The values of the other keys,
+    which stay in full precision, follow. This keeps slot i of both stores the same token.
+
+    Args:
+        W: the method's window, in tokens.
+        device: device of the result.
+
+    Returns:
+        Indices in the block, int64 ``[2 W]``.
     """
     with torch.inference_mode(False):
         return torch.tensor([*range(1, 2 * W, 2), *range(0, 2 * W, 2)], device=device)
@@ -100,7 +108,11 @@ class PartialLogQuant(LogQuant):
             store.tail.append_chosen(rows, x, order[border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Quantize the oldest values, then keys by LogQuant's rule; reorder the values to match the keys."""
+        """Quantize the values that have left their window; then quantize keys whenever LogQuant's rule calls for it.
+
+        The rule quantizes every second key of a block, so packed keys are not in the order of the text. Packed values
+        are then put into the same order, because slot i of both stores must belong to the same token.
+        """
         if self.whole_window(layer.window):
             return
         keys, values = layer.stores()

@@ -127,7 +127,11 @@ class QuantSpec(RecencyMethod):
                 self.draft_method.ready()
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if formats are unsuitable, gamma >= G, or the draft is unknown or equal to the target."""
+        """Raise ConfigError if the quantizer, `gamma` or an option of the draft cannot be used.
+
+        :meth:`check_rule` lists the requirements on the quantizer and on `gamma`. The draft must be one of QuantSpec's
+        own or the name of another method, and it must differ from the target.
+        """
         super().check(head_dim, max_length)
         self._check_draft(head_dim, max_length)
 
@@ -313,7 +317,11 @@ class QuantSpec(RecencyMethod):
         return self.full(layer, side, capacity=2 * self.G + self.gamma + 1, slack=0)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of all caches, of the target's cache, or of what the draft reads, as ``at.view`` says."""
+        """Predict the bytes of one layer for one sequence.
+
+        ``at.view`` selects what is counted: the target's cache and the draft's own cache (if it has one), only the
+        target's cache, or only what the draft reads.
+        """
         own = self.draft_method.layer_bytes(at) if self.own_cache and at.view != "target" else KVBytes()
         if self.own_cache and at.view == "draft":
             return own

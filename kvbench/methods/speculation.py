@@ -17,9 +17,9 @@ class Speculation:
 
     Args:
         gamma: tokens drafted per round.
-        draft: cache that the draft reads. ``upper``: only the upper nibbles of the target's cache; ``full``: all of the
-            target's cache; otherwise the name of the method of a second cache for the same tokens
-            (:meth:`kvbench.cache.KVCache.lead`).
+        draft: what the draft attends to. ``upper``: only the upper nibbles of the target's cache; ``full``: all of the
+            target's cache. Any other value names a method; the draft then reads a second cache of the same tokens, made
+            with that method (:meth:`kvbench.cache.KVCache.lead`).
         weights: weights of the draft: ``same``: the target's; ``int4``: feed-forward layers in 4 bits (the authors'
             code); ``int4_all``: all linear layers of the decoder except the output head.
     """

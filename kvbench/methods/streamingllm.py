@@ -80,7 +80,7 @@ class StreamingLLM(Method):
 
     @property
     def prompt_only(self) -> bool:  # type: ignore[override]
-        """True for ``evict=prefill``: tokens are dropped only once, after the prompt."""
+        """True for ``evict=prefill``: the budget is applied only once, when the prompt is stored."""
         return self.evict == "prefill"
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
@@ -171,9 +171,10 @@ class StreamingLLM(Method):
             tail.roll(rows, 0, n - resident)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Drop the oldest tokens after the sinks until the others fit the budget.
+        """Drop the oldest tokens after the sinks until the layer holds no more than :meth:`held` allows.
 
-        With ``evict=prefill``, drop only tokens that a sliding window hides.
+        With ``evict=prefill``, the budget has been applied to the prompt and is not applied again: only tokens that the
+        layer's sliding window hides are dropped.
         """
         if self.evict == "prefill" and layer.window is None:
             return

@@ -129,7 +129,7 @@ class AffineQuantizer:
 
         Args:
             x: grouped tensor, as :meth:`group` returns it.
-            low: minimum of each group; the dimension of its elements has size 1.
+            low: minimum of each group, shaped like `x` but with size 1 in the dimension along which a group runs.
             high: maximum of each group, in the same shape.
 
         Returns:

@@ -117,10 +117,11 @@ def order(part: str) -> int:
 
 
 def unlike(rows: Iterable[Row], others: Mapping[str, Row]) -> list[str]:
-    """Return the parts of the code that differ between a method's rows and the rows of the fp16 run.
+    """Return the parts of the source code that changed between a method's run and the fp16 run it is compared with.
 
-    The method, the quantizer, the scorer and the GPU kernels are not compared, because differences there do not
-    invalidate the comparison of a method with fp16.
+    Each row records digests of the source code that produced it, one for each part. The result names the parts whose
+    digests differ for the same sample. The method, the quantizer, the scorer and the GPU kernels are left out, because
+    differences there do not invalidate the comparison of a method with fp16.
 
     Args:
         rows: the method's rows.

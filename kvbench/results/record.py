@@ -443,7 +443,7 @@ def read(content: Any) -> Metrics:
 
 
 def checked(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the content of a `metrics.json` before it is written, and return it with its keys in the record's order.
+    """Check the content of a `metrics.json` before it is written; return it with keys in the order of :class:`Metrics`.
 
     Raises:
         ShapeError: a key is unknown or missing, or a value has the wrong type.

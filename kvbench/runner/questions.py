@@ -31,7 +31,7 @@ class SharedTexts:
         config: model, method, decoding and runtime of the run.
         loaded: the loaded model.
         task: the data set, which scores the predictions.
-        machine: names of the device and the dtype, which rows record.
+        machine: the names of the device and of the dtype, to be recorded in each row.
         options: kernels and back ends that the caches use.
     """
 

@@ -43,11 +43,12 @@ class GSM8K(Records):
 
     Args:
         style: ``harness`` reproduces lm-evaluation-harness. ``logquant`` reproduces LogQuant's script: a system turn,
-            five fixed examples in the user's turn and no stop strings. The score is then computed by
-            :func:`kvbench.metrics.gsm8k.digits`, and the harness's scores, strict and flexible, are variants.
+            five fixed examples in the user's turn and no stop strings. The main score then compares what
+            :func:`kvbench.metrics.gsm8k.digits` extracts, and the harness's two scores (strict and flexible) are
+            recorded next to it.
         template, answer, metric, shots, order, stop: as in :class:`Records`, with the harness's values as defaults. The
-            examples of all questions are drawn from one random generator in the order of the questions, so they do
-            not depend on the limit.
+            examples of all questions are drawn from one random generator in the order of the questions, so a question
+            has the same examples however many questions are asked (``dataset.limit``).
         max_new_tokens: number of tokens to generate; None for 256 (the harness's default), or 1024 with ``logquant``.
         prompt_tokens: smallest and largest number of tokens of a prompt, for example ``[600, 1700]`` (LogQuant, sec.
             4.1: "the length of the input token"). Questions with shorter or longer prompts are left out. The count

@@ -141,7 +141,10 @@ class Perplexity(TokenTask):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that identifies the spans, without their number and the model's tokenizer."""
+        """Return JSON data for the identity of a run: the texts, and all options on which its spans and scores depend.
+
+        Not included are :attr:`limit` (the number of spans) and the tokenizer, which belongs to the model.
+        """
         settings = {key: getattr(self, key) for key in ("text", "mode", "window", "stride", "skip", "prefill", "bos")}
         return {
             "target": "perplexity",
@@ -153,7 +156,10 @@ class Perplexity(TokenTask):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return the mode and the number of characters of the texts, which are recorded with the results."""
+        """Return what a run's results record about the data set: :attr:`mode`, and the length of the texts.
+
+        The length is a number of characters.
+        """
         return {"mode": self.mode, "characters": sum(map(len, self.documents))}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:

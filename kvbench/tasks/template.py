@@ -110,7 +110,7 @@ def lookup(record: Record, field: str, place: str) -> Any:
 
     Args:
         record: the record as read from the file.
-        field: name of the field, which may be nested or list alternatives (see :class:`Template`).
+        field: name of the field. ``a.b`` is the field b inside the field a. ``a|b`` is a, or b if the record has no a.
         place: file and line of the record, for messages.
 
     Raises:

@@ -64,11 +64,12 @@ class ScoreText(Work):
 
     Args:
         ids: token ids of the span.
-        first: index in `ids` of the first scored token; all tokens after it are scored too.
+        first: index in `ids` of the first scored token; all tokens after it are scored too. It is at least `prefill`.
+            It is greater if spans overlap: the tokens before `first` have then been scored in the previous span.
         bytes: number of UTF-8 bytes of the scored text.
         document: 0-based index of the document that contains the span.
         mode: ``decode``, ``simulated`` or ``fp16`` (explained in :mod:`kvbench.tasks.perplexity`).
-        prefill: number of tokens at the beginning of the span that form a prompt and are not scored.
+        prefill: number of tokens at the beginning of the span that are cached as a prompt; 0 for none.
         chunk: number of tokens per forward pass if `mode` is ``decode``; ``auto`` for 128.
     """
 

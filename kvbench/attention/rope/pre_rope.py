@@ -68,7 +68,7 @@ def detach(model: PreTrainedModel) -> None:
 
 
 class Hooked:
-    """A hook on one attention module that keeps the keys before RoPE of the current call.
+    """A hook on an attention module that captures its pre-RoPE keys on every call and keeps those of the latest call.
 
     Args:
         attention: the attention module. An attribute of it refers to this object until :meth:`remove`.

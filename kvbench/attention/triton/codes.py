@@ -87,7 +87,10 @@ def bits(form):
 
 @triton.constexpr_function
 def group(form):
-    """Return how many tokens (axis ``channel``) or channels (axis ``token``) share parameters.
+    """Return the group size: the number of elements that share one scale and one minimum (or zero point).
+
+    With axis ``channel`` the elements of a group are consecutive tokens of one channel, with axis ``token`` consecutive
+    channels of one token.
 
     Args:
         form: the encoded format (:func:`number`).

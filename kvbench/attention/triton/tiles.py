@@ -89,19 +89,19 @@ def words_of(PARTS, FORM: tl.constexpr, base, at):
 
 @triton.jit
 def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: tl.constexpr, COUNT: tl.constexpr):
-    """Load the parameters of consecutive runs of tokens, for a format with axis ``token``.
+    """Load the scales and minima of `COUNT` adjacent blocks of `N` tokens, for a format with axis ``token``.
 
     Args:
         PARTS: pointers of keys or of values (:func:`kvbench.attention.triton.kernel.located`).
         FORM: their encoded format.
         CHANNELS: channels of a key or of a value.
-        start: index of the first token of the first run, counted from the phase's first tile.
-        N: number of tokens in a run.
-        COUNT: number of runs.
+        start: index of the first token of the first block, counted from the phase's first tile.
+        N: number of tokens per block.
+        COUNT: number of blocks.
 
     Returns:
-        A tuple with one entry per run, as :func:`kvbench.attention.triton.codes.of_tokens` returns it; empty if tokens
-        have no parameters of their own (axis ``channel``, or full precision).
+        A tuple with one entry per block, as :func:`kvbench.attention.triton.codes.of_tokens` returns it; empty if
+        tokens have no parameters of their own (axis ``channel``, or full precision).
     """
     stored = ()
     if kind(FORM) != FULL and axis(FORM) != CHANNEL:
@@ -113,17 +113,19 @@ def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: t
 
 @triton.jit
 def readied(stored, FORM: tl.constexpr, CHANNELS: tl.constexpr, COUNT: tl.constexpr):
-    """Convert loaded parameters of runs of tokens to the form in which a loop carries them to its next iteration.
+    """Convert the scales and minima from :func:`parameters_of` to the form in which they wait in registers.
+
+    A kernel loads the parameters of a tile one iteration of its loop before it uses them.
 
     Args:
         stored: the result of :func:`parameters_of`.
         FORM: the encoded format.
         CHANNELS: channels of a key or of a value.
-        COUNT: number of runs.
+        COUNT: number of blocks of tokens.
 
     Returns:
-        A tuple with one entry per run, as :func:`kvbench.attention.triton.codes.ready` returns it; empty if tokens have
-        no parameters of their own.
+        A tuple with one entry per block, as :func:`kvbench.attention.triton.codes.ready` returns it: fp32 where a token
+        has one group, packed integers where it has several. Empty if tokens have no parameters of their own.
     """
     in_fp32 = ()
     if kind(FORM) != FULL and axis(FORM) != CHANNEL:
