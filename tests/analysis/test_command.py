@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from kvbench.analysis.command import grouped, main
+from kvbench.analysis import command
+from kvbench.analysis.command import grouped, main, parser, samples
 from kvbench.analysis.outcome import Outcome
 from kvbench.analysis.table import told_apart
 from kvbench.errors import ConfigError, DataError
@@ -60,3 +61,44 @@ def test_words_are_those_of_the_main_command_line():
     assert groups["dataset"]["tasks"] == ["key_value"] and groups["dataset"]["limit"] == 2
     with pytest.raises(ConfigError, match="runtime"):
         grouped(["runtime=fast"])
+    assert (
+        grouped([])["runtime"] == {} and grouped([])["dataset"]["name"] == grouped(["dataset=mini"])["dataset"]["name"]
+    )
+    assert grouped([])["model"] == grouped(["model=tiny"])["model"]
+    assert grouped(["dataset.limit=2", "dataset=mini/needle"])["dataset"]["tasks"] == ["needle"]
+    for word in ("model", "method.residual=3", "runtime", "dataset.limit"):
+        with pytest.raises(ConfigError, match="is not an override that the analysis accepts") as refusal:
+            grouped([word])
+        assert refusal.value.key == word
+
+
+def test_without_options_it_is_the_papers_table():
+    arguments = parser().parse_args([])
+    assert (arguments.steps, arguments.prompt_queries, arguments.positions, arguments.out) == (16, 0, False, None)
+    kivi = "kivi:int2:quantizer.key.group_size=64:quantizer.value.group_size=64"
+    assert arguments.settings == ["logquant", kivi, "logquant:evict=true", f"{kivi}:evict=true"]
+
+
+def test_warm_up_is_left_out_and_a_tokenizer_is_passed_on():
+    from types import SimpleNamespace
+
+    from kvbench.tasks.work import Generate
+
+    work = Generate()
+    task = SimpleNamespace(
+        needs_tokenizer=True,
+        samples=lambda: iter([SimpleNamespace(warm_up=warm, work=work, task="t") for warm in (True, False)]),
+    )
+    bound = []
+    task.bind = bound.append
+    assert [sample.warm_up for sample in samples(task, "tokenizer")] == [False] and bound == ["tokenizer"]
+    task.needs_tokenizer = False
+    assert len(samples(task, "tokenizer")) == 1 and len(bound) == 1
+
+
+def test_an_interruption_has_the_shells_status(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run", interrupted)
+    assert main([]) == 130

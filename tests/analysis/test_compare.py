@@ -145,5 +145,13 @@ def test_bins_partition_the_tokens_and_know_the_newest():
     assert member[-128:, bins.newest(128)].sum() == 128 == member[:, bins.newest(128)].sum()
     assert bins.names()[:6] == ["token 0", "token 1", "0", "1", "2-3", "4-7"] and bins.names()[-1] == "128-"
     assert len(bins.names()) == bins.count == member.shape[-1]
-    with pytest.raises(ValueError, match="100 tokens do not fill whole bins"):
-        bins.newest(100)
+    assert member[:2].argmax(-1).tolist() == [0, 1] and member[599, 2] == member[598, 3] == member[0, 0] == 1
+    for count in (100, 0):
+        with pytest.raises(
+            ValueError, match=f"{count} tokens do not fill whole bins; allowed numbers of tokens: 1, 2, 4"
+        ):
+            bins.newest(count)
+    assert (bins.newest(1), bins.newest(2), bins.newest(128)) == (slice(2, 3), slice(2, 4), slice(2, 10))
+    assert bins.one_hot(torch.tensor([[7]]), torch.tensor([5]))[0, 0, 0, 2] == 1  # later than the query
+    assert Bins() == Bins(2, 17) and Bins().count == 20 and Bins().names()[-1] == "65536-"
+    assert bins.edges == [0, 1, 2, 4, 8, 16, 32, 64, 128]

@@ -1,6 +1,7 @@
 """An observed model: exact attention as stock transformers has it, and caches as a run of the method fills them."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -186,6 +187,43 @@ class Largest(TorchDispatchMode):
         return out
 
 
+def test_an_answer_ends_at_the_first_end_token_after_the_first_step():
+    loaded, text = loaded_of(), text_of(40)
+    _, ids = stock_attention(loaded.model, torch.tensor([text.ids]), 5)
+    answer = ids[0, 40:].tolist()
+    for ends in (answer[1], answer[0]):
+        wanted = next((i for i in range(1, 5) if answer[i] == ends), 5)
+        observation, _ = observed(replace(loaded, eos_token_ids=(ends,)), text, {}, Options(steps=5, bins=BINS))
+        assert len(observation.steps) == wanted
+
+
+def test_defaults_of_an_analysis():
+    assert Options() == Options(
+        steps=16, prompt_queries=0, positions=False, spike=10.0, bins=Bins(2, 17), block=1024, queries=64
+    )
+    observation, bills = observed(loaded_of(), text_of(30), {"kivi": made("kivi")}, Options(steps=1, bins=BINS))
+    assert not observation.prompt and not observation.highest and not observation.mean
+    config = zoo.model("llama").config
+    fp16 = 31 * 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    assert {name: bill[1] for name, bill in bills.items()} == {"kivi": fp16}
+
+
+def test_the_last_queries_of_a_prompt_are_summed():
+    text = text_of(50)
+    some, _ = observed(loaded_of(), text, {}, Options(steps=1, bins=BINS, prompt_queries=7, queries=3))
+    every, _ = observed(loaded_of(), text, {}, Options(steps=1, bins=BINS, prompt_queries=None))
+    more, _ = observed(loaded_of(), text, {}, Options(steps=1, bins=BINS, prompt_queries=51))
+    assert [count for _, _, count in some.prompt] == [7, 7]
+    assert torch.allclose(some.prompt[0][0][0].sum(-1), torch.tensor(7.0), atol=1e-4)
+    assert some.prompt[0][1].sum() == sum(range(44, 51))  # tokens that the last seven queries see
+    assert every.prompt[0][1].sum() == more.prompt[0][1].sum() == sum(range(1, 51))
+
+
+def test_heads_in_several_processes_are_refused():
+    with pytest.raises(ConfigError, match=r"runtime\.tensor_parallel=auto: splits the heads over processes"):
+        analyse(replace(loaded_of(), layout="tensor_parallel"), [text_of(20)], {})
+
+
 def test_no_tensor_grows_with_queries_times_keys():
     """With all queries of the prompt: at most keys, and blocks; 500 x 500 in each head would be four times as large."""
     block, queries, tokens = 32, 8, 500
@@ -219,7 +257,7 @@ def test_refusals_name_what_they_need():
     Observation({}, Options()).attach(loaded.model)
     with torch.inference_mode():
         prefill(loaded.model, exact, ids[:1], None)
-        with pytest.raises(CacheError, match="analysed token by token, but 2 tokens"):
+        with pytest.raises(CacheError, match="token by token, but a step after the prompt has 2 tokens"):
             forward(loaded.model, exact, ids[:1, :2], None, torch.tensor([[20, 21]]))
     method.detach(loaded.model)
 

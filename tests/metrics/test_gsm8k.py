@@ -13,6 +13,19 @@ def test_every_golden_extraction_is_equal() -> None:
         assert gsm8k.flexible(response) == case["flexible"], response
         scores = gsm8k.score(response, answer)
         assert (scores["strict"], scores["flexible"]) == (case["strict_match"], case["flexible_match"]), response
+        assert scores["score"] == scores["strict"], response
+
+
+def test_numbers_are_compared_as_strings() -> None:
+    assert gsm8k.strict("#### 7 #### 8") == "7" and gsm8k.flexible("a 3, b 4.") == "4."
+    assert gsm8k.strict("7") == gsm8k.flexible("seven") == "[invalid]"
+    for same in ("18", "$18", "1,8", "18.", "y #### 18", "#### 7 #### 18"):
+        assert gsm8k.matches(same, "x = 7 #### 18"), same
+    for other in ("18.0", "-18", "018", "7"):
+        assert not gsm8k.matches(other, "x = 7 #### 18"), other
+    assert gsm8k.matches("7A", "7a")
+    assert gsm8k.score("it is 18", "#### 18") == {"score": 0.0, "strict": 0.0, "flexible": 1.0}
+    assert gsm8k.digits("18") == "None"
 
 
 def test_logquants_digits_keep_their_faults() -> None:

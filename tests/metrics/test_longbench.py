@@ -127,6 +127,41 @@ def test_the_recursion_limit_is_990_steps() -> None:
         assert found.limited == (found.f if limited else 0.0)
 
 
+def test_buckets_means_and_names() -> None:
+    assert [longbench.bucket(n) for n in (0, 3999, 4000, 7999, 8000)] == ["0-4k", "0-4k", "4-8k", "4-8k", "8k+"]
+    assert longbench.mean([1 / 3, 0.0]) == 16.67 and longbench.mean([]) != longbench.mean([])
+    assert longbench.SIMILARITY == "difflib"
+    without = {"narrativeqa", "musique", "qmsum", "dureader", "vcsum", "lsht"}
+    without |= {"multifieldqa_zh", "passage_retrieval_zh"}
+    assert set(longbench.EXTENDED) == {f"{name}_e" for name in longbench.METRICS if name not in without}
+    assert longbench.base_name("lcc_e") == "lcc" and longbench.base_name("vcsum_e") == "vcsum_e"
+    for name in ("trec", "triviaqa", "samsum", "lsht", "trec_e", "samsum_e"):
+        assert longbench.first_line(name, "\n\n a\nb") == " a"
+    assert longbench.first_line("qasper", "\na\nb") == "\na\nb"
+
+
+def test_the_best_answer_counts_and_none_is_0() -> None:
+    assert longbench.score("qasper", "cat", ["dog", "cat", "bird"]) == 1.0
+    assert longbench.score("qasper", "cat", []) == 0.0
+    assert longbench.limited_rouge("gov_report", "a b", ["c", "a b", "d"]) == pytest.approx(1.0)
+    assert longbench.limited_rouge("samsum_e", "\na b\nc", ["a b"]) == pytest.approx(1.0)
+    assert longbench.limited_rouge("gov_report", "a", []) == 0.0
+    assert longbench.limited_rouge("qasper", "a", ["a"]) is None
+    assert longbench.score("passage_count", "7, 7 or 8", ["7"]) == pytest.approx(2 / 3)
+    assert longbench.score("passage_count", "seven", ["7"]) == 0.0
+    assert longbench.score("passage_retrieval_en", "Paragraph 3, 4", ["Paragraph 3"]) == 0.5
+    assert longbench.score("passage_retrieval_zh", "段落3", ["段落3"]) == 1.0
+    for name, answers, reason in (("trec", ["a"], "all_classes"), ("passage_retrieval_en", ["7"], "name a paragraph")):
+        with pytest.raises(ValueError, match=reason):
+            longbench.score(name, "a", answers)
+
+
+def test_code_is_the_first_line_without_comment_marks() -> None:
+    assert longbench.score("lcc", "\n# a\n// b\n`c`\nreturn 1\nreturn 2", ["return 1"]) == 1.0
+    assert longbench.score("repobench-p_e", "# return 1", ["return 1"]) == 0.0
+    assert longbench.score("lcc", "\n\nabcd", ["abxy"]) == 0.5
+
+
 def test_tasks_without_an_e_form_have_none() -> None:
     assert longbench.score("qasper_e", "cat", ["cat"]) == longbench.score("qasper", "cat", ["cat"]) == 1.0
     for name in ("narrativeqa_e", "vcsum_e", "_e", "qasper_e_e"):

@@ -12,6 +12,8 @@ def test_normalise():
     assert normalise('  "The  Old\tMan."\n') == "the old man"
     assert normalise("") == ""
     assert normalise("...") == ""
+    assert normalise("\"'`.,;:!?x, y\"'`.,;:!? ") == "x, y"
+    assert normalise("Straße") == "strasse"
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,7 @@ def test_exact_match(prediction, answers, score):
 def test_contains_takes_whole_words():
     assert contains("It is amber falcon, I think", ["amber falcon"]) == 1.0
     assert contains("It is 48213", ["4821"]) == 0.0
+    assert contains("STRASSE, 7", ["x", "Straße: 7"]) == 1.0
     assert contains("falcon amber", ["amber falcon"]) == 0.0
 
 
@@ -38,7 +41,8 @@ def test_prefix_share(prediction, share):
 def test_recall():
     assert recall("12, 34", ["12", "34", "56", "78"]) == 0.5
     assert recall("1234", ["12", "34"]) == 0.0
-    with pytest.raises(ValueError):
+    assert recall("axb a.b", ["a.b", "x.b"]) == 0.5
+    with pytest.raises(ValueError, match="at least one value"):
         recall("1", [])
 
 
@@ -48,10 +52,12 @@ def test_recall():
         ("1 + 2 = 3. #### 3", "3", "3"),
         ("#### 1 then #### 1,234.50 apples", "1234.50", "1234.50"),
         ("it is -7", None, "-7"),
+        ("#### 3 of 4.5.", "3", "4.5"),
         ("#### none", None, None),
         ("", None, None),
     ],
 )
 def test_numbers(text, marked, last):
     assert marked_number(text) == marked
+    assert marked_number(text.replace("####", "A:"), "A:") == marked
     assert last_number(text) == last

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvbench.profiling.gpus import GPUS
+from kvbench.profiling.gpus import GPUS, own_gpu
 from kvbench.profiling.intensity import (
     accepted,
     asymptote,
@@ -51,6 +51,16 @@ def test_a_text_as_long_as_the_model_is_wide_is_a_long_one():
     assert asymptote("prefill", "linear", 4, 64, 64) == 64
 
 
+def test_the_last_rows_of_the_table():
+    limits = {
+        (phase, part): [asymptote(phase, part, 4, S_L, 64) for S_L in (8, 128)]
+        for phase in ("prefill", "decode")
+        for part in ("linear", "attention", "aggregate")
+    }
+    assert list(limits.values()) == [[32, 64], [8, 128], [32, 128], [4, 4], [1, 1], [4, 1]]
+    assert table_1("decode", "linear", 2, 8, 4) == table_1("decode", "linear", 2, 8, 4, k=1)
+
+
 def test_decoding_is_memory_bound_and_prefill_is_not_on_an_a6000():
     """Fig. 2 and 6: Llama-2-7B in 16 bits; linear layers, attention, and both, at all batches and contexts."""
     gpu = GPUS["a6000"]
@@ -72,11 +82,19 @@ def test_what_is_worth_quantizing():
     assert regime(weights, 64 * LLAMA.kv_bytes(4096)) == "kv"
 
 
+def test_borders_belong_to_both_and_to_compute():
+    sums = [(1, 2), (1, 2.1), (2, 1), (2.1, 1), (1, 1)]
+    assert [regime(linear, kv) for linear, kv in sums] == ["both", "kv", "both", "weights", "both"]
+    gpu = own_gpu(1, 2, 1)
+    assert [bound(flops, 10, gpu) for flops in (19, 20, 21)] == ["memory", "compute", "compute"]
+
+
 def test_tokens_of_a_round():
     assert accepted(0.0, 4) == 1 and accepted(1.0, 4) == 5
     assert accepted(0.8, 2) == pytest.approx((1 - 0.8**3) / 0.2)
-    with pytest.raises(ValueError, match="probability"):
-        accepted(1.2, 2)
+    for wrong in (1.2, -0.1):
+        with pytest.raises(ValueError, match=f"acceptance={wrong} is not a probability"):
+            accepted(wrong, 2)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +119,12 @@ def test_among_equal_speed_ups_the_shortest_draft_is_the_best():
     assert best_gamma(0.0, 2.0, 0.0, 2.5) == (1, 0.8)
 
 
+def test_up_to_eight_tokens_are_drafted_unless_others_are_named():
+    assert best_gamma(1.0, 1.0, 0.0, 1.0) == (8, 9.0)
+    assert best_gamma(1.0, 1.0, 0.0, 1.0, range(2, 4)) == (3, 4.0)
+    assert best_gamma(0.1, 1.0, 1.0, 1.0)[0] == 1
+
+
 def test_a_draft_that_costs_as_much_as_its_target_never_pays():
     assert best_gamma(0.95, 1.0, 1.0, 1.0)[1] < 1.0
 
@@ -118,6 +142,8 @@ def test_the_work_of_decoding_by_hand():
     seen = 6 + 7  # tokens that the two steps attend to, their own included
     assert work["attention"].flops == 3 * 2 * 2 * 4 * 2 * seen  # sequences, layers, heads, 4 operations, channels
     assert work["attention"].mops == 2 * (3 * 2 * 2 * 2 * seen + 3 * 2 * 2 * 2 * 2 * 2)
+    assert decode_work(SMALL, 3, 5) == decode_work(SMALL, 3, 5, 1000, 2)
+    assert decode_work(SMALL, 3, 5, 2, width=1)["attention"].mops == work["attention"].mops / 2
     both = work["aggregate"]
     assert (both.flops, both.mops) == tuple(
         getattr(work["linear"], name) + getattr(work["attention"], name) for name in ("flops", "mops")
@@ -128,6 +154,9 @@ def test_the_work_of_a_prefill_by_hand():
     linear = 2 * (4 * 2 * (2 * 2 + 2 * 1) + 3 * 4 * 6)
     work = prefill_work(SMALL, batch=3, context=5)
     assert work["linear"].flops == 2 * linear * 15 + 2 * 40 * 3
+    assert work["linear"].mops == 2 * (linear + 40 + 15 * 2 * 46 + 3 * (4 + 10))
+    assert prefill_work(SMALL, 3, 5, width=1)["linear"].mops == work["linear"].mops / 2
+    assert work["aggregate"] == work["linear"] + work["attention"]
     assert work["attention"].flops == 3 * 2 * 2 * 4 * 2 * 15  # 15 pairs of a query and a key in a prompt of 5
     assert work["attention"].mops == 2 * 3 * 2 * 5 * 2 * (2 * 2 + 2 * 1)
 

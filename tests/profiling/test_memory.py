@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from kvbench.profiling import memory
 from kvbench.profiling.memory import PhasePeaks, TensorCensus, live_tensors, peak_rss, reset_peak_rss
 
 MB = 1_000_000
@@ -27,7 +30,12 @@ def test_peaks_by_phase():
         c = tensor(1)
         census.phase("end")
         d = tensor(50)
-        del b, c, d
+        assert census.live()[0].nbytes == 50 * MB and census.live()[0].shape == (50 * MB // 4,)
+        assert sum(item.nbytes for item in census.live()) == census.current
+        del d
+        census.phase("prefill")  # a shorter one of the same name changes nothing
+        census.phase("end")
+        del b, c
     assert census.peaks["prefill"] - base == 8 * MB
     assert census.peaks["decode"] - base == 5 * MB
     assert census.current == base
@@ -83,6 +91,10 @@ def test_live_tensors_names_shape_and_type():
     view = x[:5]
     found = [item for item in live_tensors("cpu", min_bytes=1000) if item.nbytes == 123 * 457 * 2]
     assert [(item.shape, item.dtype) for item in found] == [((123, 457), torch.float16)]
+    sizes = [item.nbytes for item in live_tensors(min_bytes=123 * 457 * 2)]
+    assert 123 * 457 * 2 in sizes and sizes == sorted(sizes, reverse=True)
+    assert all(item.nbytes != 123 * 457 * 2 for item in live_tensors(min_bytes=123 * 457 * 2 + 1))
+    assert not live_tensors("cuda")
     del x, view
     assert not any(item.shape == (123, 457) for item in live_tensors())
 
@@ -108,6 +120,46 @@ def test_phase_peaks_say_how_they_were_counted(census):
     assert row["rss"] > 0
     assert row["kind"] == ("cpu_live_tensors" if census else None)
     assert (row["prefill"] is not None) == census
+
+
+def test_on_a_gpu_a_peak_is_read_at_the_end_of_its_phase(monkeypatch):
+    allocated, resets = iter([10, 5, 7, 20]), []
+    monkeypatch.setattr(memory, "cuda_peak", lambda: next(allocated))
+    monkeypatch.setattr(memory, "cuda_reset_peak", lambda: resets.append(1))
+    peaks = PhasePeaks("cuda", census=True)
+    with peaks.run():
+        for phase in ("prefill", "decode", "end"):
+            peaks.phase(phase)
+        assert (peaks.row()["prefill"], peaks.row()["decode"], len(resets)) == (10, 5, 3)
+        for phase in ("prefill", "end", "decode", "end"):
+            peaks.phase(phase)
+    assert (peaks.row()["prefill"], peaks.row()["decode"], len(resets)) == (10, 20, 7)
+    assert peaks.kind == "cuda_allocator"
+
+
+def test_peaks_of_all_gpus_are_added_and_reset(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.cuda, "init", lambda: calls.append("init"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda index: (3, 4)[index])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", calls.append)
+    assert memory.cuda_peak() == 7
+    memory.cuda_reset_peak()
+    assert calls == ["init", 0, 1]
+
+
+def test_release_collects_and_gives_a_gpus_memory_back(monkeypatch):
+    class Loop:
+        pass
+
+    calls = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
+    for device, count in (("cpu", 0), ("cuda:1", 1)):
+        loop = Loop()
+        loop.itself, gone = loop, weakref.ref(loop)
+        del loop
+        memory.release(device)
+        assert gone() is None and len(calls) == count
 
 
 @pytest.mark.gpu

@@ -34,3 +34,9 @@ def test_what_was_off_before_stays_off() -> None:
         with onednn.kept(strict=True):
             pass
         assert not torch.backends.mkldnn.enabled
+
+
+def test_without_a_switch_nothing_is_raised() -> None:
+    with onednn.kept(strict=True):
+        pass
+    assert torch.backends.mkldnn.enabled

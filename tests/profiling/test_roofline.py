@@ -1,6 +1,7 @@
 """The roofline against published parameter counts, hand computation, and figures measured on an H200."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,98 @@ def test_shapes_of_a_model_and_of_its_config_agree_with_the_bytes_loaded():
 def test_bytes_of_weights_that_a_step_reads(shape, bits, group, gigabytes):
     read = shape.bytes_read(shape.weight_bytes(bits, group))
     assert read / 1e9 == pytest.approx(gigabytes, abs=0.006)
+
+
+#: 2 layers, 2 query heads and 1 KV head of 2 channels, hidden 4, feed-forward 6, vocabulary 10
+SMALL = Shape(4, 6, 2, 2, 1, 2, 10)
+MODEL = {
+    "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 6, "num_attention_heads": 4, "vocab_size": 10
+}  # fmt: skip
+
+
+def test_elements_and_bytes_by_hand():
+    assert (SMALL.linear_elements, SMALL.head_elements, SMALL.other_elements, SMALL.parameters) == (240, 40, 20, 340)
+    tied, biased = replace(SMALL, tied=True), replace(SMALL, qkv_bias=True)
+    assert tied.parameters == 300 and biased.other_elements == 36
+    assert (SMALL.weight_bytes(), SMALL.weight_bytes(4, 8), SMALL.weight_bytes(4)) == (680, 400, 260)
+    assert (tied.weight_bytes(), tied.weight_bytes(4, 8)) == (600, 360)
+    assert SMALL.bytes_read(680) == 600 and SMALL.bytes_read(680, 4) == 520 and tied.bytes_read(600) == 600
+    assert SMALL.kv_bytes(10) == 160 and SMALL.kv_bytes(10, 1) == 80
+    windowed = replace(SMALL, windows=(4, None))  # the next token sees three of the stored ones, and itself
+    assert windowed.kv_bytes(10) == 104 and windowed.kv_bytes(2) == 32
+
+
+def test_shapes_from_a_configuration():
+    assert Shape.of(MODEL) == Shape(8, 16, 6, 4, 4, 2, 10)
+    more = {"num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True, "attention_bias": True}
+    assert Shape.of({**MODEL, **more}) == Shape(8, 16, 6, 4, 2, 16, 10, tied=True, qkv_bias=True)
+    assert Shape.of({**MODEL, "model_type": "qwen2"}).qkv_bias
+    for name in ("num_local_experts", "num_experts", "n_routed_experts", "kv_lora_rank"):
+        with pytest.raises(ConfigError, match=f"model.{name}=4: is not supported by the roofline"):
+            Shape.of({**MODEL, name: 4})
+        assert Shape.of({**MODEL, name: 0}) == Shape.of(MODEL)
+    for name in MODEL:
+        for wrong in (0, "8", None):
+            with pytest.raises(ConfigError, match=f"model.{name}.*: must be a whole number, 1 or greater"):
+                Shape.of({**MODEL, name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("keys", "sliding"),
+    [
+        ({}, [1, 1, 1, 1, 1, 1]),
+        ({"use_sliding_window": False}, None),
+        ({"sliding_window": 0}, None),
+        ({"use_sliding_window": True, "max_window_layers": 4}, [0, 0, 0, 0, 1, 1]),
+        ({"use_sliding_window": True}, [1, 1, 1, 1, 1, 1]),
+        ({"model_type": "gemma2"}, [1, 0, 1, 0, 1, 0]),
+        ({"model_type": "gemma3_text"}, [1, 1, 1, 1, 1, 0]),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 3}, [1, 1, 0, 1, 1, 0]),
+        ({"layer_types": ["full_attention"] * 5 + ["sliding_attention"], "model_type": "gemma2"}, [0, 0, 0, 0, 0, 1]),
+    ],
+)
+def test_windows_of_layers(keys, sliding):
+    windows = Shape.of({**MODEL, "sliding_window": 64, **keys}).windows
+    assert windows == (None if sliding is None else tuple(64 if slides else None for slides in sliding))
+
+
+#: 1000 bytes/s with any number of FLOPs, and 1000 FLOP/s with any number of bytes
+SLOW_MEMORY, SLOW_COMPUTE = own_gpu(1e-9, 1.0, 1), own_gpu(1.0, 1e-9, 1)
+
+
+def test_a_prediction_by_hand_where_memory_is_slow():
+    found = predict(SMALL, 600, 680, 3, 5, SLOW_MEMORY, kv_stored_bytes=900, q_len=2)
+    assert found.tpot_s == pytest.approx(0.6 + 0.6)
+    assert found.ttft_s == pytest.approx((600 + 15 * 2 * 2 * 46 + 15 * 2 * 2 * 2 * 6 + 900) / 1000)
+    assert (found.bound, found.prefill_bound, found.kv_share) == ("memory", "memory", pytest.approx(0.5))
+    assert found.tokens_per_s == pytest.approx(3 / 1.2)
+    assert found.expected_tpot_s - found.tpot_s == pytest.approx(2 * 11 * 2.3e-6, rel=1e-4)
+    assert found.decode_peak_bytes == 680 + 900 + 3 * 2 * 10 * 6
+    assert found.prefill_peak_bytes == 680 + 900 + 2 * 15 * 34 == found.peak_bytes
+    assert replace(found, decode_peak_bytes=9999).peak_bytes == 9999
+    wide = predict(SMALL, 600, 680, 3, 5, SLOW_MEMORY, width=4)
+    assert wide.tpot_s == pytest.approx((680 - 160 + 600) / 1000)
+    assert wide.decode_peak_bytes == 680 + 600 + 3 * 10 * 8
+    peaks = [
+        predict(SMALL, 600, 680, 3, 5, SLOW_MEMORY, **how).prefill_peak_bytes - 1280
+        for how in ({"prefill_chunk": 2}, {"prefill_rows": 1}, {"mlp_chunk": 4}, {"prefill_chunk": 5})
+    ]
+    assert peaks == [2 * 6 * 34, 2 * 5 * 34, 2 * 15 * 28, 2 * 15 * 34]
+
+
+def test_a_prediction_by_hand_where_compute_is_slow():
+    found = predict(SMALL, 600, 680, 3, 5, SLOW_COMPUTE, q_len=2, overhead_s_per_layer=0.1)
+    linear, attention = 2 * 280 * 3 * 2 / 1000, 4 * 2 * 2 * 2 * 3 * 2 * 5 / 1000
+    assert found.tpot_s == pytest.approx(linear + attention + 0.2) == pytest.approx(found.expected_tpot_s)
+    assert found.kv_share == pytest.approx(attention / (linear + attention + 0.2))
+    assert found.tokens_per_s == pytest.approx(3 / (linear + attention + 0.2))
+    assert found.ttft_s == pytest.approx((2 * 240 * 15 + 2 * 40 * 3 + 32 * 3 * 15) / 1000 + 0.2)
+    assert (found.bound, found.prefill_bound) == ("compute", "compute")
+    fewer = predict(SMALL, 600, 680, 3, 5, SLOW_COMPUTE, q_len=2, attended=2)
+    assert fewer.tpot_s == pytest.approx(linear + attention * 2 / 5)
+    long = predict(SMALL, 1e13, 680, 3, 5, SLOW_COMPUTE, kv_stored_bytes=0)  # 10 s of reading, 1.7 s of FLOPs
+    assert (long.bound, long.prefill_bound) == ("memory", "compute")
+    assert long.tpot_s == pytest.approx(linear / 2 + 10)
 
 
 #: ms a token at batch 1 on an H200 by arithmetic of another hand: weights and KV bytes over 4.69 TB/s. Columns: bits of
@@ -212,5 +305,6 @@ def test_prompts_of_a_pass() -> None:
     assert tokens_of_a_pass(64, 4096, prefill_rows=None) == 64 * 4096
     assert tokens_of_a_pass(64, 4096, prefill_rows=2) == 2 * 4096
     assert tokens_of_a_pass(64, 4096, prefill_chunk=512) == 64 * 512
+    assert tokens_of_a_pass(64, 4096, prefill_chunk=4096, prefill_rows=2) == 2 * 4096
     together = max_batch(SEVEN, 2**28, 13.5e9, 4096, H200)
     assert together > max_batch(SEVEN, 2**28, 13.5e9, 4096, H200, prefill_rows=None)

@@ -12,6 +12,7 @@ from kvbench.util.confdir import conf_dir, groups, options, summary
 
 
 def test_choices_have_the_names_that_a_person_types() -> None:
+    assert groups() == sorted(groups())
     assert {"model", "method", "quantizer", "dataset", "runtime", "logger", "launcher"} <= set(groups())
     datasets = options("dataset")
     assert list(datasets) == sorted(datasets)
@@ -27,6 +28,9 @@ def test_another_folder_adds_choices_and_takes_none_away(tmp_path: Path) -> None
     assert set(added) - set(options("method")) == {"mine/foo"}
     assert added["mine/foo"] == tmp_path / "method" / "mine" / "foo.yaml"
     assert options("model", tmp_path) == options("model")
+    (tmp_path / "method" / "kivi.yaml").write_text("residual: 1\n")
+    assert options("method", tmp_path)["kivi"] == tmp_path / "method" / "kivi.yaml"
+    assert list(options("method", tmp_path)) == sorted(options("method", tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +52,13 @@ def test_an_installation_without_configuration_is_refused(tmp_path: Path, monkey
     monkeypatch.setattr(confdir, "__file__", str(tmp_path / "kvbench" / "util" / "confdir.py"))
     with pytest.raises(KvbenchError, match=r"pip install -e \. again"):
         conf_dir()
-    inside = tmp_path / "kvbench" / "conf"
-    inside.mkdir(parents=True)
-    (inside / "config.yaml").touch()
-    assert conf_dir() == inside
+    inside, outside = tmp_path / "kvbench" / "conf", tmp_path / "conf"
+    for folder in (outside, inside):  # an installed package's own comes first
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").touch()
+        assert conf_dir() == folder
+    (inside / "notes").mkdir()
+    (inside / "notes" / "read.me").touch()
+    (inside / "model" / "deep").mkdir(parents=True)
+    (inside / "model" / "deep" / "a.yaml").touch()
+    assert groups() == ["model"]

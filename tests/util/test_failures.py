@@ -28,6 +28,12 @@ WINDOWS = RuntimeError("[enforce fail] data. DefaultCPUAllocator: not enough mem
         (RuntimeError("unable to mmap 123 bytes from file <x>: Cannot allocate memory (12)"), 123),
         (MemoryError(), None),
         (OSError(12, "Cannot allocate memory"), None),
+        (RuntimeError("std::bad_alloc"), None),
+        (RuntimeError("CUDA error: out of memory"), None),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), None),
+        (torch.OutOfMemoryError("Tried to allocate 3.00 MiB"), 3 * 2**20),
+        (torch.OutOfMemoryError("Tried to allocate 3 KiB"), 3 * 2**10),
+        (torch.OutOfMemoryError("tried to allocate 12"), 12),
         (OSError("unable to mmap 5 bytes from file <x>: Cannot allocate memory (12)"), 5),
     ],
 )
@@ -48,7 +54,8 @@ def test_an_extension_that_fails_without_a_word_has_run_out_of_memory_where_that
     assert not is_out_of_memory(SystemError(said))
     with limited("cpu", 64.0) as set_here:
         assert is_out_of_memory(SystemError(said)) is set_here
-        assert not is_out_of_memory(SystemError("unknown opcode"))
+        for other in ("unknown opcode", "ended without a word", "an exception of another kind"):
+            assert not is_out_of_memory(SystemError(other))
 
 
 def test_a_real_one():
@@ -60,12 +67,15 @@ def test_a_real_one():
 
 def test_describe_is_bounded():
     try:
-        raise ValueError("x" * 100_000)
+        raise ValueError("a" + "x" * 100_000 + "z")
     except ValueError as error:
         said = describe(error)
-    assert said["type"] == "ValueError"
-    assert len(said["message"]) == 4000
-    assert len(said["traceback"]) <= 8000
+    assert said == {"type": "ValueError", "message": "a" + "x" * 3999, "traceback": "x" * 7998 + "z\n"}
+    try:
+        raise ValueError("short")
+    except ValueError as error:
+        trace = describe(error)["traceback"]
+    assert trace.startswith("Traceback") and "in test_describe_is_bounded" in trace and trace.endswith("short\n")
 
 
 def test_an_error_that_came_of_memory_is_one_of_memory():

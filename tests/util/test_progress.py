@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.util.progress import Progress, interactive
+from kvbench.util.progress import Progress, duration, interactive
 
 
 def test_plain_lines(capsys):
@@ -24,6 +24,54 @@ def test_plain_lines(capsys):
         "something happened",
     ]
     assert lines[3].startswith("kivi int2: 3/3 in ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (89.4, "89 s"),
+        (90, "2 min"),
+        (600, "10 min"),
+        (5399, "90 min"),
+        (5400, "1.5 h"),
+        (36000, "10.0 h"),
+    ],
+)
+def test_a_duration_has_a_unit_that_fits(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_without_a_terminal_lines_are_far_apart(monkeypatch, capsys):
+    clock = [100.0]
+    monkeypatch.setattr("kvbench.util.progress.time.monotonic", lambda: clock[0])
+    with Progress("fp16", 9) as bar:
+        for clock[0] in (119.9, 120.0, 139.9, 140.0):
+            bar.advance(2, f"at {clock[0]:g}")
+        clock[0] = 142.9
+        bar.within(0.5, "early")
+        clock[0] = 143.0
+        bar.within(0.5, "first")
+        clock[0] = 162.9
+        bar.within(0.75, "soon")
+        bar.advance(1, "end")
+    assert capsys.readouterr().err.splitlines() == [
+        "fp16: 9 samples",
+        "fp16: 4/9  at 120",
+        "fp16: 8/9  at 140",
+        "fp16: 8/9  first, about 3 s left",  # 8.5 samples in 43 s
+        "fp16: 9/9 in 62.9 s",
+    ]
+
+
+def test_an_error_between_batches_names_no_stage(capsys):
+    with pytest.raises(ValueError), Progress("fp16", 3, every_s=0) as bar:
+        bar.within(0.5, "text@8/1: 50%")
+        bar.advance(1)
+        raise ValueError
+    with Progress("fp16", 3) as bar:
+        bar.within(0.5, "text@8/1: 50%")
+    assert "stopped" not in capsys.readouterr().err
 
 
 def test_a_batch_counts_as_its_samples(capsys):
@@ -46,8 +94,11 @@ def test_a_bar_on_a_terminal(monkeypatch, capsys):
     with Progress("kivi int2", 2) as bar:
         bar.advance(1, "needle 1.00")
         bar.say("a line [with brackets]")
-        bar.advance(1)
-    assert "a line [with brackets]" in capsys.readouterr().err
+        bar.within(0.5, "needle: half")
+        bar.advance(1, "needle 2.00")
+    out, err = capsys.readouterr()
+    assert "a line [with brackets]" in err and "kivi int2" in err and "2/2" in err and "needle 2.00" in err
+    assert not out and "samples" not in err
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

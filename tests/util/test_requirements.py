@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kvbench.errors import ConfigError
-from kvbench.util.requirements import LONGEST_NAME, check_writable, exists
+from kvbench.util import requirements
+from kvbench.util.requirements import LONGEST_NAME, Package, check_packages, check_writable, exists, has_gpu, installed
 
 
 def test_a_path_exists_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,3 +79,49 @@ def test_a_folder_without_rights_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write anywhere
     with pytest.raises(ConfigError, match="is not writable"):
         check_writable(str(tmp_path / "runs"), "runtime.results_dir")
+
+
+def test_packages_are_looked_up_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kvbench_not_imported.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "kvbench_in_memory", SimpleNamespace(__spec__=None))  # type: ignore[arg-type]
+    assert installed("kvbench_not_imported") and "kvbench_not_imported" not in sys.modules
+    assert installed("kvbench_in_memory")
+    for missing in ("kvbench_nowhere", "kvbench_nowhere.below", "json.decoder.below"):
+        assert not installed(missing)
+    present = Package("json", "a.b", "c", "HINT 1")
+    check_packages([present])
+    absent = [Package(f"hydra_plugins.kvbench_nowhere{i}", f"a.{i}", f"v{i}", f"HINT {i}") for i in (2, 3)]
+    with pytest.raises(
+        ConfigError, match=r"a\.2=v2: needs the package kvbench_nowhere2, which is not installed"
+    ) as error:
+        check_packages([present, *absent])
+    assert error.value.hint == "HINT 2"
+
+
+@pytest.mark.parametrize(
+    ("visible", "torch", "platform", "files", "expected"),
+    [
+        (None, None, "linux", True, True),
+        (None, None, "linux", False, False),
+        ("1", None, "linux", True, True),
+        ("", None, "linux", True, False),
+        (" -1 ", True, "linux", True, False),
+        (None, True, "linux", False, True),  # torch knows better than the files
+        (None, False, "linux", True, False),
+        (None, None, "darwin", False, True),
+    ],
+)
+def test_a_gpu_is_there_unless_it_cannot_be(visible, torch, platform, files, expected, tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    (tmp_path / "nvidia0").touch()
+    name = "nvidia[0-9]*" if files else "nvidia[1-9]*"
+    monkeypatch.setattr(requirements, "GPU_FILES", ("/nowhere/at/all", f"{tmp_path}/{name}"))
+    monkeypatch.setattr(sys, "platform", platform)
+    modules = {name: module for name, module in sys.modules.items() if name != "torch"}
+    if torch is not None:
+        modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: torch))
+    monkeypatch.setattr(sys, "modules", modules)
+    assert has_gpu() is expected

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 
 from kvbench.errors import ConfigError, cut, few, nearest
+from kvbench.util import schema
 from kvbench.util.schema import MOST, bounded, build, convert, describe, example, load_class
 
 
@@ -58,6 +59,15 @@ def test_values_at_their_bounds_are_let_through() -> None:
     assert made(must=MOST).must == MOST
     assert made(must=-MOST).must == -MOST
     assert made(table={"a": 5}).table == {"a": 5}
+
+
+def test_the_largest_numbers() -> None:
+    assert (schema.MOST_TOKENS, schema.MOST_ROWS, schema.MOST_GIB, MOST) == (2**24, 2**16, 2**20, 2**32 - 1)
+    assert convert(int, 2**40, "key", {"maximum": 2**50}) == 2**40  # its own bound counts
+    with pytest.raises(ConfigError, match=f"key={-(2**40)}: is too large"):
+        convert(int, -(2**40), "key", {"maximum": 2**50})
+    with pytest.raises(ConfigError, match=f"allowed: at most {MOST}"):
+        convert(int, MOST + 1, "key")
 
 
 def test_a_configuration_is_made_of_plain_types() -> None:
@@ -133,6 +143,8 @@ def test_an_unknown_key_is_told_its_nearest_and_never_the_values_nearest() -> No
         (type(None), "null", "null"),
         (Literal["a", None], "one of a, null", "a"),
         (int | None, "a whole number or null", "1"),
+        (Literal[False, 1], "one of false, 1", "false"),
+        (Sequence[float], "a list of a number", "[0.5]"),
         (tuple[int, ...], "a list of a whole number", "[1]"),
         (list, "a list", "[...]"),
         (Mapping[str, int], "a group of keys", "{...}"),

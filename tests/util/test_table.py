@@ -42,6 +42,31 @@ def test_a_wide_table_repeats_the_columns_that_name_its_lines(width):
     assert len([line for line in lines if line.startswith("7b")]) == 2 * len(headings)
 
 
+def test_columns_are_divided_among_as_few_tables_as_possible():
+    assert table.blocks([4, 10, 10, 10, 10], 28) == [[0, 1, 2], [0, 3, 4]]  # 4 + 2 * (2 + 10) = 28
+    assert table.blocks([4, 10, 10, 10, 10], 27) == [[0, 1], [0, 2], [0, 3], [0, 4]]
+    assert sorted(map(len, table.blocks([4, 10, 10, 10], 28))) == [2, 3]
+    assert table.blocks([4, 5, 5, 5, 5], 25) == [[0, 1, 2], [0, 3, 4]]  # not three and a single one
+    assert table.blocks([4, 5, 5, 5], 25) == [[0, 1, 2, 3]]
+    assert table.blocks([4, 50, 3], 20) == [[0, 1], [0, 2]]  # a column that is too wide has its own table
+    assert table.blocks([4, 3, 10, 10], 32, names=2) == [[0, 1, 2], [0, 1, 3]]
+    assert table.blocks([4, 3, 10, 10], 33, names=2) == [[0, 1, 2, 3]]
+    assert table.blocks([4], 20) == [[0]]
+
+
+def test_a_table_is_transposed_or_narrowed_before_it_is_split():
+    body = [[Cell("fp16", "x"), *(Cell("1" * 18) for _ in range(5))]]
+    grid = table.Grid(["setting", *(f"c{i}" for i in range(5))], body, across=True)
+    lines = table.text(grid.fitted(80), width=80).splitlines()
+    assert lines[0].split() == ["fp16", "x"]
+    assert [line.split() for line in lines[2:]] == [[f"c{i}", "1" * 18] for i in range(5)]
+    narrow = table.Grid(["a", "b"], [[Cell("x" * 30), Cell("1" * 49)]])  # 80 wide with a gap of 1
+    assert table.text(narrow.fitted(80), width=80).splitlines()[2] == f"{'x' * 30} {'1' * 49}"
+    assert len(table.text(narrow.fitted(79), width=79).splitlines()) > 2
+    assert table.Grid(["a" * 40, "b" * 40], [], wraps=(0,)).widths == [34, 40]
+    assert table.Grid(["a", "b"], [[Cell("x"), Cell("1", "22")]]).widths == [1, 2]
+
+
 def test_a_long_reason_takes_several_lines_and_loses_nothing():
     reason = "RuntimeError: " + "a kernel of that shape does not exist " * 4
     lines = table.table(("setting", "us"), [["fp16", reason]], width=80).splitlines()
@@ -67,7 +92,24 @@ def test_colours_only_where_they_are_asked_for(monkeypatch):
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(None, "-"), ("text", "text"), (3, "3"), (0.0, "0.00"), (123.4, "123"), (12.34, "12.3"), (1.234, "1.23")],
+    [
+        (None, "-"),
+        ("text", "text"),
+        (3, "3"),
+        (0.0, "0.00"),
+        (123.4, "123"),
+        (12.34, "12.3"),
+        (1.234, "1.23"),
+        (99.95, "100"),
+        (99.94, "99.9"),
+        (9.995, "10.0"),
+        (9.994, "9.99"),
+        (0.01, "0.01"),
+        (0.00994, "9.9e-03"),
+        (-123.4, "-123"),
+        (float("-inf"), "-inf"),
+        (float("nan"), "nan"),
+    ],
 )
 def test_values_have_about_three_digits(value, expected):
     assert table.shown(value) == expected
