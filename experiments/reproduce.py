@@ -111,7 +111,7 @@ def section(item: Item, found: Sequence[Scale], results: Path) -> Iterator[str]:
         for word in VERDICTS[:3]:
             for claim in claims:
                 if claim["verdict"] == word:
-                    number = with_error(claim["ours"], claim["stderr"], sign=True)
+                    number = with_error(claim["ours"], claim["stderr"], claim.get("digits", 2), sign=True)
                     unit = f" {claim['unit']}" if claim["unit"] else ""
                     model = f" ({claim['model']})" if len({c["model"] for c in claims}) > 1 else ""
                     yield f"- {word}: {claim['claim']}{model}: {number}{unit}"

@@ -87,14 +87,17 @@ def count(x: float) -> str:
 
 
 def _sweep(item: Item, folded: Folded, pyplot: Any) -> Any:
-    """Draw a panel per series of rows: the last column's cells over the rows' positions, a line per model."""
+    """Draw the last column's cells over the rows' positions: a line per series of rows and model.
+
+    The series share one panel if the item names the axis that they have in common; otherwise each has its own.
+    """
     assert isinstance(item, Grid)
     series = list(dict.fromkeys(row.series for row in item.rows if row.series))
-    figure, panels = _panels(series if not item.along else [""], pyplot)
+    figure, panels = _panels([""] if item.x else series, pyplot)
     last = folded.headings[-1].name
     lines = [(name, model) for name in series for model in folded.models]
     for number, (name, model) in enumerate(lines):
-        axes = panels[0 if item.along else series.index(name)]
+        axes = panels[0 if item.x else series.index(name)]
         points = []
         for row in item.rows:
             cell = folded.at(model, row.name, last)
@@ -110,9 +113,9 @@ def _sweep(item: Item, folded: Folded, pyplot: Any) -> Any:
             axes.errorbar(
                 [x for x, _ in points], ys, yerr=_errors([c for _, c in points]), capsize=2, label=label, **style
             )
-        axes.set(xlabel=item.x if item.along else name, ylabel=_label(item, folded))
+        axes.set(xlabel=item.x or name, ylabel=_label(item, folded))
         axes.grid(alpha=0.3)
-    if item.along or len(folded.models) > 1:
+    if item.x or len(folded.models) > 1:
         _legend(figure, panels)
     return figure
 
