@@ -1,14 +1,15 @@
 """Which kernel serves a step, and that a served step is the reference path's."""
 
+import sys
 from contextlib import nullcontext
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from kvbench.attention import fused, reference
 from kvbench.attention.logits import Logits
-from kvbench.attention.phases import NotServed, pairs_of_row, part, window_of
+from kvbench.attention.phases import Format, NotServed, Part, Work, pairs_of_row, part, window_of
 from kvbench.attention.synthetic import groups_of
 from kvbench.cache import Prompts
 from kvbench.cache.options import Options
@@ -102,10 +103,15 @@ def test_a_mask_is_looked_at_again_when_the_rows_or_the_step_are_others():
         ("atom", {"prefill": "quantized"}, 1, None),
         ("atom", {"prefill": "quantized"}, 2, "several new tokens are packed before they attend"),
         ("kivi", {"residual": 32}, 5, None),
+        ("cocktail", {"reorder": False}, 1, "segments must be read in the order of the text"),
+        ("atom", {"rope": "pre"}, 1, "keys are stored before RoPE"),
     ],
 )
 def test_what_a_method_does_is_no_plain_attention(name, settings, count, reason):
     layer = zoo.new_layer(load_method(name, **settings))
+    layer.rotation = (lambda keys, positions: keys) if "rope" in settings else None
+    if "reorder" in settings:
+        layer.method.reading_order = lambda layer, rows: [(0, 1)]
     if reason is None:
         fused.check(layer, None, count)
         return
@@ -140,7 +146,7 @@ def test_the_reason_is_said_when_no_kernel_is_left():
         (600, 512, "600 tokens in groups of 300"),
         (256, 256, "groups of 256"),
         (2048 + 32, 64, "windows of 2080"),
-        (10, 64, "10 tokens, fewer"),
+        (10, 64, "groups of 10 tokens"),
     ],
 )
 def test_windows_that_a_kernel_has_no_number_for_are_refused(window, most, said):
@@ -163,9 +169,74 @@ def test_full_buffers_have_parameters_of_a_group_behind_the_last_one(window):
     assert segment.used(0)["scales"] == 2 * 2 * (2 * quantizer.groups) * 64 * 2
 
 
-def _nothing():
-    from kvbench.attention.phases import Work
+def test_a_mask_that_hides_more_is_a_reason():
+    layer = zoo.new_layer(load_method("fp16"))
+    zoo.feed(layer, *zoo.random_kv(6))
+    mask = torch.ones(1, 1, 2, 6, dtype=torch.bool).tril(4)
+    fused.check(layer, mask, 2)
+    hiding = mask.clone()
+    hiding[..., 2] = False
+    with pytest.raises(NotServed, match="the mask hides more than padding"):
+        fused.check(layer, hiding, 2)
 
+
+def test_kernels_are_tried_in_their_order_and_only_those_that_are_wanted(monkeypatch):
+    modules = {name: ModuleType(name) for name in ("cuda", "triton")}
+    refusals, asked = {}, []
+    for name, module in modules.items():
+        module.refuses = lambda query, work, name=name: refusals[name]
+    monkeypatch.setattr(fused, "load", lambda name: asked.append(name) or modules[name])
+    for reasons, wanted, served, tried in (
+        ({"cuda": None, "triton": None}, "auto", "cuda", ["cuda"]),
+        ({"cuda": "no", "triton": None}, "auto", "triton", ["cuda", "triton"]),
+        ({"cuda": None, "triton": None}, "triton", "triton", ["triton"]),
+        ({"cuda": None, "triton": "no"}, "cuda", "cuda", ["cuda"]),
+        ({"cuda": "small", "triton": "wide"}, "auto", "cuda: small; triton: wide", ["cuda", "triton"]),
+        ({"cuda": "small", "triton": None}, "cuda", "cuda: small", ["cuda"]),
+    ):
+        asked.clear()
+        refusals.update(reasons)
+        if ":" in served:
+            with pytest.raises(NotServed, match=f"^{served}$"):
+                fused.pick(torch.zeros(1, 1, 1, 8), _nothing(), wanted)
+        else:
+            assert fused.pick(torch.zeros(1, 1, 1, 8), _nothing(), wanted) == (served, modules[served])
+        assert asked == tried
+
+
+@pytest.mark.parametrize("name", ["cuda", "triton"])
+def test_a_kernel_that_cannot_be_imported_says_why(name, monkeypatch):
+    package = f"kvbench.attention.{name}"
+    monkeypatch.setitem(sys.modules, package, None)
+    assert fused.load(name) == f"{package} is not installed"
+    monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    monkeypatch.delitem(sys.modules, f"{package}.decode", raising=False)
+    assert str(fused.load(name)).startswith("cannot import name 'decode'")
+    with pytest.raises(NotServed, match=f"^{name}: cannot import name 'decode'"):
+        fused.pick(torch.zeros(1, 1, 1, 8), _nothing(), name)
+
+
+def test_a_row_names_the_kernel_and_whether_it_read_codes(monkeypatch):
+    """Codes of keys or of values alone are codes; a refused step names the reason, and its output is None."""
+    full, packed = Part(Format("full", 16)), Part(Format("affine", 4, "token", 64))
+    for pairs, wanted in (
+        ([(full, full)], {"mine"}),
+        ([(full, full), (packed, full)], {"mine", "packed"}),
+        ([(full, packed)], {"mine", "packed"}),
+    ):
+        described = Work(pairs, torch.zeros(1, len(pairs), 3), [[(0, 0, 0)] * len(pairs)], 1, 8, 8)
+        assert fused.label("mine", described) == wanted
+    layer = zoo.new_layer(load_method("fp16"))
+    zoo.feed(layer, *zoo.random_kv(6))
+    layer.progress.options = Options(kernels="triton")
+    assert fused.attend(layer, torch.zeros(1, 4, 1, 32), None, 0.2) is None
+    assert layer.paths == {"reference (no kernel reads keys and values in float32)"}
+    layer.progress.options = Options(kernels="reference")
+    layer.paths.clear()
+    assert fused.attend(layer, torch.zeros(1, 4, 1, 32), None, 0.2) is None and not layer.paths
+
+
+def _nothing():
     return Work([], torch.zeros(1, 0, 3, dtype=torch.int32), [[]], 1, 8, 8)
 
 

@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from kvbench.attention import phases
-from kvbench.attention.phases import Format, NotServed, Part, Work, lines, part
+from kvbench.attention.phases import Format, NotServed, Part, Work, lines, part, work
 from kvbench.cache.segments.base import FullSegment
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.cache.store import Store
+from kvbench.methods import load_method
 from kvbench.quantizers import AffineQuantizer, HierarchicalQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
+from tests import zoo
 
 ALL = slice(None)
 
@@ -123,3 +125,65 @@ def test_tiles_count_the_room_that_a_captured_step_may_fill():
     work.room = 0
     assert work.tiles() == 3
     assert phases.FIELDS == 3
+
+
+def test_a_phase_that_has_occurred_stays_though_its_window_is_empty():
+    """A kernel is compiled for the phases: an empty line costs nothing, another kernel seconds."""
+    key, value = (
+        segment(AffineQuantizer(4, 32, "channel"), "key", 128, 64),
+        segment(AffineQuantizer(4, 32, "token"), "value", 128, 32),
+    )
+    layer = stub([key, exact(6)], [value, exact(38)])
+    order, _ = lines(layer)
+    assert order == [(0, 0), (0, 1), (1, 1)] and layer.pairs == set(order)
+    layer.stores()[1].segments[0].append(ALL, torch.randn(1, 1, 32, 128).half())
+    layer.stores()[1].tail.drop_front(ALL, 32)
+    assert lines(layer) == (order, [[(0, 0, 64), (0, 0, 0), (0, 32, 6)]])
+    empty = stub([exact(0)], [exact(0)])
+    assert lines(empty) == ([(0, 0)], [[(0, 0, 0)]])  # the phase of new tokens is always there
+
+
+def test_a_layer_is_described_with_its_own_sizes_and_its_table_shared_with_layers_like_it():
+    made = [zoo.new_layer(load_method("kivi", quantizer="int4", residual=32)) for _ in range(2)]
+    made[1].progress = made[0].progress
+    (keys, _), (values, _) = zoo.random_kv(80, heads=3, channels=64), zoo.random_kv(80, heads=3, channels=128)
+    for layer in made:
+        zoo.feed(layer, keys.half(), values.half())
+    first, second = map(work, made)
+    assert (first.heads, first.key_dim, first.value_dim) == (3, 64, 128)
+    assert first.room == sum(segment.capacity for segment in made[0].stores()[0].segments) > 80
+    assert first.counts == [[(0, 0, 48), (48, 0, 16), (0, 16, 16)]] and first.table.tolist() == [
+        [list(line) for line in first.counts[0]]
+    ]
+    assert first.table.dtype == torch.int32 and first.logits.plain
+    assert second.table is first.table
+    zoo.feed(made[1], keys[:, :, :1].half(), values[:, :, :1].half())
+    longer = work(made[1])
+    assert longer.table is not first.table and longer.counts[0][-1][2] == 17
+    assert work(made[0]).table is first.table
+    tables = made[0].progress.tables
+    for number in range(70):
+        phases.shared_table(made[0], [[(0, 0, number)]])
+        assert phases.shared_table(made[0], [[(0, 0, number)]]).tolist() == [[[0, 0, number]]]
+    assert len(tables) <= 65  # steps of a long answer leave no table each behind
+    made[0].rotation = lambda keys, positions: keys
+    with pytest.raises(NotServed, match="keys are stored before RoPE"):
+        work(made[0])
+
+
+def test_scales_in_fp32_are_read_by_no_kernel():
+    made = PackedSegment(
+        1, 1, 64, torch.float32, "cpu", quantizer=AffineQuantizer(4, 32, "token"), side="value", capacity=8
+    )
+    with pytest.raises(NotServed, match="scales in fp32"):
+        part(made, 64)
+    with pytest.raises(NotServed, match="the tokens of a SimpleNamespace"):
+        part(SimpleNamespace(), 64)
+
+
+def test_codes_of_a_class_from_outside_are_read_by_no_kernel():
+    class Own(AffineQuantizer):
+        pass
+
+    with pytest.raises(NotServed, match="codes of a Own"):
+        phases.kind_of(Own(4, 32, "token"))

@@ -1,12 +1,13 @@
 """kvbench's loops inside transformers' generate."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from kvbench.decoding.custom import custom_generate
+from kvbench.decoding.custom import custom_generate, with_prompts
 from kvbench.decoding.sampling import Sampling, probabilities
 from kvbench.errors import ModelError
 from kvbench.methods import load_method
@@ -112,3 +113,40 @@ def test_a_loop_that_does_not_speculate_says_so_once_and_names_the_one_that_does
             out = model.generate(ids, past_key_values=cache, max_new_tokens=8, do_sample=False, **arguments)
         if silent is method:
             assert torch.equal(out, plain)
+
+
+def test_answers_are_put_behind_their_prompts_and_filled_up():
+    generation = SimpleNamespace(tokens=[[5, 6, 7], [8], []], finish=["length", "eos", "stop"])
+    ids = torch.tensor([[1, 2], [3, 4], [5, 6]])
+    assert with_prompts(ids, generation, [9, 10], 0).tolist() == [
+        [1, 2, 5, 6, 7],
+        [3, 4, 8, 9, 0],
+        [5, 6, 0, 0, 0],
+    ]
+    assert with_prompts(ids, generation, [], 3)[1].tolist() == [3, 4, 8, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("ends", "pad", "passed"),
+    [(None, None, ([], 0)), (7, None, ([7], 7)), ([8, 9], None, ([8, 9], 8)), ([8], 0, ([8], 0))],
+)
+def test_tokens_that_end_and_fill_up_come_from_the_config(ends, pad, passed, monkeypatch):
+    """Without a pad token the first that ends; the limit is that of all tokens less the prompt's."""
+    seen = []
+
+    def generate(model, cache, ids, mask, **given):
+        seen.append(given)
+        return SimpleNamespace(tokens=[[5]], finish=["length"])
+
+    monkeypatch.setattr("kvbench.decoding.custom.generate", generate)
+    model = zoo.model("llama")
+    config = SimpleNamespace(
+        num_beams=None, do_sample=True, temperature=None, top_p=None, top_k=None, max_length=30,
+        eos_token_id=ends, pad_token_id=pad,
+    )  # fmt: skip
+    ids, _ = zoo.padded_batch([20])
+    cache = load_method("fp16").new_cache(model)
+    custom_generate(model, ids, generation_config=config, past_key_values=cache, seed=3)
+    (given,) = seen
+    assert (given["eos_token_ids"], given["pad_token_id"]) == passed and given["max_new_tokens"] == 10
+    assert given["sampling"] == Sampling(1.0, 1.0, 3, None)

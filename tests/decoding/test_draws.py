@@ -53,3 +53,15 @@ def test_tokens_as_probable_as_the_last_of_top_k_stay() -> None:
     found = probabilities(torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log(), Sampling(2.0, top_k=2))
     assert torch.equal(found > 0, torch.tensor([[False, True, True, False]]))
     assert float(found[0, 1] / found[0, 2]) == pytest.approx(2**0.5)  # a temperature of 2 takes the root of the odds
+
+
+def test_any_whole_number_is_a_seed() -> None:
+    for seed, same in ((2**64 + 5, 5), (-1, 2**63 - 1)):
+        (drawn,) = Sampling(0.5, seed=seed).generators(1)
+        wanted = torch.rand(3, generator=torch.Generator().manual_seed(same))
+        assert torch.equal(torch.rand(3, generator=drawn), wanted)
+
+
+def test_greedy_probabilities_are_those_of_the_best_token() -> None:
+    found = probabilities(torch.tensor([[0.5, 2.0, 1.0], [3.0, 2.0, 1.0]]), Sampling())
+    assert found.dtype == torch.float32 and found.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]

@@ -110,13 +110,22 @@ def test_a_recorded_step_does_what_eager_steps_do(name: str, oracle: None) -> No
 
 
 @torch.inference_mode()
-def test_buffers_that_move_are_recorded_anew(oracle: None) -> None:
-    """Without max_length fp16's buffers grow; with one nothing moves."""
+def test_buffers_that_move_are_recorded_anew(oracle: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without max_length fp16's buffers grow; with one nothing moves. A capture takes a second, which no step pays."""
     method = load_method("fp16")
-    tokens, _, captured, _ = recorded(method, new=200, max_length=None)
-    assert captured.captures > 1
-    assert tokens == eagerly(method, new=200)[0]
-    assert recorded(method, new=200)[2].captures == 1
+
+    def slow(self: graphs.Captured) -> None:
+        record(self)
+        self.seconds += 100.0
+
+    record = graphs.Captured._record
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs.Captured, "_record", slow)
+        tokens, _, captured, steps = recorded(method, new=90, max_length=None)
+    assert captured.captures > 1 and captured.seconds > 100.0 * captured.captures
+    assert len(steps) == 89 and sum(steps) < 0.0  # as the hundred seconds did not really pass
+    assert tokens == eagerly(method, new=90)[0]
+    assert recorded(method, new=90)[2].captures == 1
 
 
 @torch.inference_mode()

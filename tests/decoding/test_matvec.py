@@ -60,6 +60,60 @@ def test_a_kernel_that_cannot_be_had_leaves_it_to_the_library(monkeypatch: pytes
     matvec.compiles.cache_clear()
 
 
+def test_wide_matrices_are_read_by_more_warps() -> None:
+    """As measured: two rows and four warps up to 8192 columns, four and eight beyond."""
+    assert matvec.shape(1) == matvec.shape(8192) == (2, 2048, 4)
+    assert matvec.shape(8193) == matvec.shape(28672) == (4, 2048, 8)
+
+
+def test_the_kernel_is_not_asked_for_tensors_of_a_cpu_or_by_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = pair(8, 64, torch.float16)
+    assert not matvec.served(x, weight)
+    triton = pytest.importorskip("triton")
+    for interpreted, capability, wanted in ((False, (8, 0), True), (True, (9, 0), False), (False, (7, 5), False)):
+        monkeypatch.setattr(triton.knobs.runtime, "interpret", interpreted)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert matvec.kernels.__wrapped__(torch.device("cuda")) is wanted
+
+
+class Shaped:
+    """What is asked of a tensor on a GPU."""
+
+    def __init__(self, tensor: torch.Tensor, address: int = 64) -> None:
+        self.is_cuda, self.shape, self.dtype, self.device = True, tensor.shape, tensor.dtype, "cuda"
+        self.numel, self.stride, self.is_contiguous = tensor.numel, tensor.stride, tensor.is_contiguous
+        self.data_ptr = lambda: address
+
+
+def test_the_kernel_serves_single_rows_of_aligned_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(matvec, "kernels", lambda device: True)
+    monkeypatch.setattr(matvec, "compiles", lambda *kind: asked.append(kind) or True)
+    x, weight = pair(8, 64, torch.float16)
+    bias = torch.zeros(8, dtype=torch.float16)
+    assert matvec.served(Shaped(x), Shaped(weight)) and matvec.served(Shaped(x), Shaped(weight), bias)
+    assert asked == [(torch.float16, 8, 64, False, "cuda"), (torch.float16, 8, 64, True, "cuda")]
+    wide = torch.zeros(8, 130, dtype=torch.float16)
+    refused = [
+        (Shaped(torch.cat([x, x])), Shaped(weight), None),
+        (Shaped(x.view(2, 32)), Shaped(weight), None),
+        (Shaped(x.bfloat16()), Shaped(weight), None),
+        (Shaped(x.float()), Shaped(weight.float()), None),
+        (Shaped(x), Shaped(weight), bias.float()),
+        (Shaped(x), Shaped(weight), torch.zeros(16, dtype=torch.float16)[::2]),
+        (Shaped(x[..., :60]), Shaped(weight[:, :60].contiguous()), None),
+        (Shaped(x), Shaped(wide[:, :64]), None),  # rows begin at multiples of 260 bytes
+        (Shaped(x), Shaped(weight.t().contiguous().t()), None),
+        (Shaped(x, 8), Shaped(weight), None),
+        (Shaped(x), Shaped(weight, 72), None),
+        (Shaped(x), Shaped(weight[:0]), None),
+    ]
+    for number, given in enumerate(refused):
+        assert not matvec.served(*given), number
+    monkeypatch.setattr(matvec, "kernels", lambda device: False)
+    assert not matvec.served(Shaped(x), Shaped(weight))
+
+
 @pytest.mark.skipif(
     torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1",
     reason="the GPU runs the kernel itself; TRITON_INTERPRET=1 runs this",

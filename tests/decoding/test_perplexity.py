@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kvbench
-from kvbench.decoding.perplexity import decode_nll, exact_chunk, forward_nll, simulated_nll
+from kvbench.decoding.perplexity import PASS, decode_nll, exact_chunk, forward_nll, pass_tokens, simulated_nll
 from kvbench.errors import ConfigError
 from kvbench.models.random_weights import hf_config, random_model
 from kvbench.models.spec import ModelConfig
@@ -98,6 +98,9 @@ def test_methods_that_move_tokens_go_one_by_one():
     assert exact_chunk(kvbench.load_method("cocktail"), 64) == 64
     for name in ("kivi", "atom", "logquant", "partial_logquant"):
         assert exact_chunk(kvbench.load_method(name), 64) == 1, name
+    assert exact_chunk(kvbench.load_method("atom", prefill="quantized"), 64) == 64  # packed before they attend
+    assert exact_chunk(kvbench.load_method("snapkv"), 64) == 64 and exact_chunk(kvbench.load_method("h2o"), 64) == 1
+    assert pass_tokens("auto") == PASS == 128 and pass_tokens(7) == 7
 
 
 @pytest.mark.parametrize(

@@ -58,3 +58,36 @@ def test_the_shared_text_is_in_the_first_questions_time_alone(monkeypatch):
     )
     assert [result.ttft_s for result in results] == [2.0, 1.0, 1.0]
     method.detach(model)
+
+
+class Letters:
+    """A tokenizer whose tokens are letters."""
+
+    def decode(self, tokens, skip_special_tokens=True):
+        return "".join(chr(ord("a") + t % 26) for t in tokens)
+
+
+def test_answers_end_as_those_of_single_prompts_do():
+    """By token, by string, drawn; phases are told, and a prompt in chunks is the same prompt."""
+    model, method = zoo.model("llama"), load_method("fp16")
+    shared, _ = zoo.padded_batch([40])
+    whole = torch.cat([shared, torch.tensor([[5, 6]])], 1)
+
+    def both(sampling=Sampling(), **more):  # noqa: B008
+        phases = []
+        observer = type("Seen", (), {"phase": lambda self, name: phases.append(name)})()
+        arguments = {"max_new_tokens": 12, "sampling": sampling, "tokenizer": Letters(), **more}
+        cache = method.new_cache(model)
+        (asked,) = ask(model, cache, shared, [[5, 6]], answers=[[3]], prefill_chunk=16, observer=observer, **arguments)
+        alone = generate(model, method.new_cache(model), whole, **arguments)
+        assert (asked.tokens, asked.text, asked.finish) == (alone.tokens, alone.text, alone.finish)
+        assert len(asked.step_s) == len(alone.step_s) and asked.rounds == []
+        assert phases == ["prefill", "decode", "end"]
+        return asked
+
+    free = both()
+    assert free.finish == ["length"] and len(free.tokens[0]) == 12
+    assert both(eos_token_ids=[free.tokens[0][4]]).finish == ["eos"]
+    assert both(stop=[free.text[0][3:5]]).finish == ["stop"]
+    assert both(Sampling(2.0, 1.0, 9)).tokens != free.tokens
+    method.detach(model)

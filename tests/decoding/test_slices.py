@@ -112,3 +112,67 @@ def test_a_long_prefill_holds_a_slice_of_the_intermediate_size():
     one = tokens * inner * 4
     assert peaks[None] > 3 * one
     assert peaks[64] < one
+
+
+def test_what_slices_cannot_take_is_computed_at_once():
+    """Other arguments, other shapes, a result that is not one token for one token."""
+    calls = []
+
+    def forward(*given, **more):
+        calls.append((tuple(given[0].shape) if given else None, more))
+        return given[0] * 2 if given else None
+
+    run, x = slices._by_slices(forward, 8), torch.randn(2, 9, 4)
+    assert torch.equal(run(x), 2 * x)
+    assert [shape for shape, _ in calls] == [(2, 4, 4), (2, 4, 4), (2, 1, 4)]
+    for given, more in (((x, 1), {}), ((x,), {"scale": 2}), ((x[0],), {}), ((x[:, :4],), {}), ((), {"x": x})):
+        calls.clear()
+        run(*given, **more)
+        assert len(calls) == 1
+    many = torch.randn(20, 3, 4)
+    calls.clear()
+    assert torch.equal(run(many), 2 * many) and len(calls) == 3  # a column at a time at least
+    short = slices._by_slices(lambda x: x[:, :1], 8)
+    assert torch.equal(short(x), x[:, :1])
+    pair = slices._by_slices(lambda x: (x, x), 8)
+    assert len(pair(x)) == 2
+
+
+def test_rotations_of_other_layouts_are_computed_at_once():
+    shapes = []
+
+    def rotate(q, k, cos, sin, *more, **other):
+        shapes.append(q.shape)
+        return q * 1, k * 1
+
+    run = slices._rotated_by_slices(rotate, 8)
+    q, k, cos = torch.randn(2, 4, 9, 6), torch.randn(2, 2, 9, 6), torch.randn(1, 9, 6)
+    assert torch.equal(run(q, k, cos, cos)[1], k)
+    assert [shape[2] for shape in shapes] == [4, 4, 1]
+    for given in (
+        (q, k, cos, cos, 1),
+        (q, k, cos[:, :1], cos[:, :1]),
+        (q, k[:, :, :5], cos, cos),
+        (q, k, cos[0], cos[0]),
+        (q[0], k[0], cos, cos),
+        (q[:, :, :4], k[:, :, :4], cos[:, :4], cos[:, :4]),
+    ):
+        shapes.clear()
+        run(*given)
+        assert len(shapes) == 1
+    shapes.clear()
+    run(q, k, cos, cos, unsqueeze_dim=1)
+    assert len(shapes) == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "chunk", "sliced"),
+    [(100, None, 0), (100, 99, 2), (100, 100, 0), (slices.SLICE + 1, "auto", 0), (slices.LONG + 1, "auto", 2)],
+)
+def test_passes_beyond_a_slice_are_sliced_and_put_back_after_an_error(tokens, chunk, sliced):
+    model = zoo.model("llama")
+    with pytest.raises(ValueError, match="inside"), slices.sliced(model, tokens, chunk) as count:
+        assert count == sliced
+        assert sum("forward" in module.__dict__ for module in model.modules()) == sliced
+        raise ValueError("inside")
+    assert not any("forward" in module.__dict__ for module in model.modules())

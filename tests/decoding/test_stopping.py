@@ -64,5 +64,21 @@ def test_without_a_tokenizer_there_are_no_texts() -> None:
     stopping.take([1, 7])
     stopping.take([2, 3])
     assert (stopping.tokens, stopping.finish, stopping.texts()) == ([[1, 2], []], ["length", "eos"], ["", ""])
-    with pytest.raises(ValueError, match="need a tokenizer"):
+    with pytest.raises(ValueError, match="tokenizer"):
         Stopping(1, (), ("x",), None)
+
+
+class Bytes:
+    """A tokenizer of a byte a token."""
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return bytes(tokens).decode("utf-8", errors="replace")
+
+
+def test_a_stop_string_may_have_a_token_for_each_of_its_bytes() -> None:
+    stop = "问题" * 6
+    stopping = Stopping(1, (), ("x", stop), Bytes())
+    for token in ("答案" + stop).encode():
+        assert not stopping.ended[0]
+        stopping.take([token])
+    assert stopping.finish == ["stop"] and stopping.texts() == ["答案"]

@@ -105,6 +105,13 @@ def test_groups_of_more_than_a_head_are_refused():
         method = load_method("hf_quantized", backend=backend, axis_key=axis, axis_value=axis, group_size=48)
         with pytest.raises(ConfigError, match=r"method\.group_size=48"):
             method.check(head_dim=64)
+        with pytest.raises(ConfigError, match=r"hint: set method\.group_size=16"):
+            method.check(head_dim=80)
+    # quanto's other axis has its groups along the tokens
+    load_method("hf_quantized", axis_key=-1, axis_value=-1, group_size=48).check(head_dim=64)
+    for sides in ({"axis_key": -1}, {"axis_value": -1}):
+        with pytest.raises(ConfigError, match=r"does not divide the model's head_dim 64"):
+            load_method("hf_quantized", group_size=48, **sides).check(head_dim=64)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +124,10 @@ def test_groups_of_more_than_a_head_are_refused():
         ({"residual": 64, "recent": 64}, "method.recent"),
         ({"value_residual": 0}, "method.value_residual"),
         ({"backend": "hqq", "bits": 3, "axis_key": 1}, "cannot unpack 3-bit"),
+        ({"backend": "hqq", "bits": 3, "axis_value": 1}, "method.axis_value=1: hqq 0.2 cannot unpack 3-bit"),
+        ({"recent": -1}, "method.recent=-1"),
+        ({"sinks": -1}, "method.sinks=-1: must not be negative"),
+        ({"group_size": 0}, "method.group_size=0: must be positive"),
     ],
 )
 def test_wrong_settings_are_refused(overrides, message):

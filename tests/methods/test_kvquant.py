@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from kvbench.decoding.perplexity import decode_nll, exact_chunk, forward_nll, si
 from kvbench.errors import CacheError, ConfigError, ModelError, NonFiniteError
 from kvbench.methods import load_method
 from kvbench.models.projections import attentions
+from kvbench.util.attachment import Placement, record_placement
 from tests import slow, zoo
 from tests.zoo import feed, new_layer, random_kv
 
@@ -337,3 +339,28 @@ def test_nan_is_named_with_its_place(prefill):
 def test_values_that_cannot_run(changes, message):
     with pytest.raises(ConfigError, match=message):
         load_method("kvquant", **changes)
+
+
+def test_the_outliers_of_a_token_are_capped_on_either_side_of_its_keys():
+    """Half of 5 per cent of 128 channels is 3.2: four, as in the authors' kernels."""
+    for cap, wanted in ((True, [4, None]), (False, [None, None])):
+        layer = new_layer(kvquant("llama", cap_outliers=cap, calibration=one_file()))
+        feed(layer, *random_kv(3, channels=64))
+        assert [store.segments[0].most for store in layer.stores()] == wanted
+
+
+def test_hidden_tokens_leave_with_their_block_of_outliers():
+    method, plain = kvquant("llama"), kvquant("llama", outliers=0.0)
+    assert [method.unit(width) for width in (128, 1024, 4096)] == [128, 64, 32]
+    assert plain.unit(128) == 32
+
+
+def test_tensor_parallelism_is_known_to_the_layers_and_serves_no_cap():
+    model = zoo.model.__wrapped__("llama")
+    team = SimpleNamespace(rank=0, gather=lambda tensor, dim: tensor)
+    record_placement(model, Placement(team=team))
+    assert kvquant("llama").new_cache(model).progress.method_state.team is team
+    with pytest.raises(ConfigError, match=r"method\.cap_outliers=True: counts a token's outliers over all heads"):
+        kvquant("llama", cap_outliers=True).new_cache(model)
+    record_placement(model, Placement())
+    assert kvquant("llama", cap_outliers=True).new_cache(model).progress.method_state.team is None

@@ -147,3 +147,39 @@ def test_a_quantizer_is_called_what_it_is() -> None:
     assert mine.quantizer.name == "mine"
     with pytest.raises(ConfigError, match="does not accept this quantizer"):
         load_method("kivi", quantizer=formats(64, name="int2_g64"))
+
+
+def test_prompts_alone_count_where_only_prompts_are_packed() -> None:
+    of_prompt = {"cocktail", "snapkv"}
+    for name in ("kivi", "logquant", "partial_logquant", "h2o", "streamingllm", "quantspec", "cocktail", "snapkv"):
+        assert load_method(name).reach().of_prompt == (name in of_prompt), name
+    for name in ("h2o", "streamingllm"):
+        assert load_method(name, evict="prefill").reach().of_prompt
+        assert load_method(name, evict="prefill", budget=0.5).reach().of_prompt
+    assert load_method("snapkv", budget=0.5).reach().of_prompt and not load_method("h2o", budget=99).reach().of_prompt
+
+
+def test_the_setting_that_decides_is_named() -> None:
+    for name, options, key, value in (
+        ("logquant", {}, "method.reserved", 128),
+        ("logquant", {"window": 10}, "method.window", 10),
+        ("partial_logquant", {}, "method.reserved", 128),
+        ("h2o", {"budget": 99}, "method.budget", 99),
+        ("h2o", {"recent": 7}, "method.recent", 7),
+        ("h2o", {}, "method.recent", 0.5),
+        ("streamingllm", {"budget": 0.5}, "method.sinks", 4),
+        ("hf_quantized", {"sinks": 2}, "method.sinks", 2),
+        ("hf_quantized", {"sinks": 2, "recent": 5}, "method.recent", 5),
+        ("kvquant", {"first_tokens": 5}, "method.first_tokens", 5),
+        ("cocktail", {}, "method.chunk_size", 32),
+    ):
+        reach = load_method(name, **options).reach()
+        assert (reach.key, reach.value) == (key, value), (name, options)
+
+
+@pytest.mark.parametrize("key", ["window", "kernel"])
+def test_what_snapkv_looks_at_is_shorter_than_a_prompt(key: str) -> None:
+    method = load_method("snapkv", **{"window": 5, "kernel": 5, "budget": 0.5, key: 41})
+    method.check_reach(43)
+    with pytest.raises(ConfigError, match=rf"method\.{key}=41: is larger than any prompt(?s:.*)at most 40"):
+        method.check_reach(41)

@@ -1,0 +1,80 @@
+"""Attention of a step that is recorded: what it asks for, what it refuses, and what it leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.attention import recorded
+from kvbench.attention.logits import Logits
+from kvbench.attention.phases import NotServed
+from tests import zoo
+
+QUERY, KEY, VALUE = torch.randn(2, 4, 3, 64), torch.randn(2, 2, 3, 64), torch.randn(2, 2, 3, 5)
+SINKS = torch.tensor([4.0, -1.0, 2.0, 0.5])
+
+
+def serving(seen: list[tuple[float, Logits]]) -> Any:
+    """A function that notes what it is asked for."""
+
+    def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits) -> Tensor:
+        assert (query.shape, key.shape, value.shape) == (QUERY.shape, KEY.shape, VALUE.shape)
+        seen.append((scaling, logits))
+        return torch.full((2, 3, 4, 5), scaling)
+
+    return serve
+
+
+def test_every_way_to_a_recorded_step_ends_in_its_own_function() -> None:
+    model, module, seen = zoo.model.__wrapped__("llama"), torch.nn.Linear(1, 1), []
+    operation = torch.ops.kvbench.recorded_attention
+    with recorded.recording(model, serving(seen)):
+        assert model.config._attn_implementation == recorded.NAME
+        out, weights = recorded.attention(module, QUERY, KEY, VALUE, None)
+        assert weights is None and float(out[0, 0, 0, 0]) == 0.125
+        recorded.attention(module, QUERY, KEY, VALUE, None, 0.5, softcap=3.0, s_aux=SINKS, sliding_window=None)
+        assert torch.equal(operation(QUERY, KEY, VALUE, 0.25, None, None), torch.full((2, 3, 4, 5), 0.25))
+        operation(QUERY, KEY, VALUE, 0.75, 2.0, SINKS.view(1, 4, 1, 1))
+    assert model.config._attn_implementation == "sdpa"
+    assert [scaling for scaling, _ in seen] == [0.125, 0.5, 0.25, 0.75]
+    assert [logits.softcap for _, logits in seen] == [None, 3.0, None, 2.0]
+    assert seen[0][1].plain and seen[2][1].plain
+    assert all(torch.equal(seen[i][1].sinks, SINKS) for i in (1, 3))
+    with pytest.raises(LookupError):
+        recorded.serve(QUERY, KEY, VALUE, 0.1)
+
+
+def test_a_recording_that_fails_leaves_the_model_as_it_was() -> None:
+    model, seen = zoo.model.__wrapped__("llama"), []
+    with pytest.raises(ValueError, match="within"), recorded.recording(model, serving(seen)):
+        with recorded.recording(model, serving([])):
+            pass
+        recorded.serve(QUERY, KEY, VALUE, 0.1)  # the outer one is in force again
+        raise ValueError("within")
+    assert len(seen) == 1 and model.config._attn_implementation == "sdpa"
+    with pytest.raises(LookupError):
+        recorded.serve(QUERY, KEY, VALUE, 0.1)
+
+
+def test_the_compiler_is_told_the_shape_of_the_output() -> None:
+    meta = [x.to("meta") for x in (QUERY, KEY, VALUE)]
+    out = torch.ops.kvbench.recorded_attention(*meta, 0.1, None, None)
+    assert out.shape == (2, 3, 4, 5) and out.dtype == QUERY.dtype and out.device.type == "meta"
+
+
+@pytest.mark.parametrize("name", ["sliding_window", "position_bias"])
+def test_what_a_recorded_step_cannot_serve_is_named(name: str) -> None:
+    model, seen = zoo.model.__wrapped__("llama"), []
+    with recorded.recording(model, serving(seen)), pytest.raises(NotServed, match=f"'{name}'"):
+        recorded.attention(torch.nn.Linear(1, 1), QUERY, KEY, VALUE, None, 0.1, **{name: 16})
+    assert not seen
+
+
+def test_the_stand_in_for_a_cache_passes_keys_and_values_on() -> None:
+    through = recorded.PassThrough()
+    keys, values = through.update(KEY, VALUE, 0)
+    assert keys is KEY and values is VALUE
+    assert through.get_seq_length() == 0 and bool(through) and not through.is_compileable
