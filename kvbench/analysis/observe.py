@@ -124,7 +124,10 @@ class Observation:
         before, layer = pre_rope.take(module), key.layer
         keys, values = key.claim()
         if layer.batch != 1:
-            raise CacheError(f"attention is analysed one text at a time, but the batch has {layer.batch} rows")
+            raise CacheError(
+                f"attention is analysed one text at a time, but the batch has {layer.batch} rows.\n"
+                "  hint: pass one row at a time to the model"
+            )
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         logits = logits_of(module, query, kwargs)
         first = layer.seen - query.shape[2]

@@ -132,7 +132,7 @@ def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
     if method.observe_steps:
         raise NotServed(f"{type(method).__name__.lower()} needs attention weights, which kernels do not return")
     if layer.rotation is not None:
-        raise NotServed("keys are stored before RoPE")
+        raise NotServed("the cache holds pre-RoPE keys, which no kernel reads")
     if method.eager and count > 1:
         raise NotServed("several new tokens are packed before they attend")
     if method.reading_order(layer, slice(0, 1)) is not None:

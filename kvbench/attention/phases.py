@@ -286,7 +286,7 @@ def work(layer: KVLayer, upper: bool = False) -> Work:
             are not aligned (:func:`lines`).
     """
     if layer.rotation is not None:
-        raise NotServed("keys are stored before RoPE")
+        raise NotServed("the cache holds pre-RoPE keys, which no kernel reads")
     order, counts = lines(layer)
     return assembled(layer, order, counts, shared_table(layer, counts), upper)
 

@@ -73,7 +73,10 @@ class Bench:
             if not is_out_of_memory(error):
                 raise
             limit = "" if args.memory_limit_gb is None else f" within --memory-limit-gb {args.memory_limit_gb:g}"
-            raise ModelError(f"{args.model} does not fit on {args.device}{limit}: {error}") from None
+            raise ModelError(
+                f"{args.model} does not fit on {args.device}{limit}: {error}\n"
+                "  hint: choose a smaller --model, or a device with more memory"
+            ) from None
         self.model, self.device = self.loaded.model, self.loaded.device
         for _, method in self.methods:
             method.check(head_dim=self.loaded.architecture.head_dim)

@@ -186,7 +186,10 @@ class Progress:
             return
         times, rest = divmod(batch, len(prompts.starts))
         if rest or not times:
-            raise CacheError(f"the cache was made for {len(prompts.starts)} prompts, but the batch has {batch} rows")
+            raise CacheError(
+                f"the cache was made for {len(prompts.starts)} prompts, but the batch has {batch} rows.\n"
+                "  hint: create the cache with the prompts of this batch: method.new_cache(model, prompts)"
+            )
         if times > 1:
             prompts = self.prefill.prompts = prompts.repeat(times)
             if self.method_state is not None:

@@ -203,7 +203,12 @@ def _check(arguments: argparse.Namespace) -> None:
         check_writable(arguments.out, "--out", file=True)
     for name in arguments.text:
         if not name:
-            raise ConfigError("--text", "''", "must name a file or folder", hint="--text mini python")
+            raise ConfigError(
+                "--text",
+                "''",
+                "must name a file or folder with text",
+                hint="--text mini python to calibrate without your own text",
+            )
     for name in (*arguments.text, arguments.model, arguments.path or "."):
         exists(name, "--text, --model or --path")
 

@@ -108,7 +108,8 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
     if not scores:
         raise KvbenchError(
             f"{path} does not contain a file with the name of a task "
-            f"({', '.join(list(longbench.METRICS)[:4])}, ..., gsm8k)."
+            f"({', '.join(list(longbench.METRICS)[:4])}, ..., gsm8k).\n"
+            "  hint: use --task TASK to score a file with another name"
         )
     return scores, skipped
 

@@ -35,9 +35,13 @@ def new_folder() -> Path:
             if not folder.is_dir():  # a parent is a file
                 raise KvbenchError(
                     f"the folder {SWEEPS} cannot be created, because a file has the name of one of its parent folders."
+                    "\n  hint: rename that file, or start kvbench in another folder"
                 ) from None
         except OSError as error:
-            raise KvbenchError(f"the folder {folder} cannot be created: {error.strerror or error}.") from error
+            raise KvbenchError(
+                f"the folder {folder} cannot be created: {error.strerror or error}.\n"
+                "  hint: start kvbench in a folder to which you can write"
+            ) from error
         else:
             return folder
     raise KvbenchError(

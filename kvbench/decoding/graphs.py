@@ -145,7 +145,8 @@ class Captured:
             if is_out_of_memory(error):
                 raise
             raise CacheError(
-                f"a captured step cannot be continued: {reason(error)}.\n  hint: set runtime.graphs=never"
+                f"decoding by CUDA graph stopped, because the next step cannot be captured: {reason(error)}.\n"
+                "  hint: set runtime.graphs=never"
             ) from error
 
     def replay(self) -> None:

@@ -158,7 +158,8 @@ class ScoredMethod(Method):
         if self.observe_prompt and scores is None:
             raise CacheError(
                 f"{type(self).__name__.lower()} chooses tokens by the attention of the prompt, but no "
-                "attention was observed"
+                "attention was observed.\n"
+                "  hint: create the cache with method.new_cache(model) before the model reads the prompt"
             )
         try:
             index = self.choose(keys, values, scores)

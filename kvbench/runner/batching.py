@@ -56,7 +56,10 @@ def check_ids(samples: Iterable[Sample]) -> None:
     seen: set[str] = set()
     for sample in samples:
         if sample.id in seen:
-            raise KvbenchError(f"two samples of the data set have the id {sample.id!r}, but ids must be unique")
+            raise KvbenchError(
+                f"two samples of the data set have the id {sample.id!r}, but ids must be unique.\n"
+                "  hint: let the task's samples() give each sample its own id"
+            )
         seen.add(sample.id)
 
 

@@ -140,7 +140,10 @@ def _longbench(sample: Sample, tokenizer: Any, chat: str, limit: int, room: int 
             return replace(prompt, removed=removed)
         limit -= over
         if limit < 2:
-            raise DataError(f"sample {sample.id}: a prompt of {room} tokens is too small even for the chat template.")
+            raise DataError(
+                f"sample {sample.id}: a prompt of {room} tokens is too small even for the chat template.\n"
+                "  hint: increase model.prompt_limit, or reduce decoding.max_new_tokens"
+            )
 
 
 def wrapper(chat: str, tokenizer: Any, system: str | None = None) -> tuple[str, str, bool]:
@@ -178,7 +181,10 @@ def wrapper(chat: str, tokenizer: Any, system: str | None = None) -> tuple[str, 
         ) from error
     before, mark, after = rendered.partition(_MARK)
     if not mark:
-        raise ModelError("model.chat=template: the chat template changes the text of a user's turn")
+        raise ModelError(
+            "model.chat=template: the chat template changes the text of a user's turn.\n"
+            "  hint: set model.chat=none, or model.chat to a text that contains {prompt}"
+        )
     return before, after, False  # the template writes BOS itself
 
 

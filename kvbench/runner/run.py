@@ -144,8 +144,8 @@ class _Run:
         self.rows, older = stored.split(self.rows, self.code)
         if older:
             say(
-                f"{self.label}: {len(older)} stored samples were made by older code and are repeated "
-                "(runtime.rerun=true)"
+                f"{self.label}: {len(older)} stored samples were made by older code; running them again, because "
+                "runtime.rerun=true"
             )
 
     def _final_oom(self, before: Mapping[str, Any]) -> bool:

@@ -159,7 +159,10 @@ class GSM8K(Records):
         if self.prompt_tokens is None:
             return True
         if self._tokenizer is None:
-            raise KvbenchError("GSM8K: dataset.prompt_tokens counts tokens, so bind(tokenizer) must be called first")
+            raise KvbenchError(
+                "GSM8K: dataset.prompt_tokens chooses questions by their number of tokens, so the task needs the "
+                "model's tokenizer.\n  hint: call task.bind(tokenizer) before task.samples()"
+            )
         smallest, largest = self.prompt_tokens
         return smallest <= len(self._tokenizer(prompt, verbose=False)["input_ids"]) <= largest
 

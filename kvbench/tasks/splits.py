@@ -60,7 +60,8 @@ def split_files(name: str, names: Sequence[str], readme: Path | None) -> list[st
             script = f"; it has a script ({scripts[0]}), and scripts are never run" if scripts else ""
             raise HubError(
                 f"the package datasets does not find the split's files: {reason}{script}",
-                "set dataset.source.file=@CONFIG/{task} with another CONFIG, or to the path of a file",
+                "set dataset.source.file=@CONFIG/{task}, where CONFIG is a configuration listed on the data set's hub "
+                "page, or dataset.source.file=PATH, where PATH is a file in the repository",
             ) from error
         if split not in splits:
             raise HubError(

@@ -176,7 +176,7 @@ def test_edited_code_is_named_marked_and_never_mixed(workshop, part, monkeypatch
     assert f"older:{PARTS[part]}".replace(" ", "") in shown
 
     anew = workshop.run(5, rerun=True)
-    assert "3 stored samples were made by older code and are repeated" in capsys.readouterr().err
+    assert "3 stored samples were made by older code; running them again" in capsys.readouterr().err
     assert anew["status"] == "ok" and anew["older"] is None and anew["samples"]["done"] == 5
     assert len(on_disk(anew)["code"]) == 1 and anew["code"] != first["code"]
     with monkeypatch.context() as patch:

@@ -80,9 +80,15 @@ def own(path: Path) -> Document:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"dataset.path={path}: cannot be read as UTF-8 text ({error})") from error
+        raise DataError(
+            f"dataset.path={path}: cannot be read as UTF-8 text ({error}).\n"
+            "  hint: set dataset.path to a readable text file in UTF-8, or leave it out for the bundled texts"
+        ) from error
     if not text.strip():
-        raise DataError(f"dataset.path={path}: the file contains no text")
+        raise DataError(
+            f"dataset.path={path}: the file contains no text.\n"
+            "  hint: set dataset.path to another file, or leave it out for the bundled texts"
+        )
     return _document(path.name, "prose", text)
 
 

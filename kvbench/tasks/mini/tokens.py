@@ -54,4 +54,6 @@ def fingerprint(path: Path = TOKENIZER) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError as error:
-        raise DataError(f"{path}: the bundled tokenizer cannot be read ({error})") from error
+        raise DataError(
+            f"{path}: the bundled tokenizer cannot be read ({error}).\n  hint: install kvbench again"
+        ) from error
