@@ -312,9 +312,9 @@ class KVCache(Cache):
         self.settle()
         used, reserved, equivalent = Parts(), Parts(), 0
         for layer in self.layers:
-            rows: Sequence[int] = range(layer.batch) if row is None else [row]
             if not layer.is_initialized:
-                rows = []
+                continue
+            rows: Sequence[int] = range(layer.batch) if row is None else [row]
             for segment in layer.segments():
                 for part, buffer in segment.buffers():
                     reserved.add(part, buffer.untyped_storage().nbytes())

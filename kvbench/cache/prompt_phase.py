@@ -152,7 +152,9 @@ class PromptPhase(Rollback):
         for rows in uniform_rows(starts):
             begin = max(starts[rows][0] - first, 0)
             if self.window and self.length(rows):
-                self.method.forget(self, rows, max(self.hidden(rows.indices(self.batch)[0]) - keys.shape[2], 0))
+                self.seen = first  # the chunk is not stored yet: to the method its tokens would seem dropped
+                self.method.forget(self, rows, self.hidden(rows.indices(self.batch)[0]))
+                self.seen = first + keys.shape[2]
             if begin < keys.shape[2]:
                 try:
                     self.method.place(self, rows, keys[rows, :, begin:], values[rows, :, begin:], None)

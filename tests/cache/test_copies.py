@@ -6,8 +6,13 @@ import pytest
 import torch
 
 from kvbench.cache.segments.base import FullSegment
+from kvbench.cache.segments.codebook import NuqFormat, NuqSegment
+from kvbench.cache.segments.packed import PackedSegment
+from kvbench.cache.segments.rolling import RollingSegment
+from kvbench.cache.segments.scored import ScoredSegment
 from kvbench.errors import CacheError
 from kvbench.methods import load_method
+from kvbench.quantizers import AffineQuantizer
 from tests import zoo
 
 ALL = slice(None)
@@ -23,6 +28,39 @@ def test_a_clone_has_windows_of_its_own():
     assert torch.equal(twin.view(ALL), x[:, :, 4:])
     segment.drop_front(ALL, 1)
     assert torch.equal(twin.view(ALL), x[:, :, 4:])
+
+
+def kinds() -> list:
+    """A segment of each kind, for two rows."""
+    shape = (2, 2, 32, torch.float32, "cpu")
+    levels, ends = torch.tensor([-0.75, -0.25, 0.25, 0.75]), torch.tensor([[1.5], [-1.5]]).expand(2, 64).half()
+    keys, values = (NuqFormat(2, levels, outliers=0.05, thresholds=limits) for limits in (ends, None))
+    return [
+        FullSegment(*shape),
+        ScoredSegment(*shape),
+        RollingSegment(*shape, sinks=2, turn=lambda keys, by: keys),
+        PackedSegment(*shape, quantizer=AffineQuantizer(4, 32, "token"), side="key"),
+        NuqSegment(*shape, form=keys, side="key"),
+        NuqSegment(*shape, form=values, side="value"),
+    ]
+
+
+@torch.no_grad()
+def test_what_inference_mode_has_seen_may_be_written_outside_of_it():
+    x = zoo.random_kv(5, batch=2)[0]
+    with torch.inference_mode():
+        segments = kinds()
+        for segment in segments:
+            segment.append(ALL, x)
+        twins = [segment.clone() for segment in segments]
+        for segment in segments:
+            segment.select(torch.tensor([1, 0]))
+    for segment, twin in zip(segments, twins, strict=True):
+        for either in (segment, twin):
+            assert not any(buffer.is_inference() for _, buffer in either.buffers())
+            either.append(ALL, x)
+        assert torch.equal(segment.read(ALL, 0, 5, torch.float32), twin.read(ALL, 0, 5, torch.float32)[[1, 0]])
+        assert torch.equal(segment.read(ALL, 5, 10, torch.float32), twin.read(ALL, 5, 10, torch.float32))
 
 
 def after_a_flush() -> tuple:

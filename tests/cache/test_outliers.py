@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvbench.cache.segments.outliers import Outliers
+from kvbench.cache.segments.outliers import Outliers, block_of
 from kvbench.errors import ConfigError
 
 ALL = slice(None)
@@ -71,6 +71,42 @@ def test_rows_hold_different_numbers_of_entries_and_move():
     assert held.used(0) == (2 * held.count(0), 2 * held.count(0))
 
 
+def test_the_oldest_blocks_leave_and_the_rest_moves_to_the_front():
+    x, mask = case(2, 300, 640, seed=1)  # blocks of 64 tokens
+    held = Outliers(2, 640, torch.float32, torch.device("cpu"), capacity=4)
+    held.append(ALL, 0, x, mask)
+    held.drop_first(0, 0)
+    assert [held.count(row) for row in (0, 1)] == mask.sum((1, 2)).tolist()
+    held.drop_first(0, 2)
+    assert held.count(0) == int(mask[0, 128:].sum()) and held.count(1) == int(mask[1].sum())
+    expected = torch.where(mask, x, 0.0).unflatten(2, (5, 128)).transpose(1, 2)
+    assert torch.equal(dense(held, 0, 5, 128, 172), expected[0, :, 128:])
+    assert torch.equal(dense(held, 1, 5, 128, 300), expected[1])
+    held.append(slice(0, 1), 172, x[:1, :100], mask[:1, :100])
+    assert torch.equal(dense(held, 0, 5, 128, 272), torch.cat([expected[0, :, 128:], expected[0, :, :100]], 1))
+    held.drop_first(1, 9)  # more than there are
+    assert held.count(1) == 0 and held.ends[1] == []
+    held.append(slice(1, 2), 0, x[1:, :0], mask[1:, :0])  # nothing
+    assert held.ends[1] == []
+
+
+def test_blocks_hold_a_power_of_two_of_tokens_that_16_bits_can_index():
+    sizes = {96: 128, 512: 128, 513: 64, 640: 64, 1024: 64, 4096: 16, 5120: 8, 65536: 1}
+    assert {width: block_of(width) for width in sizes} == sizes
+
+
+def test_buffers_grow_by_half_of_what_they_need():
+    held = Outliers(1, 64, torch.float32, torch.device("cpu"), capacity=10)
+    x, mask = torch.ones(1, 3, 64), torch.zeros(1, 3, 64).bool()
+    mask[0, :, :8] = True
+    held.append(ALL, 0, x[:, :1], mask[:, :1])
+    assert held.values.shape == (1, 10)
+    held.append(ALL, 1, x[:, 1:], mask[:, 1:])
+    assert held.values.shape == held.indices.shape == (1, 36)
+    assert (held.values.dtype, held.indices.dtype) == (torch.float32, torch.int16)
+
+
 def test_more_channels_than_indices_are_refused():
-    with pytest.raises(ConfigError, match=r"method\.outliers=0"):
+    with pytest.raises(ConfigError, match=r"65537 channels .* at most 65536") as raised:
         Outliers(1, 65537, torch.float32, torch.device("cpu"))
+    assert "method.outliers=0" in str(raised.value)

@@ -9,6 +9,7 @@ from tests.cache.packing import interpret, interpreted, same, tokens  # noqa: F4
 
 interpreted()
 
+from kvbench.cache.kernels import pack  # noqa: E402
 from kvbench.cache.kernels.forms import Form, programs, word_rows  # noqa: E402
 from kvbench.cache.kernels.pack import served  # noqa: E402
 from kvbench.cache.segments import packed  # noqa: E402
@@ -154,7 +155,7 @@ def test_any_number_of_tokens_behind_any_other(form, dtype, held, count, scale):
 )
 def test_a_value_that_is_not_finite_is_named_by_its_place(bad, dtype, quantizer, side):
     x = tokens(64, 64, dtype, heads=2)
-    x[0, 1, 37, 5] = bad
+    x[0, 1, 37, 5] = x[0, 1, 37, 6] = x[0, 1, 60, 0] = bad  # the first of them
     segment = new(quantizer, side, x)
     with pytest.raises(NonFiniteError, match=r"\(0, 1, 37, 5\)"):
         segment.append(ALL, x)
@@ -175,4 +176,22 @@ def test_what_the_kernel_does_not_serve_takes_the_other_way():
         assert segment.length(ALL) == count
     segment = new(AffineQuantizer(4, 32), "key", x)
     assert "contiguous" in served(segment, x.transpose(-1, -2).contiguous().transpose(-1, -2))
-    assert "float32" in served(segment, x.float())
+    assert "contiguous" in served(segment, tokens(96, 66, torch.float16)[..., 1:65])  # pairs begin at odd addresses
+    odd = torch.empty(96 * 65, dtype=torch.float16).as_strided((1, 1, 96, 64), (96 * 65, 96 * 65, 65, 1))
+    assert "contiguous" in served(segment, odd)
+    assert served(segment, x.float()) == "tokens in float32"
+    assert served(new(AffineQuantizer(4, 32), "key", x.float()), x) == "tokens in float16"
+
+    class Other(AffineQuantizer):
+        """Its arithmetic may be another."""
+
+    assert served(new(Other(4, 32), "key", x), x) == "codes of Other"
+
+
+def test_tensors_on_a_cpu_are_packed_by_torch(monkeypatch):
+    x = tokens(32, 64, torch.float16)
+    monkeypatch.setattr(pack, "INTERPRET", False)
+    assert served(new(AffineQuantizer(4, 32), "key", x), x) == "tensors on cpu"
+    assert pack.missing() is None and not pack.compiled(torch.device("cpu"))
+    monkeypatch.setattr(pack, "missing", lambda: "triton is not installed")
+    assert served(new(AffineQuantizer(4, 32), "key", x), x) == "triton is not installed"

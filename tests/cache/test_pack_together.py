@@ -159,6 +159,9 @@ def test_nothing_is_packed_when_the_block_fails(launches):
     assert launches == []
     made[1][1].append(ALL, made[1][0].view(ALL)[:, :, :1])
     assert made[1][1].words[0].any() and launches == []
+    with packs.collecting() as jobs, pytest.raises(AssertionError):
+        assert packs.jobs is jobs == []
+        packs.collecting().__enter__()
 
 
 def test_a_method_that_settles_its_own_way_does_not_inherit_it():

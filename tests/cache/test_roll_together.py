@@ -8,8 +8,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kvbench.cache import KVCache
 from kvbench.cache.kernels import roll_together
 from kvbench.cache.kernels.roll_together import Move
+from kvbench.errors import CacheError
+from kvbench.methods import load_method
+from tests import zoo
 from tests.cache.rolling_oracle import Watched
 
 
@@ -159,3 +163,39 @@ def test_moves_of_a_segment_are_joined():
     first, second = Move(0, 1, 5, 6, 7), Move(1, 2, 0, 1, 2)
     joined = roll_together.joined([(one.tail, (first,)), (two.tail, (first,)), (one.tail, (second,))])
     assert [moves for _, moves in joined.values()] == [(first, second), (first,)]
+
+
+@torch.inference_mode()
+def test_no_layer_gives_back_what_has_rolled():
+    """Those that repeat the moves of the first layer count as it does."""
+    watched = Watched([30, 25], layers=3, budget=24)
+    watched.step(2)
+    watched.settle()
+    assert [layer.firm for layer in watched.cache.layers] == [[32, 32]] * 3
+    watched.step(2)
+    assert [layer.firm for layer in watched.cache.layers] == [[32, 32]] * 3
+    with pytest.raises(CacheError, match="only the newest 2"):
+        watched.cache.take_back([3, 3])
+    watched.take_back([2, 1])
+    watched.check()
+
+
+@torch.inference_mode()
+def test_layers_of_other_windows_roll_each_in_its_own_way():
+    """They are in the same state until the text is longer than the window."""
+
+    def lengths(together: bool) -> list[list[int]]:
+        cache = KVCache(load_method("streamingllm", budget=24, position="original"), 3, windows=[20, None, 20])
+        counts = []
+        for step in range(20):
+            for layer in cache.layers:
+                zoo.feed(layer, *zoo.random_kv(1 if step else 16, seed=step))
+            if together:
+                cache.settle_layers()
+            for layer in cache.layers if not together else ():
+                layer.settle()
+            counts.append([layer.length(slice(0, 1)) for layer in cache.layers])
+        return counts
+
+    assert lengths(together=True) == lengths(together=False)
+    assert lengths(together=True)[-1] == [23, 24, 23]

@@ -12,6 +12,7 @@ from kvbench.cache import KVCache, Prompts
 from kvbench.cache.layer import KVLayer
 from kvbench.errors import CacheError
 from kvbench.methods import Method, load_method
+from kvbench.methods.fp16 import FP16
 from kvbench.methods.kivi import Kivi
 from tests import zoo
 
@@ -191,3 +192,103 @@ def test_rows_that_give_back_unequally_move_to_the_right_and_beams_take_their_po
     assert [order.tolist() for order in layer.order] == [list(range(8)), [4, 5, 6, 7]]
     layer.batch_select_indices(torch.tensor([1, 0, 1]))
     assert [len(order) for order in layer.order] == [4, 8, 4]
+
+
+def flushed() -> KVLayer:
+    """Two rows; the second has packed tokens at column 24, the first, whose padding is longer, none. Then 4 more."""
+    layer = zoo.new_layer(load_method("logquant", quantizer="int8", window=8), [5, 0])
+    keys, values = zoo.random_kv(28, batch=2)
+    zoo.feed(layer, keys[:, :, :22], values[:, :, :22])
+    assert layer.firm == [0, 0]  # nothing of the prompt is packed
+    for column in range(22, 28):
+        zoo.feed(layer, keys[:, :, column : column + 1], values[:, :, column : column + 1])
+    assert layer.firm == [0, 24] and layer.seen == 28
+    return layer
+
+
+def test_a_row_that_moves_to_the_right_takes_along_what_it_may_still_give_back():
+    layer = flushed()
+    layer.take_back([1, 3])  # the second row moves by two columns; one of its four new tokens is left
+    assert layer.firm == [0, 26] and layer.seen == 27
+    with pytest.raises(CacheError, match="take back 2 tokens: in row 1 of layer 0, only the newest 1 can be removed"):
+        layer.take_back([1, 2])
+    assert layer.seen == 27
+    layer.take_back([0, 1])
+    assert layer.firm == [0, 27] and layer.seen == 27
+    with pytest.raises(CacheError, match="in row 1 of layer 0, only the newest 0 can be removed"):
+        layer.take_back([0, 1])
+    layer = flushed()
+    layer.take_back([4, 2])  # the first row moves
+    assert layer.firm == [2, 24] and layer.seen == 26
+    with pytest.raises(CacheError, match="in row 1 of layer 0, only the newest 2 can be removed"):
+        layer.take_back([3, 3])
+    layer.take_back([2, 2])
+    assert layer.firm == [2, 24] and layer.seen == 24
+
+
+def test_the_tail_of_a_method_that_gives_it_may_go_although_older_tokens_were_packed():
+    """Unless the layer has a sliding window, which may have dropped tokens that would be seen again."""
+    for window, available in ((None, 8), (100, 0)):
+        layer = zoo.new_layer(load_method("kivi", quantizer="int8", residual=32))
+        layer.window = window
+        zoo.feed(layer, *zoo.random_kv(40))
+        assert [store.signature(0) for store in layer.stores()] == [(32, 8), (8, 32)] and layer.firm == [40]
+        with pytest.raises(CacheError, match=f"only the newest {available} can be removed, because the cache has"):
+            layer.take_back([available + 1])
+        layer.take_back([available])
+        assert layer.seen == 40 - available and layer.firm == [40 - available]
+        zoo.feed(layer, *zoo.random_kv(2))
+        layer.take_back([2])
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "window", "firm"),
+    [
+        # after a prompt of 40 tokens, after a step, and when that has settled
+        ("fp16", {}, None, [0, 0, 0]),
+        ("fp16", {}, 50, [0, 0, 0]),
+        ("fp16", {}, 20, [40, 40, 41]),
+        ("kivi", {"quantizer": "int8", "residual": 32}, None, [40, 40, 41]),  # values are packed one by one
+        ("kivi", {"quantizer": "int8", "residual": 64}, None, [0, 0, 0]),
+        ("atom", {}, None, [0, 0, 0]),  # each token is packed on its own
+        ("atom", {}, 9, [40, 40, 40]),  # the prompt has lost 32 tokens, the step none: they go 32 at a time
+        ("streamingllm", {"budget": 30, "position": "original"}, None, [40, 40, 41]),
+        ("streamingllm", {"budget": 50, "position": "original"}, None, [0, 0, 0]),
+        ("streamingllm", {"budget": 30, "position": "original", "evict": "prefill"}, None, [40, 40, 40]),
+    ],
+)
+def test_tokens_are_final_once_the_layer_has_packed_or_dropped_any(name, fields, window, firm):
+    layer, marks = zoo.new_layer(load_method(name, **fields)), []
+    layer.window = window
+    for count in (40, 1):
+        zoo.feed(layer, *zoo.random_kv(count))
+        marks += layer.firm
+    layer.settle()
+    assert [*marks, *layer.firm] == firm
+    layer.settle()  # nothing new: nothing becomes final
+    assert layer.firm == firm[-1:]
+
+
+def test_a_method_that_sums_attention_up_cannot_give_back_what_has_settled():
+    class Summing(FP16):
+        observe_steps = True
+
+        def settle(self, layer, rows):
+            """Nothing moves, but the sums do."""
+
+    layer = zoo.new_layer(Summing())
+    zoo.feed(layer, *zoo.random_kv(6))
+    zoo.feed(layer, *zoo.random_kv(2))
+    assert layer.firm == [6]
+    layer.take_back([2])
+    with pytest.raises(CacheError, match="only the newest 0"):
+        layer.take_back([1])
+
+
+def test_no_more_tokens_can_go_than_there_are():
+    layer = zoo.new_layer(load_method("fp16"), starts=[0, 4])
+    zoo.feed(layer, *zoo.random_kv(6, batch=2))
+    with pytest.raises(CacheError, match="take back 3 tokens: in row 1 of layer 0, only the newest 2 can be removed"):
+        layer.take_back([3, 3])
+    layer.take_back([2, 2])
+    assert [layer.lengths(slice(row, row + 1)) for row in (0, 1)] == [[(4,), (4,)], [(0,), (0,)]]

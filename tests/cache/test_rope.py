@@ -1,14 +1,23 @@
-"""Positions of columns as a model was given them."""
+"""Positions of columns as a model was given them, and keys that are rotated by them."""
 
+from __future__ import annotations
+
+import pytest
 import torch
 
+from kvbench.cache import rope
+from kvbench.cache.layer import KVLayer
 from kvbench.cache.rope_positions import RopePositions
+from kvbench.errors import CacheError
+from kvbench.methods import load_method
+from tests import zoo
 
 
 def test_positions_come_back_for_rows_with_padding_and_jumps():
     ids = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 1, 1, 0, 1, 2], [7, 8, 9, 30, 31, 5]])
     held = RopePositions()
     held.see(ids[:, :2], 0, [0, 2, 0])  # of the second row only padding
+    assert held.at(1, torch.arange(2)).tolist() == [0, 0]
     held.see(ids[:, 2:], 2, [0, 3, 0])
     columns = torch.arange(6)
     assert held.at(0, columns).tolist() == ids[0].tolist()
@@ -43,3 +52,62 @@ def test_padding_before_several_runs_has_position_0():
     held = RopePositions()
     held.see(torch.tensor([[9, 9, 9, 5, 6, 20, 21]]), 0, [3])
     assert held.at(0, torch.arange(7)).tolist() == [0, 0, 0, 5, 6, 20, 21]
+
+
+def rotated(keys: torch.Tensor, positions: torch.Tensor, *, inverse: bool = False) -> torch.Tensor:
+    """A rotation that is easy to check: add the position to every channel."""
+    moved = positions[:, None, :, None].to(keys.dtype)
+    return keys - moved if inverse else keys + moved
+
+
+def layer_before_rope(starts: list[int], tokens: int = 8) -> tuple[KVLayer, torch.Tensor]:
+    """A layer that stores keys before RoPE, whose rows begin at position 0, and these keys."""
+    layer = zoo.new_layer(load_method("fp16"), starts)
+    layer.rotation = rotated
+    keys, values = zoo.random_kv(tokens, len(starts))
+    ids = torch.stack([torch.arange(tokens) - start for start in starts])
+    layer.progress.positions.see(ids, 0, starts)
+    zoo.feed(layer, keys, values)
+    return layer, keys
+
+
+def test_a_prompt_is_rotated_by_the_positions_of_each_row():
+    layer, keys = layer_before_rope([0, 3])
+    moved = rope.rotated_prompt(layer, keys) - keys
+    assert moved[0, 1, :, 5].round().tolist() == list(range(8))
+    assert moved[1, 0, :, 0].round().tolist() == [0, 0, 0, 0, 1, 2, 3, 4]  # padding has position 0
+    layer.rotation = None
+    assert rope.rotated_prompt(layer, keys) is keys
+
+
+def test_slots_are_rotated_by_the_positions_of_their_tokens():
+    layer, keys = layer_before_rope([0, 3])
+    second = slice(1, 2)
+    moved = rope.rotated_slots(layer, second, 1, 4, keys[second, :, 4:7]) - keys[second, :, 4:7]
+    assert moved[0, 0, :, 0].round().tolist() == [1, 2, 3]
+    layer.order[0] = torch.tensor([7, 0, 1, 2, 3, 4, 5, 6])
+    one = slice(0, 1)
+    moved = rope.rotated_slots(layer, one, 0, 3, keys[one, :, :3]) - keys[one, :, :3]
+    assert moved[0, 1, :, 2].round().tolist() == [7, 0, 1]
+    layer.order[0] = torch.arange(8).expand(2, 8)
+    with pytest.raises(CacheError, match=r"before RoPE.* heads"):
+        rope.rotated_slots(layer, one, 0, 3, keys[one, :, :3])
+    layer.rotation = None
+    assert rope.rotated_slots(layer, one, 0, 3, keys) is keys
+
+
+def test_keys_are_converted_only_where_one_cache_stores_them_before_rope_and_the_other_after_it():
+    layer, keys = layer_before_rope([0, 3])
+    layer.follower = zoo.new_layer(load_method("fp16"))
+    second = slice(1, 2)
+    part = keys[second, :, 4:7].half()
+    after = rope.handed_on(layer, second, part, 4)
+    assert torch.equal(after, part + torch.tensor([1.0, 2.0, 3.0]).half()[:, None])
+    layer.rotation, layer.follower.rotation = None, rotated
+    before = rope.handed_on(layer, second, part, 4)
+    assert before.dtype == torch.float16
+    assert torch.equal(before, (part.float() - torch.tensor([1.0, 2.0, 3.0])[:, None]).half())
+    layer.rotation = rotated
+    assert rope.handed_on(layer, second, part, 4) is part
+    layer.rotation = layer.follower.rotation = None
+    assert rope.handed_on(layer, second, part, 4) is part

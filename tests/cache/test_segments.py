@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kvbench.cache.segments.base import FullSegment, uniform_rows
+from kvbench.cache.segments import base
+from kvbench.cache.segments.base import FullSegment, same, uniform_rows
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.cache.segments.rolling import RollingSegment
 from kvbench.cache.segments.scored import ScoredSegment
@@ -130,6 +131,54 @@ def test_buffers_made_in_inference_mode_may_be_written_outside_of_it():
 def test_uniform_rows():
     assert list(uniform_rows([1, 1, 1])) == [slice(0, 3)]
     assert list(uniform_rows([1, 2, 2])) == [slice(0, 1), slice(1, 3)]
+    assert list(uniform_rows([1, 2, 2, 1])) == [slice(0, 1), slice(1, 3), slice(3, 4)]
+    assert list(uniform_rows([])) == []
+    assert same([]) and same([3, 3]) and not same([3, 3, 4])
+
+
+def test_a_buffer_grows_by_half_of_what_it_needs_or_by_its_slack():
+    segment, sizes = FullSegment(**SHAPE, capacity=4, slack=8), []
+    for count in (3, 5, 20, 1):
+        segment.append(ALL, tokens(count))
+        sizes.append(segment.capacity)
+    assert sizes == [4, 16, 42, 42]
+    first = FullSegment(**SHAPE, slack=8)
+    first.append(ALL, tokens(30))
+    assert first.capacity == 38  # a prompt has its room, and the slack
+    assert FullSegment(**SHAPE).slack == 64
+    first.append(ALL, tokens(0))
+    assert first.lengths == [30, 30]
+    assert first.used(1) == {"window": 30 * 2 * 32 * 4} and first.buffers() == [("window", first.buffer)]
+    assert first.read(ALL, 3, 9, torch.float16).dtype == torch.float16
+    assert torch.equal(first.read(ALL, 3, 9, torch.float32), tokens(30)[:, :, 3:9])
+
+
+def test_chosen_tokens_are_appended_in_their_order_and_the_buffer_grows_once(monkeypatch):
+    monkeypatch.setattr(base, "GATHERED", 4)
+    segment, x, index = FullSegment(**SHAPE, capacity=4, slack=8), tokens(30), torch.randperm(30)[:10]
+    segment.append_chosen(ALL, x, index)
+    assert torch.equal(segment.view(ALL), x[:, :, index]) and segment.capacity == 18
+    segment.append_chosen(ALL, x, index[:0])
+    assert segment.lengths == [10, 10]
+
+
+def test_an_empty_window_begins_at_the_front_of_its_buffer_again():
+    segment = FullSegment(**SHAPE, capacity=10)
+    segment.append(ALL, tokens(6))
+    segment.drop_front(ALL, 2)
+    assert segment.starts == [2, 2]
+    segment.drop_front(ALL, 4)
+    assert (segment.starts, segment.lengths) == ([0, 0], [0, 0])
+
+
+def test_places_of_a_step_lie_behind_the_tokens_of_each_row():
+    segment = FullSegment(**SHAPE, capacity=12, slack=0)
+    segment.append(ALL, tokens(8))
+    segment.drop_front(slice(0, 1), 3)
+    segment.drop_back(1, 2)
+    assert segment.advance(4) == [8, 6] and segment.lengths == [9, 10] and segment.capacity == 12
+    assert segment.advance(2) == [9, 10]  # only the first row has no room behind it: it moves to the front
+    assert segment.starts == [0, 0] and segment.capacity == 12
 
 
 @pytest.mark.parametrize(("window", "tiles"), [(64, 3), (128, 3), (256, 4), (384, 3)])
@@ -221,5 +270,6 @@ def test_blocks_of_several_groups_leave_at_the_front_with_their_parameters():
     x = (x * torch.arange(1, 9).repeat_interleave(torch.tensor([43, 42] * 4))[:, None]).to(SHAPE["dtype"])
     segment.append(ALL, x)
     whole = segment.read(ALL, 0, 340, SHAPE["dtype"])
+    assert torch.equal(segment.read(ALL, 100, 300, SHAPE["dtype"]), whole[:, :, 100:300])
     segment.drop_front(ALL, 170)
     assert torch.equal(segment.read(ALL, 0, 170, SHAPE["dtype"]), whole[:, :, 170:])

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+import kvbench.quantizers
 from kvbench.errors import ConfigError, NonFiniteError
-from kvbench.quantizers import AffineQuantizer, AtomQuantizer
+from kvbench.quantizers import AffineQuantizer, AtomQuantizer, Quantized
+from kvbench.quantizers.affine import param_dtype
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KIVI, ATOM = np.load(GOLDEN / "kivi.npz"), np.load(GOLDEN / "atom.npz")
@@ -155,3 +157,93 @@ def test_bf16_is_decoded_in_fp32_and_rounded_once(axis):
     result = quantizer.quantize(x)
     scale, minimum = (p.float().repeat_interleave(32, -2 if axis == "channel" else -1) for p in result.params)
     assert torch.equal(result.dequantize(), (result.codes().float() * scale + minimum).bfloat16())
+
+
+@pytest.mark.parametrize("quantizer_class", [AffineQuantizer, AtomQuantizer])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_negative_zero_is_stored_as_zero(quantizer_class, dtype):
+    """Which of the two zeros is an extreme depends on the device."""
+    for group in ([-0.0, -0.0], [-0.0, 0.0], [0.0, 0.0]):
+        result = quantizer_class(4, 2, "token").quantize(torch.tensor(group).to(dtype).view(1, 1, 1, 2))
+        assert not any(bool(param.signbit().any()) for param in result.params)
+    result = quantizer_class(4, 2, "token").quantize(torch.tensor([-0.0, 3.0]).to(dtype).view(1, 1, 1, 2))
+    assert not any(bool(param.signbit().any()) for param in result.params)
+
+
+def test_a_group_beyond_the_range_of_fp16_has_no_negative_scale():
+    x = torch.tensor([-70144.0, -80000.0]).bfloat16().view(1, 1, 2, 1)
+    result = AffineQuantizer(4, 2, "channel").quantize(x)
+    assert (result.scale.item(), result.minimum.item()) == (0.0, -65504.0)
+    assert result.codes().flatten().tolist() == [0, 0]
+    wide = torch.tensor([0.0, 3e38]).bfloat16().view(1, 1, 2, 1)
+    result = AffineQuantizer(4, 2, "channel").quantize(wide)
+    assert result.scale.item() == 65504.0 and result.codes().flatten().tolist() == [0, 15]
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float32, 1e-5 / 15), (torch.float16, 6.556510925292969e-07)])
+def test_atoms_scale_has_a_least_value(dtype, least):
+    """1e-5 over the number of levels, each rounded to the dtype."""
+    result = AtomQuantizer(4, 2, "token").quantize(torch.zeros(1, 1, 1, 2, dtype=dtype))
+    assert result.scale.item() == pytest.approx(least, rel=1e-6) and result.codes().tolist() == [[[[0, 0]]]]
+    assert result.dequantize().tolist() == [[[[0.0, 0.0]]]]
+
+
+def test_atoms_scale_of_a_range_beyond_fp16_is_computed_in_fp32_and_stored_as_far_as_it_goes():
+    x = torch.tensor([-60000.0, 60000.0]).half().view(1, 1, 1, 2)
+    result = AtomQuantizer(4, 2, "token").quantize(x)
+    assert result.params[0].item() == 8000.0 and result.params[1].item() == 8.0
+    assert result.codes().flatten().tolist() == [0, 15] and result.minimum.item() == -64000.0
+    assert result.dequantize().flatten().tolist() == [-64000.0, 56000.0]
+    result = AtomQuantizer(2, 2, "token").quantize(torch.tensor([-3e38, 3e38]).bfloat16().view(1, 1, 1, 2))
+    assert result.scale.item() == 65504.0 and result.scale.dtype == torch.float16
+    low = AtomQuantizer(4, 2, "token").quantize(torch.tensor([-65504.0, 60000.0]).half().view(1, 1, 1, 2))
+    assert torch.isfinite(low.dequantize()).all()
+
+
+def test_atom_decodes_bf16_in_fp32():
+    x = (torch.randn(1, 2, 64, 64, generator=torch.Generator().manual_seed(0))).bfloat16()
+    result = AtomQuantizer(4, 32, "token").quantize(x)
+    scale, zero = (p.float().repeat_interleave(32, -1) for p in result.params)
+    assert torch.equal(result.dequantize(), ((result.codes().float() - zero) * scale).bfloat16())
+    assert {p.dtype for p in result.params} == {torch.float16}
+
+
+def test_decoded_values_that_pass_fp16_end_at_its_largest_number():
+    quantizer, code = AffineQuantizer(4, 2, "token"), torch.tensor([[15, 0]], dtype=torch.uint8)
+    params = torch.tensor([[5000.0]]).half(), torch.tensor([[1000.0]]).half()
+    assert quantizer.decode(code, params, torch.float16).tolist() == [[65504.0, 1000.0]]
+    assert quantizer.decode(code, params, torch.float32).tolist() == [[76000.0, 1000.0]]
+    atom = AtomQuantizer(4, 2, "token")
+    assert atom.decode(code, (params[0], torch.tensor([[0.0]])), torch.float16).tolist() == [[65504.0, 0.0]]
+    assert atom.decode(code, (params[0], torch.tensor([[15.0]])), torch.float16).tolist() == [[0.0, -65504.0]]
+
+
+def test_shapes_of_groups_and_parameters():
+    by_channel, by_token = AffineQuantizer(4, 16), AffineQuantizer(4, 8, "token")
+    whole = AffineQuantizer(4, None, "token")
+    assert by_channel.param_shape(48, 24) == (3, 24) and by_token.param_shape(48, 24) == (48, 3)
+    assert whole.param_shape(48, 24) == (48, 1)
+    assert [(q.block_tokens, q.block_params) for q in (by_channel, by_token, whole)] == [(16, 1), (1, 1), (1, 1)]
+    x = torch.arange(2 * 48 * 24.0).view(2, 1, 48, 24)
+    assert torch.equal(by_channel.group(x)[1, 0, 2, 5], x[1, 0, 37]) and by_channel.group(x).shape == (2, 1, 3, 16, 24)
+    assert torch.equal(by_token.group(x)[1, 0, 7, 2], x[1, 0, 7, 16:]) and whole.group(x).shape == (2, 1, 48, 1, 24)
+    strided = x.transpose(-1, -2)
+    assert torch.equal(AffineQuantizer(4, 8).group(strided)[0, 0, 1, 3], strided[0, 0, 11])
+    assert by_channel.expand(torch.zeros(2, 3)).shape == (2, 1, 3)
+    assert by_token.expand(torch.zeros(2, 3)).shape == (2, 3, 1)
+    for quantizer, shape in ((by_channel, (2, 1, 3, 24)), (by_token, (2, 1, 48, 3)), (whole, (2, 1, 48, 1))):
+        assert {part.shape for part in quantizer.encode(x)[1]} == {shape}
+    assert repr(by_token) == "AffineQuantizer(bits=4, group_size=8, axis='token')"
+    assert repr(AtomQuantizer(2, None, "token")) == "AtomQuantizer(bits=2, group_size=None, axis='token')"
+
+
+def test_parameters_of_wide_dtypes_are_stored_in_fp32():
+    dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    assert [param_dtype(dtype) for dtype in dtypes] == [torch.float16] * 2 + [torch.float32] * 2
+
+
+def test_the_package_names_its_quantizers_and_nothing_else():
+    assert kvbench.quantizers.AtomQuantizer is AtomQuantizer and kvbench.quantizers.Quantized is Quantized
+    assert kvbench.quantizers.HierarchicalQuantizer.__name__ == "HierarchicalQuantizer"
+    with pytest.raises(AttributeError, match=r"'kvbench\.quantizers' has no attribute 'Nothing'"):
+        _ = kvbench.quantizers.Nothing

@@ -90,3 +90,36 @@ def test_both_planes_are_stored_in_a_byte_an_element():
     result = HierarchicalQuantizer(128, "channel").quantize(x)
     assert [plane.numel() for plane in result.packed] == [x.numel() // 2] * 2
     assert result.nbytes == x.numel() + 4 * x.numel() // 128
+
+
+def test_the_upper_nibbles_are_codes_of_a_quantizer_of_four_bits():
+    quantizer = HierarchicalQuantizer(32, "channel")
+    assert repr(quantizer) == "HierarchicalQuantizer(group_size=32, axis='channel')"
+    assert (quantizer.bits, quantizer.levels, quantizer.kind) == (8, 15, "hierarchical")
+    assert repr(quantizer.upper) == "AffineQuantizer(bits=4, group_size=32, axis='channel')"
+    x = torch.randn(1, 2, 64, 16, generator=torch.Generator().manual_seed(0)).half()
+    codes, params = quantizer.encode(x)
+    upper, same_params = quantizer.upper.encode(x)
+    assert torch.equal(codes >> 4, upper) and all(map(torch.equal, params, same_params))
+    decoded = quantizer.decode_upper(codes, params, torch.float16)
+    assert torch.equal(decoded, quantizer.upper.decode(upper, params, torch.float16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_group_without_a_range_has_lower_nibbles_in_the_middle(dtype):
+    x = torch.full((1, 1, 2, 16), 1.5).to(dtype)
+    result = HierarchicalQuantizer(16, "token").quantize(x)
+    assert bool((result.codes() == 8).all()) and bool((result.scale == 0).all())
+    x = torch.tensor([0.0, 0.5, 7.0, 15.0]).repeat(4).to(dtype).view(1, 1, 1, 16)  # steps of 1 and 1/16
+    result = HierarchicalQuantizer(16, "token").quantize(x)
+    assert result.codes().flatten()[:4].tolist() == [8, 15, 7 * 16 + 8, 15 * 16 + 8]  # 0.5: 0 and +7 of 8 sixteenths
+    assert result.dequantize().flatten()[:4].tolist() == [0.0, 0.4375, 7.0, 15.0]
+
+
+def test_bf16_is_decoded_in_fp32_and_rounded_once():
+    x = (torch.randn(1, 2, 64, 64, generator=torch.Generator().manual_seed(0)) + 3).bfloat16()
+    result = HierarchicalQuantizer(32, "token").quantize(x)
+    scale, minimum = (p.float().repeat_interleave(32, -1) for p in result.params)
+    codes = result.codes().to(torch.int16)
+    wanted = (codes >> 4) * scale + ((codes & 15) - 8) * (scale / 16) + minimum
+    assert torch.equal(result.dequantize(), wanted.bfloat16()) and result.scale.dtype == torch.float16

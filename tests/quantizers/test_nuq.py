@@ -85,14 +85,66 @@ def test_capped_outliers_are_the_farthest_of_each_side():
     assert nuq.key_outliers(x, thresholds).sum() == 6
     assert nuq.key_outliers(x, thresholds, most=2).nonzero()[:, 1].tolist() == [1, 2, 3, 4]
     assert nuq.key_outliers(x, thresholds, most=1).nonzero()[:, 1].tolist() == [1, 4]
+    assert nuq.key_outliers(x, thresholds, most=20).sum() == 6  # more than there are channels
+    inside = torch.tensor([[1.0, -1.0, 0.5, 0.0, 0.9, -0.9, 0.1, 1.0]])
+    assert not nuq.key_outliers(inside, thresholds, most=2).any() and not nuq.key_outliers(inside, thresholds).any()
+
+
+def test_the_distance_of_an_outlier_is_measured_in_ranges_of_its_channel():
+    """A channel with a wide range needs a larger value to be as far out; ranges need not lie around 0."""
+    thresholds = torch.tensor([[1.0, 10.0, 30.0, 1.0], [-1.0, -10.0, 10.0, -1.0]]).half()
+    x = torch.tensor([[3.0, 20.0, 45.0, 0.0], [-2.0, -30.0, 5.0, 0.0]])
+    assert nuq.key_outliers(x, thresholds, most=1).nonzero().tolist() == [[0, 0], [1, 1]]
+
+
+def test_keys_of_several_rows_have_thresholds_of_their_own():
+    thresholds = torch.tensor([[[1.0, 1.0], [-1.0, -1.0]], [[5.0, 0.5], [-5.0, 0.0]]]).half()
+    x = torch.tensor([[[2.0, 0.7], [0.0, -3.0]], [[2.0, 0.7], [-6.0, -0.1]]])
+    assert nuq.key_outliers(x, thresholds).tolist() == [[[True, False], [False, True]], [[False, True], [True, True]]]
+    scale, offset = nuq.key_params(thresholds)
+    assert scale.tolist() == [[1.0, 1.0], [5.0, 0.25]] and offset.tolist() == [[0.0, 0.0], [0.0, 0.25]]
+    scale, offset = nuq.key_params(torch.tensor([[1.0], [0.00048828125]]).half())  # 0.500244140625 needs 12 bits
+    assert scale.item() == 0.499755859375 and offset.item() == 0.5 and scale.dtype == torch.float32
+
+
+def test_outliers_of_values_are_half_at_either_end_in_any_number_of_tokens(monkeypatch):
+    assert nuq.tail(0.1) == 0.95
+    x = torch.arange(41.0).repeat(2, 7, 1) * torch.tensor([1.0, -2.0])[:, None, None]
+    mask = nuq.value_outliers(x, 0.1)
+    ends = [0, 1, 2, 38, 39, 40]
+    assert mask.nonzero()[:, 2].view(14, -1).tolist() == [ends] * 14
+    monkeypatch.setattr(nuq, "ELEMENTS", 100)  # two tokens at a time
+    x = torch.randn(2, 7, 41, generator=torch.Generator().manual_seed(0))
+    parts = nuq.value_outliers(x, 0.1)
+    monkeypatch.setattr(nuq, "ELEMENTS", 1)
+    assert torch.equal(parts, nuq.value_outliers(x, 0.1)) and parts.shape == x.shape
+    assert parts.sum(-1).tolist() == [[6] * 7] * 2
+    empty = nuq.value_outliers(x[:, :0], 0.1)
+    assert empty.shape == (2, 0, 41) and empty.dtype == torch.bool
+
+
+def test_an_outlier_has_the_code_of_the_offset():
+    x, outliers = torch.tensor([[5.0, 7.0, -9.0]]), torch.tensor([[False, True, True]])
+    levels = torch.tensor([-1.0, 0.1, 1.0, 0.5])
+    assert nuq.encode(x, torch.tensor(2.0), torch.tensor(6.0), levels, outliers).tolist() == [[0, 1, 1]]
+    codes = nuq.encode(x, torch.tensor(2.0), torch.tensor(6.0), levels, None)
+    assert codes.tolist() == [[0, 3, 0]] and codes.dtype == torch.uint8
+    assert nuq.decode(codes, torch.tensor(2.0), torch.tensor(6.0), levels).tolist() == [[4.0, 7.0, 4.0]]
 
 
 def test_values_beyond_what_fp16_holds_stay_finite():
     x = torch.tensor([[1e6, -1e6, 3.0, 4.0]])
     scale, offset = nuq.value_params(x, None, torch.float16)
-    assert torch.isfinite(scale).all() and torch.isfinite(offset).all() and scale.dtype == torch.float16
+    assert (scale.item(), offset.item()) == (65504.0, 0.0) and scale.dtype == offset.dtype == torch.float16
+    for sign in (1.0, -1.0):
+        scale, offset = nuq.value_params(sign * torch.tensor([[264000.0, 200000.0]]), None, torch.float16)
+        assert (scale.item(), offset.item()) == (32000.0, sign * 65504.0)
+    assert {part.dtype for part in nuq.value_params(x, None, torch.float32)} == {torch.float32}
 
 
 def test_nan_is_refused():
     with pytest.raises(NonFiniteError, match=r"index \(0, 1\)"):
         nuq.check_finite(torch.tensor([[0.0, float("nan")]]))
+    with pytest.raises(NonFiniteError, match=r"index \(1, 0\)"):
+        nuq.check_finite(torch.tensor([[0.0, 1.0], [-float("inf"), float("nan")]]))
+    nuq.check_finite(torch.zeros(2, 2))

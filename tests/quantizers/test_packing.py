@@ -22,3 +22,20 @@ def test_the_first_plane_holds_the_upper_bits(bits):
     below = bits - PLANES[bits][0]
     assert torch.equal(planes[0], codes >> below)
     assert torch.equal(join_planes(planes, bits), codes)
+
+
+def test_earlier_codes_are_in_the_lower_bits_of_a_byte():
+    def packed(codes: list[int], bits: int) -> list[list[int]]:
+        return [plane.tolist() for plane in pack(torch.tensor(codes, dtype=torch.uint8), bits)]
+
+    assert packed([1, 2, 3, 0, 2], 2) == [[0b00111001, 0b10]]
+    assert packed([0x1, 0x2, 0xF], 4) == [[0x21, 0x0F]]
+    assert packed([0xA1, 0xB2], 8) == [[0xBA], [0x21]]
+    assert packed([0b101, 0b011, 0b110], 3) == [[0b110110], [0b011]]
+    assert {plane.dtype for plane in pack(torch.zeros(3, dtype=torch.uint8), 3)} == {torch.uint8}
+
+
+def test_planes_of_any_integer_dtype_are_joined():
+    codes = torch.arange(256, dtype=torch.int16)
+    assert torch.equal(join_planes([codes >> 4, codes & 15], 8), codes)
+    assert torch.equal(join_planes([torch.tensor([3, 1]), torch.tensor([0, 1])], 3), torch.tensor([6, 3]))
