@@ -74,14 +74,15 @@ def test_padding_replaces_the_mask_of_a_whole_causal_prompt(monkeypatch: pytest.
 
 
 def test_rows_of_a_padded_batch_are_causal_over_their_own_tokens() -> None:
-    """Rows that begin alike, one without padding, one of padding only."""
-    q, k, v = inputs(4, value_dim=24)
-    real = torch.ones(4, 12, dtype=torch.bool)
+    """Rows that begin alike, one without padding, one of padding only, one of a single token."""
+    q, k, v = inputs(5, value_dim=24)
+    real = torch.ones(5, 12, dtype=torch.bool)
+    real[4, :11] = False
     real[0, :5] = real[2, :5] = real[3] = False
     found, name = prefill.attend(GROUPED, q, k, v, real, 0.3, {})
     full = torch.ones(12, 12, dtype=torch.bool).tril() & real[:, None, None, :]
     masked, plain = prefill.attend(GROUPED, q, k, v, full, 0.3, {})
-    assert (name, plain) == ("sdpa", "sdpa") and found.shape == (4, 12, 4, 24)
+    assert (name, plain) == ("sdpa", "sdpa") and found.shape == (5, 12, 4, 24)
     torch.testing.assert_close(found[real], masked[real])
     assert not found[~real].any()
 

@@ -27,6 +27,7 @@ METHODS = {
     "logquant": ("logquant", {"window": 4}),
     "streamingllm": ("streamingllm", {"budget": 40, "position": "original"}),
     "atom": ("atom", {"prefill": "quantized"}),
+    "atom, exact": ("atom", {}),
 }
 
 
@@ -97,6 +98,9 @@ def test_an_eager_method_packs_its_own_tokens_before_they_attend() -> None:
     assert [store.tail.length(slice(0, 1)) for store in layer.stores()] == [0, 0]
     held = [slow.atom(x[:, :, : PROMPT + 3], 4) for x in tokens(1)]
     torch.testing.assert_close(out, slow.attention(queries(1)[:, :, :3], *held, 0.2), rtol=1e-4, atol=1e-5)
+    later = filled("atom, exact", starts=[0])
+    step(later, 0, 3, None)
+    assert [store.tail.length(slice(0, 1)) for store in later.stores()] == [3, 3]  # packed before the next step
 
 
 def test_own_tokens_are_packed_before_anything_leaves_a_sliding_window() -> None:

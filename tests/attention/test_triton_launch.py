@@ -75,6 +75,7 @@ def test_without_the_interpreter_tensors_of_a_cpu_are_refused(monkeypatch):
         (100, 300, 264, 5),  # 6 waves of 20 tiles cost 132; 5 waves 135, 7 waves 133
         (100, 5000, 10, 1),  # more programs than eight waves hold
         (2, 132, 264, 2),
+        (4, 5, 4, 1),  # two waves of four tiles cost as much as three of two: the fewer parts
     ],
 )
 def test_parts_fill_whole_waves_of_programs(steps, programs, at_once, parts):

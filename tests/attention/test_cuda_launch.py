@@ -1,0 +1,154 @@
+"""The host's part of the CUDA kernel, without a GPU: configurations, arguments of a launch, refusals."""
+
+from __future__ import annotations
+
+import struct
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench.attention.cuda import build as cuda_build
+from kvbench.attention.cuda import decode as cuda_decode
+from kvbench.attention.logits import Logits
+from kvbench.attention.phases import Format
+from kvbench.attention.synthetic import FULL, Piece, layer
+
+KEY, VALUE = Format("affine", 4, "channel", 64), Format("affine", 4, "token", 64)
+
+
+def work(key: Format = KEY, value: Format = VALUE, dims: tuple[int, int] = (64, 64), heads: int = 2) -> Any:
+    sides = [[Piece(form, [256]), Piece(FULL, [9])] for form in (key, value)]
+    return layer(*sides, heads=heads, key_dim=dims[0], value_dim=dims[1])
+
+
+def query(heads: int = 2, count: int = 1, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.zeros(1, heads, count, 64, dtype=dtype)
+
+
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A machine on which everything compiles, and what was compiled."""
+    asked: list[Any] = []
+    monkeypatch.setattr(cuda_decode, "available", lambda: None)
+    monkeypatch.setattr(cuda_decode, "problem", lambda *given: asked.append(given))
+    return asked
+
+
+def test_what_it_cannot_read_is_refused(compiles: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cuda_decode.refuses(query(8, 3), work()) is None
+    assert compiles == [(((KEY, VALUE), (FULL, FULL)), 64, 12, False, 0, False, 0)]
+    wide = Format("affine", 4, "token", 128)
+    for given, made, message in (
+        (query(), work(dims=(64, 128)), "heads of 64 and 128 channels"),
+        (query(), work(dims=(32, 32), value=Format("affine", 4, "token", 32)), "heads of 32 and 32 channels"),
+        (query(dtype=torch.float32), work(), "float32"),
+        (query(), work(value=KEY), "values grouped per channel"),
+        (query(), work(key=Format("affine", 2, "channel", 42, 42)), "windows of 42 tokens"),
+        (query(), work(key=wide), "groups of 128 channels"),
+        (query(dtype=torch.bfloat16), work(), "dtype"),
+    ):
+        assert message in str(cuda_decode.refuses(given, made)), message
+    monkeypatch.setattr(cuda_decode, "available", lambda: "there is no GPU")
+    assert cuda_decode.refuses(query(), work()) == "there is no GPU"
+
+
+def test_a_configuration_is_the_fastest_that_fits() -> None:
+    """Two CTAs a multiprocessor if both rings fit into 160 KiB, else one with more teams."""
+    packed = ((Format("affine", 4, "channel", 128), Format("affine", 4, "token", 128)),)
+    made = cuda_build.build(packed, 128, 1, True)
+    assert (made.team, made.teams, made.stages, made.resident, made.rows, made.warps) == (1, 4, 2, 2, 4, 4)
+    assert made.slot == 8704 and made.shared == 2 * 128 // 16 * 256 + 4 * 2 * 8704
+    assert cuda_build.build(packed, 128, 1, False).shared == 128 // 16 * 256 + 4 * 2 * 8704
+    full = cuda_build.build(((FULL, FULL),), 64, 1, False)
+    assert full.slot == 32 * 64 * 2 and full.rows == 4 and cuda_build.slot_bytes(FULL, 64) == 0
+    eight = ((Format("affine", 8, "channel", 32), Format("affine", 8, "token", 32)),)  # slots of 18 KiB
+    wide = cuda_build.build(eight, 128, 5, True)
+    assert (wide.teams, wide.resident, wide.rows) == (6, 1, 8)
+    assert [cuda_build.build(packed, 128, rows, True).team for rows in (9, 16, 17, 25, 33)] == [2, 2, 3, 2, 3]
+    tuned = cuda_build.build(packed, 128, 9, True, (("teams", 2), ("stages", 3), ("resident", 1)))
+    assert (tuned.team, tuned.teams, tuned.stages, tuned.resident, tuned.rows) == (2, 2, 3, 1, 16)
+    small = cuda_build.build(packed, 128, 9, True, shared=40 * 1024)
+    assert (small.teams, small.resident) == (2, 1)  # the last resort
+    lines = cuda_build.build(packed, 128, 4, True, softcap=True, sinks=2).macros().splitlines()
+    assert lines == [
+        f"#define {name} {value}"
+        for name, value in (
+            ("D", 128), ("TEAM", 1), ("ONECOL", 1), ("BF16", 1), ("TEAMS", 4), ("STAGES", 2), ("MINB", 2),
+            ("SLOT", 8704), ("SOFTCAP", 1), ("SINKS", 2), ("NPHASES", 1),
+            ("PHASE_TABLE", "{{1, 4, 0, 128, 1, 4, 1, 128}}"),
+        )
+    ]  # fmt: skip
+
+
+def test_a_call_of_the_driver_gives_its_value_or_raises() -> None:
+    fine, failed = SimpleNamespace(value=0), SimpleNamespace(value=700)
+    assert cuda_build.ask((fine, 5)) == 5 and cuda_build.ask((fine,)) == () and cuda_build.ask((fine, 1, 2)) == (1, 2)
+    with pytest.raises(RuntimeError, match="CUDA: namespace"):
+        cuda_build.ask((failed, 5))
+
+
+def test_the_source_is_all_of_its_files_in_order() -> None:
+    text = cuda_build.source()
+    assert text.index("struct Args") < text.index("decode(") and len(cuda_build.PARTS) == 8
+
+
+@pytest.mark.parametrize("splits", [None, 3, 500, 0])
+@pytest.mark.parametrize("cap", [None, 5.0])
+def test_a_launch_is_told_what_lies_where(
+    cap: float | None, splits: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[Any] = []
+    compiled = SimpleNamespace(
+        build=SimpleNamespace(rows=4, teams=2), resident=264, launch=lambda *given: launched.append(given)
+    )
+    kinds: list[Any] = []
+    monkeypatch.setattr(cuda_decode, "kernel", lambda *given: kinds.append(given) or compiled)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
+    room = torch.zeros(8), torch.zeros(8, dtype=torch.int32)
+    rooms: list[Any] = []
+    monkeypatch.setattr(cuda_decode, "workspace", lambda *given: rooms.append(given) or room)
+    made, sinks = work(), torch.arange(6.0)
+    made.logits = Logits(cap, sinks if cap else None)
+    asked = torch.randn(1, 3, 6, 64).half().transpose(1, 2)  # 6 query heads of 2 KV heads, 3 new tokens: 9 rows each
+    out = cuda_decode.attend(asked, made, 0.25, (("teams", 2),), splits)
+    assert out.shape == (1, 3, 6, 64) and out.dtype == torch.float16
+    assert kinds == [(made.signature(), 64, 9, False, 0, (("teams", 2),), cap is not None, 2 if cap else 0)]
+    ((grid, arguments, stream),) = launched
+    parts = {None: cuda_decode.best_splits(6, 264, made.tiles(), 2), 3: 3, 500: 128, 0: 1}[splits]
+    assert grid == (parts, 2, 3) and stream == 77 and rooms == [(0, 77, 6 * parts * 4 * 66, 6)]
+    (key, value), (exact_k, exact_v) = made.phases
+    phases = struct.calcsize("8P2i")
+    assert struct.unpack("8P2i", arguments[:phases]) == (
+        key.words[0].data_ptr(), 0, key.params[0].data_ptr(), key.params[1].data_ptr(),
+        value.words[0].data_ptr(), 0, value.params[0].data_ptr(), value.params[1].data_ptr(), 2, 2,
+    )  # fmt: skip
+    assert struct.unpack("8P2i", arguments[phases : 2 * phases]) == (
+        exact_k.buffer.data_ptr(), 0, 0, 0, exact_v.buffer.data_ptr(), 0, 0, 0,
+        exact_k.buffer.shape[2], exact_v.buffer.shape[2],
+    )  # fmt: skip
+    rest = struct.unpack("PP3qPPP4i2fP", arguments[2 * phases :])
+    strides = asked.stride()[:3]
+    assert rest[:8] == (
+        made.table.data_ptr(), asked.data_ptr(), *strides, out.data_ptr(), room[0].data_ptr(), room[1].data_ptr()
+    )  # fmt: skip
+    assert rest[8:12] == (2, 3, 3, parts)
+    log2e = 1.4426950408889634
+    wanted = (0.25 * log2e, 0.0) if cap is None else (2 * 0.25 * log2e / cap, cap * log2e)
+    assert rest[12:14] == pytest.approx(wanted) and rest[14] == (0 if cap is None else sinks.data_ptr())
+
+
+def test_sinks_are_read_in_the_querys_dtype_or_in_fp32() -> None:
+    made = work()
+    for sinks, wanted in ((None, 0), (torch.zeros(2).half(), 1), (torch.zeros(2), 2), (torch.zeros(2).bfloat16(), 2)):
+        made.logits = Logits(3.0, sinks)
+        assert cuda_decode.extras(query(), made) == (True, wanted)
+    eight = work(Format("affine", 8, "channel", 64), Format("affine", 8, "token", 64))
+    key, value = eight.phases[0]
+    assert struct.unpack("8P2i", cuda_decode.pack(key, value))[1] == key.words[1].data_ptr()
+
+
+def test_a_step_is_shared_by_as_many_ctas_as_have_tiles() -> None:
+    assert cuda_decode.best_splits(1, 264, 1, 4) == 1 and cuda_decode.best_splits(1, 264, 9, 4) == 3
+    assert cuda_decode.best_splits(1, 264, 10**6, 4) == 128
