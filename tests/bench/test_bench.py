@@ -81,6 +81,33 @@ def test_windows_and_shares():
     assert resolved(FORMATS["int4_g128"].tiers[0].value, 64).group == 64
 
 
+def test_every_window_and_share_of_the_formats():
+    context = 12800
+    windows = {"kivi2": (64, 128), "kivi4": (64, 128), "logquant2": (160, 160), "quantspec": (192, 192)}
+    for name in FORMATS:
+        keys, values = lengths(FORMATS[name], context, 1)
+        assert (keys[-1], values[-1]) == windows.get(name, (1, 1)), name
+    for name in ("mix", "cocktail"):  # 60, 30 and 10 percent
+        assert lengths(FORMATS[name], context, 1) == ([7680, 3840, 1280, 1], [7680, 3840, 1280, 1])
+    assert lengths(FORMATS["kivi2"], context, 70)[0] == [context, 70]  # the new tokens of the step
+    assert lengths(FORMATS["kivi2"], 32, 1) == ([32, 64], [0, 96])  # fewer tokens than the values' window
+    groups = {name: (layer.tiers[0].key.group, layer.tiers[0].value.group) for name, layer in FORMATS.items()}
+    assert groups["cocktail"] == (32, 64) and groups["logquant2"] == (64, 32) and groups["int4_g64"] == (64, 0)
+    assert FORMATS["int8"].single and not FORMATS["kivi2"].single and not FORMATS["mix"].single
+
+
+def test_bytes_of_a_layer_by_hand():
+    sizes = layer_bytes(FORMATS["int8"], Point("tiny", 2, 128))  # 2 KV heads of 64 channels
+    assert sizes == {"int8": 4 * ((8192 + 4 * 64) + (8192 + 4 * 128)), "fp16": 4 * 2 * 64 * 2}
+    keys, values = FORMATS["int2_g32"].tiers[0].key, FORMATS["int2_g32"].tiers[0].value
+    assert side_bytes(keys, 40, 64) == 40 * 64 // 4 + 4 * 64  # the second group of 32 is not complete
+    assert side_bytes(values, 3, 64) == 3 * 64 // 4 + 4 * 3 * 2
+    assert side_bytes(FULL, 3, 64, width=4) == 3 * 64 * 4
+    assert (MODELS["7b"], MODELS["8b"], MODELS["tiny"]) == (Model(32, 32, 128), Model(32, 8, 128), Model(6, 2, 64))
+    assert resolved(FORMATS["int4_g32"].tiers[0].value, 16).group == 16
+    assert resolved(FORMATS["int4_g128"].tiers[0].key, 64).group == 128  # per channel: tokens
+
+
 def test_numbers_of_tokens_and_points():
     assert [tokens(t) for t in ("4k", "32K", "4096", "7")] == [4096, 32768, 4096, 7]
     assert [short(n) for n in (4096, 262144, 100)] == ["4k", "256k", "100"]
@@ -88,11 +115,16 @@ def test_numbers_of_tokens_and_points():
     for text in ("4m", "", "0", "-4k"):
         with pytest.raises(ValueError, match="number of tokens"):
             tokens(text)
-    for text in ("9b:1:4k", "7b:1"):
+    assert point("7b:2:100") == Point("7b", 2, 100, 1) and str(Point("7b", 2, 4096, 5)) == "7b B2 4k q5"
+    for text in ("9b:1:4k", "7b:1", "7b:1:4k:0", "7b:x:4k", "7b:1:4k:5:6"):
         with pytest.raises(ValueError, match="point"):
             point(text)
     args = command.parser().parse_args(["kernel", "--contexts", "8k", "--models", "tiny", "--q-len", "1", "5"])
     assert kernel.points(args) == [Point("tiny", 1, 8192), Point("tiny", 1, 8192, 5)]
+    args = command.parser().parse_args(["kernel", "--points", "7b:1:4k", "8b:2:1k"])
+    assert kernel.points(args) == [Point("7b", 1, 4096), Point("8b", 2, 1024)]
+    args = command.parser().parse_args(["kernel", "--quick", "--models", "tiny"])
+    assert kernel.points(args) == [point(text) for text in kernel.QUICK]
 
 
 def test_a_layer_of_the_bench_is_what_its_lengths_say_and_its_twin_is_another(monkeypatch):
@@ -155,6 +187,10 @@ def test_a_mix_is_expected_at_the_rates_of_its_formats():
     assert kernel.expected(mix, rows) == pytest.approx(0.6 * 30 + 0.3 * 40 + 0.1 * 1000, rel=0.02)
     assert kernel.expected(rows[0], rows) is None
     assert kernel.expected(mix, rows[:1]) is None
+    assert kernel.expected({**mix, "best": None}, rows) is None
+    for key, other in (("path", "triton"), ("context", 4096), ("q_len", 5), ("model", "8b"), ("batch", 2)):
+        assert kernel.expected(mix, [rows[0], {**rows[1], key: other}]) is None, key
+    assert kernel.expected(mix, [rows[0], {**rows[1], "us": None}]) is None
 
 
 def test_a_row_of_the_table_and_one_that_failed():
@@ -167,9 +203,50 @@ def test_a_row_of_the_table_and_one_that_failed():
     assert len(lines) == 4
     assert lines[2].split() == "7b 1 4k 1 int4_g128 cuda 10.0 1.00 1800 39.1 6.10 cudnn 22.0 2.20 8.0e-04".split()
     assert lines[3].endswith("NotServed: why")
+    assert kernel.line({**good, "error": None, "best": None, "best_us": None})[-4:] == [None, None, None, "-"]
+    assert kernel.line(bad)[6:11] == [None] * 5 and kernel.line(bad)[11:13] == ["cudnn", 22.0]
     assert quantize.line({**row, "what": "hqq", "failed": "no"}, 1.0)[-1] == "no"
     found = quantize.row_of(Point("7b", 1, 4096), "int8", "kernel", Time(10.0, 9.0, 11.0, 7), 10**6, None)
     assert quantize.line(found | {"same": True}, 1000.0)[4:] == [10.0, 10.0, 100.0, 10.0, "yes"]
+    assert quantize.line(found, 1.0)[:4] == ["7b", "4k", "int8", "kernel"] and quantize.line(found, 1.0)[-1] == "-"
+    assert quantize.line(found | {"same": False}, 1.0)[-1] == "NO"
+    assert quantize.line(found | {"same": "ValueError: x"}, 1.0)[-1] == "ValueError: x"
+    assert quantize.line(found | {"bytes": None}, 1.0)[6:8] == [None, None]
+    assert "ceiling_GB_s" not in found and (found["p10"], found["p90"], found["rounds"]) == (9.0, 11.0, 7)
+    assert quantize.row_of(Point("7b", 1, 4096), "int8", "x", Time(1, 1, 1, 1), None, 5.0)["ceiling_GB_s"] == 5.0
+    assert quantize.row_of(Point("7b", 1, 4096), "int8", "x", "why", None, 5.0)["failed"] == "why"
+
+
+def test_a_packing_is_of_the_formats_own_quantizer():
+    for name, side, kind, bits, group, axis in (
+        ("int4_g32", "key", "AffineQuantizer", 4, 32, "channel"),
+        ("int4_g128", "value", "AffineQuantizer", 4, 64, "token"),
+        ("atom4", "key", "AtomQuantizer", 4, 64, "token"),
+        ("int8", "key", "HierarchicalQuantizer", 8, 128, "channel"),
+    ):
+        made = quantize.quantizer(name, side, 64)
+        assert (type(made).__name__, made.bits, made.axis) == (kind, bits, axis)
+        assert made.group_size == group
+    assert quantize.flushes("int4_g128") == [("128 keys", "key", 128), ("1 value", "value", 1)]
+    assert quantize.flushes("int4_g64") == [("128 keys", "key", 128), ("64 keys", "key", 64), ("1 value", "value", 1)]
+    side = 128 * 128 // 2 + 4 * 128  # codes, and a scale and a minimum for each of 128 groups
+    assert quantize.traffic("int4_g128", Point("7b", 2, 128)) == (4 * 128 * 128 + 2 * side) * 32 * 2
+
+
+def test_torchs_way_ends_with_its_block(monkeypatch):
+    from kvbench.cache.segments import packed
+
+    known = packed.served
+    with pytest.raises(ValueError), quantize.torchs_way():
+        assert packed.served(None, None) == "bench: torch's way"
+        raise ValueError
+    assert packed.served is known
+    with quantize.warps(None):
+        assert packed.served is known
+    with pytest.raises(ValueError), quantize.warps(2):
+        assert packed.served is not known
+        raise ValueError
+    assert packed.served is known
 
 
 def test_results_are_written_whole(tmp_path):

@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 from argparse import ArgumentTypeError
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvbench.bench import __main__ as command
 from kvbench.bench.choices import method_of, shape_of, share
-from kvbench.bench.predict import draft_weights
+from kvbench.bench.predict import Row, draft_weights, shown
 from kvbench.profiling.intensity import speed_up
 from kvbench.profiling.roofline import Shape
 
@@ -109,6 +110,53 @@ def test_throughput_of_a_generation_and_the_largest_batch(tmp_path):
     assert exact["tokens_per_s"] == pytest.approx(2000 / (exact["ttft_s"] + 1999 * exact["tpot_s"]))
 
 
+def test_columns_of_the_table(capsys):
+    row = Row(
+        model="m", gpu="g", method="kivi", batch=2, context=7, new_tokens=3, ttft_s=1.5, tpot_s=0.002,
+        expected_tpot_s=0.003, over_fp16=1.25, tokens_per_s=9.5, bound="memory", prefill_bound="compute", kv_share=0.5,
+        weight_bytes=1, kv_bytes=2**31, kv_bytes_per_step=1, kv_of_fp16=0.25, decode_peak_bytes=3 * 2**30,
+        prefill_peak_bytes=2**32, fits=False, max_batch=1,
+    )  # fmt: skip
+    args = command.parser(measuring=False).parse_args(["predict"])
+    text = shown([row], args)
+    cells = [line.split() for line in text.splitlines() if line.startswith("m ")]
+    assert [cell for line in cells for cell in line if cell not in ("m", "g", "kivi", "7")] == [
+        *("2 1.50 2.00 3.00 1.25 9.50 memory 50.0".split()),
+        *(["2"] if len(cells) > 1 else []),
+        *("2.00 25.0 4.00 3.00 no 1".split()),
+    ]
+    assert "11 per layer" in text and "prompts read in groups" in text and "Speculation" not in text
+    args.prefill_rows, args.acceptance = None, 0.75
+    text = shown([replace(row, draft_s=1.0)], args)
+    assert "all prompts read together" in text and "acceptance of 0.75" in text
+
+
+def test_packed_weights_and_other_memory(tmp_path):
+    asked = ["--contexts", "4k", "--methods", "fp16", "--weight-bits", "4"]
+    row = predicted(tmp_path, *asked)["fp16"]
+    packed = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 32000 * 4096
+    rest = 2 * (6738415616 - packed)
+    assert row["weight_bytes"] == packed // 2 + packed // 32 + rest
+    fewer = predicted(tmp_path, *asked, "--weight-group", "64")["fp16"]
+    assert fewer["weight_bytes"] - row["weight_bytes"] == packed // 32
+    small = predicted(tmp_path, "--contexts", "4k", "--methods", "fp16", "--memory-gb", "14")["fp16"]
+    assert not small["fits"] and small["max_batch"] == 0 and small["gpu"] == "h200"
+    several = predicted(tmp_path, "--contexts", "4k", "--methods", "fp16", "--batches", "3")["fp16"]
+    assert several["kv_bytes"] == several["kv_bytes_per_step"] == 3 * 2 * 32 * 4096 * 4096 * 2
+    assert several["tokens_per_s"] == pytest.approx(3 / several["tpot_s"]) and several["fits"]
+    content = json.loads((tmp_path / "predict.json").read_text())
+    assert content["gpus"]["h200"]["read"] == 4.69e12 and content["gpus"]["h200"]["matmul"] == 718e12
+
+
+def test_a_grid_has_a_row_for_each_combination(tmp_path):
+    asked = ["--contexts", "1k", "2k", "--batches", "1", "2", "--gpu", "h200", "l40s", "--methods", "kivi:int4"]
+    assert command.main(["predict", *asked, "--out", str(tmp_path), "--name", "x"]) == 0
+    found = json.loads((tmp_path / "x.json").read_text())["rows"]
+    expected = [(gpu, context, batch) for gpu in ("h200", "l40s") for context in (1024, 2048) for batch in (1, 2)]
+    assert [(row["gpu"], row["context"], row["batch"]) for row in found] == expected
+    assert {row["method"] for row in found} == {"kivi:int4"} and all(row["over_fp16"] > 1 for row in found)
+
+
 def test_evicted_tokens_are_not_attended(tmp_path):
     """64 queries over 128k tokens each take 6 ms of FLOPs if they see them all, and next to nothing if they see 64."""
     rows = predicted(tmp_path, "--methods", "snapkv:budget=64", "--contexts", "128k", "--batches", "64")
@@ -174,7 +222,8 @@ def test_methods_as_typed():
         (["--gpu", "h300"], "did you mean 'h200'"),
         (["--methods", "kivi:residual=["], "leaves a bracket or quote open"),
         (["--methods", "kivi:residual=64:residual=128"], "residual twice"),
-        (["--bandwidth-TBs", "2"], "--tflops"),
+        (["--bandwidth-TBs", "2"], "--tflops: is missing"),
+        (["--tflops", "2"], "--bandwidth-TBs: is missing"),
         (["--bandwidth-TBs", "2", "--tflops", "100"], "--memory-gb"),
         (
             ["--model", "phi3-mini-128k-instruct", "--methods", "cocktail:split=1/1/1,value_group_size=64"],

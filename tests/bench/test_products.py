@@ -12,6 +12,7 @@ from kvbench.bench import __main__ as command
 from kvbench.bench import ceiling, products
 from kvbench.bench.choices import shape_of
 from kvbench.bench.clock import Time
+from kvbench.profiling.roofline import Shape
 
 
 def test_a_layer_has_four_products() -> None:
@@ -24,12 +25,25 @@ def test_a_layer_has_four_products() -> None:
         assert sum(rows * columns for rows, columns in found.values()) * shape.layers == shape.linear_elements
 
 
+def test_the_shape_of_each_product_where_all_differ() -> None:
+    shape = Shape(hidden=4, intermediate=7, layers=2, query_heads=3, heads=1, channels=2, vocabulary=9)
+    assert products.products(shape) == {
+        "queries, keys, values": (6 + 2 * 2, 4),
+        "output": (4, 6),
+        "gate, up": (14, 4),
+        "down": (4, 7),
+    }
+    assert list(products.ways(False)) == ["kernel", "torch (library)"]
+    assert products.TOLERANCE == 0.02
+
+
 def test_rows_of_the_table_with_their_rate_and_those_that_failed() -> None:
     """Bytes over time, and its share of the plain read."""
     row = {"model": "m", "product": "down", "rows": 4, "columns": 8, "by": "kernel"}
     good = products.line(row | {"us": 10.0, "p10": 9.9, "p90": 10.1, "bytes": 40_000, "error": 1e-3}, 8.0)
     assert good[5:] == pytest.approx([10.0, 1.0, 4.0, 50.0, 1e-3])
-    assert products.line(row | {"failed": "no room"}, 8.0)[-1] == "no room"
+    assert good[:5] == ["m", "down", 4, 8, "kernel"]
+    assert products.line(row | {"failed": "no room"}, 8.0)[5:] == [None, None, None, None, "no room"]
 
 
 def test_a_way_that_fails_is_a_row() -> None:

@@ -11,6 +11,15 @@ from kvbench.bench.profile import STEPS, kind, summed
     ("name", "wanted"),
     [
         ("decode", "attention"),
+        ("decode_split", "attention"),
+        ("decoder", "elementwise"),
+        ("merge_parts", "attention"),
+        ("pack_windows_2", "pack"),
+        ("write_keys", "append"),
+        ("rewrite", "elementwise"),
+        ("product", "linear"),
+        ("products", "elementwise"),
+        ("Memset (Device)", "copies"),
         ("pack_tiles", "pack"),
         ("write", "append"),
         ("void gemv2T_kernel_val<int, int, __nv_bfloat16>", "linear"),
@@ -34,3 +43,7 @@ def test_sums() -> None:
     assert found["busy_ms"] == 1.25 * STEPS
     assert found["ms"] == {"attention": STEPS * 1.0, "append": STEPS * 0.25}
     assert found["kernels"][0] == {"name": "decode", "ms": STEPS * 1.0, "calls": 2.0}
+    many = summed({f"kernel {i}" + "x" * 200: [float(i)] for i in range(20)})
+    assert [row["ms"] for row in many["kernels"]] == [float(i) for i in range(19, 7, -1)]
+    assert {len(row["name"]) for row in many["kernels"]} == {120} and many["ms"] == {"elementwise": 190.0}
+    assert STEPS == 16

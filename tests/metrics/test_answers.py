@@ -16,6 +16,7 @@ def test_the_best_answer_counts_for_every_metric() -> None:
     assert score("regex", "so (7), not (8)", ["9", "is (7)"], pattern=r"\((\d)\)") == {"score": 1.0}
     wrong, right = "x #### 7", "x #### 18"
     assert score("gsm8k", "#### 18", [wrong, right, wrong]) == {"score": 1.0, "strict": 1.0, "flexible": 1.0}
+    assert score("gsm8k", "#### 7, no, 18", [right, wrong]) == {"score": 1.0, "strict": 1.0, "flexible": 0.0}
     assert score("gsm8k", "it is 18", [right]) == {"score": 0.0, "strict": 0.0, "flexible": 1.0}
 
 
@@ -30,6 +31,7 @@ def test_a_choice_is_the_first_letter_of_an_option_that_stands_alone(prediction,
 def test_the_letters_of_options_go_to_z() -> None:
     assert score("choice", "Z", ["Z"], options=26) == {"score": 1.0}
     assert letter("BAD C", "ABC") == "C"
+    assert letter("CAB, A", "ABC") == letter("BAC A", "ABC") == "A"
     assert letter("D", "ABC") is None
 
 

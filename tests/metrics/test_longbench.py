@@ -31,6 +31,8 @@ def test_every_golden_score_is_equal(chinese: bool) -> None:
         )
         if found != case["score"]:
             wrong.append((case, found))
+    if chinese:
+        assert longbench.limited_rouge("vcsum", "中国", ["x", "中国"]) == pytest.approx(1.0)
     assert len(cases) >= (10 if chinese else 80)
     assert not wrong
 
@@ -117,6 +119,12 @@ def test_recursion_steps_are_the_packages() -> None:
                 finally:
                     sys.setrecursionlimit(limit)
                 assert failed is fails, (words, spare)
+
+
+def test_steps_of_short_walks() -> None:
+    """Calls of the package: one per move, and one for the end that it reaches."""
+    pairs = {("b b a", "a"): 2, ("a b b", "a"): 4, ("a b", "a b"): 3, ("x", "a"): 2, ("a b c", "c b a"): 4}
+    assert {pair: rouge_l(*pair).steps for pair in pairs} == pairs
 
 
 def test_the_recursion_limit_is_990_steps() -> None:

@@ -113,6 +113,10 @@ def test_neighbouring_files_do_not_run_into_each_other(tmp_path: Path) -> None:
         (place / "b.json").write_bytes(second)
         digests.add(fingerprint(place))
     assert len(digests) == 3
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "a.json").write_bytes(b"abb.json:c")
+    assert fingerprint(alone) not in digests
 
 
 def test_a_file_that_has_just_changed_is_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
