@@ -93,7 +93,7 @@ class QuantSpec(RecencyMethod):
 
     @property
     def needs_prompts(self) -> bool:  # type: ignore[override]
-        """True if the draft has its own cache, and the method of that cache (Cocktail) needs the prompts in advance."""
+        """True if a cache can be made only for known prompts, because the draft's own cache uses Cocktail."""
         return self.own_cache and self.draft_method.needs_prompts
 
     @property
@@ -103,7 +103,7 @@ class QuantSpec(RecencyMethod):
 
     @cached_property
     def draft_method(self) -> Method:
-        """Method of the draft's own cache; to be used only if :attr:`own_cache` is True."""
+        """Method of the draft's own cache. Valid only if :attr:`own_cache` is True."""
         from kvbench.methods.load import load_method
 
         options = {**SPARSE.get(self.draft, {}), **(self.draft_options or {})}
@@ -115,7 +115,11 @@ class QuantSpec(RecencyMethod):
         return self.draft_method.packages() if self.own_cache else ()
 
     def reach(self) -> Reach | None:
-        """Return the number of tokens up to which none is packed: 2 G - 1; None for ``target=fp16``."""
+        """Return the largest number of tokens at which the target's cache is still entirely in full precision.
+
+        It is 2 G - 1, one less than the double buffer holds (:attr:`G` is the group size). The result is None for
+        ``target=fp16``, which never packs tokens.
+        """
         if self.target == "fp16":
             return None
         return Reach("quantizer.key.group_size", self.G, 2 * self.G - 1)
@@ -129,16 +133,18 @@ class QuantSpec(RecencyMethod):
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if the quantizer, `gamma` or an option of the draft cannot be used.
 
-        :meth:`check_rule` lists the requirements on the quantizer and on `gamma`. The draft must be one of QuantSpec's
-        own or the name of another method, and it must differ from the target.
+        :meth:`check_rule` lists the requirements on the quantizer and on `gamma`. The draft must be ``upper``, ``full``
+        or the name of another method, and with ``gamma > 0`` it must not be the same as the target.
         """
         super().check(head_dim, max_length)
         self._check_draft(head_dim, max_length)
 
     def check_rule(self) -> None:
-        """Raise ConfigError if codes do not have two nibbles, axes are not those of the paper, or gamma >= G.
+        """Raise ConfigError if the quantizer or `gamma` does not fit the paper's scheme.
 
-        In the paper, keys are grouped per channel and values per token.
+        The format must be ``hierarchical``: codes of 8 bits, whose upper 4 bits the draft can read alone. Keys must be
+        grouped per channel and values per token. `gamma` must be below :attr:`G`, so that the tokens of one round fit
+        into half of the double buffer.
         """
         for side, form in zip(SIDES, self.formats(), strict=True):
             if form.kind != "hierarchical":
@@ -204,7 +210,7 @@ class QuantSpec(RecencyMethod):
             )
 
     def prepare(self, model: ModelConfig) -> None:
-        """Prepare the draft's method for the model; KVQuant finds its calibration file.
+        """Prepare the draft's method for the model, for example by finding the calibration file of KVQuant.
 
         Raises:
             ConfigError: `sensitive_layers` leaves no layer to quantize, or the draft's method cannot run with this
@@ -225,10 +231,14 @@ class QuantSpec(RecencyMethod):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return the value that replaces ``draft_options`` in the identity of a run (:meth:`Method.identity`).
+        """Return what is hashed into a run's id in place of ``draft_options`` (:meth:`Method.identity`).
 
-        These are the options, with the values that the draft's method puts in place of some of them (KVQuant: a hash of
-        its calibration file). The result is empty if there are no such values, or if the draft has no cache of its own.
+        The draft's method may replace some of its options: KVQuant, for example, replaces the path of its calibration
+        file by a hash of the file.
+
+        Returns:
+            ``{"draft_options": OPTIONS}``, where OPTIONS are the options with these replacements. Empty if the draft's
+            method replaces nothing, or if the draft has no cache of its own.
         """
         own = self.draft_method.identity() if self.own_cache else {}
         return {"draft_options": {**(self.draft_options or {}), **own}} if own else {}
@@ -236,10 +246,10 @@ class QuantSpec(RecencyMethod):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """Return an empty cache for the target; if the draft has its own cache, the prompt fills both.
+        """Return an empty cache for the target, linked to a second cache if the draft needs its own.
 
-        The cache of the target then passes the keys and values of the prompt on to that of the draft
-        (:meth:`kvbench.cache.KVCache.lead`), so that one prefill is enough.
+        One prefill fills both: the target's cache hands the keys and values of the prompt on to the draft's
+        (:meth:`kvbench.cache.KVCache.lead`).
 
         Args:
             model: causal language model, which is switched to kvbench's attention.
@@ -266,9 +276,10 @@ class QuantSpec(RecencyMethod):
     # -- the rule ---------------------------------------------------------------------------------------------------
 
     def exact(self, n: int) -> int:
-        """Return how many of the newest tokens are in full precision after `n` tokens: n if n < 2 G, else G + n mod G.
+        """Return how many of the newest tokens are in full precision after `n` tokens.
 
-        The buffer of 2 G tokens flushes its older half whenever it is full (Algorithm 1, lines 24-27).
+        It is `n` if n < 2 G, else G + n mod G, where :attr:`G` is the group size: the double buffer has room for 2 G
+        tokens, and packs the older G of them whenever it is full (Algorithm 1, lines 24-27).
         """
         return n if n < 2 * self.G else self.G + n % self.G
 
@@ -293,7 +304,7 @@ class QuantSpec(RecencyMethod):
         """Return True if the layer packs tokens, False if it holds all of them in full precision.
 
         Three kinds of layers pack none: the first `sensitive_layers` layers, all layers of an fp16 target, and layers
-        whose sliding window is too short to show a packed token.
+        with a sliding window so short that a token would leave it before it could be packed.
 
         Args:
             layer: index of the layer.
@@ -310,7 +321,8 @@ class QuantSpec(RecencyMethod):
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
         """Return an empty segment for tokens in full precision.
 
-        It has room for the double buffer and one round of speculation, or for all tokens if the layer packs none.
+        It has room for the 2 G tokens of the double buffer and the gamma + 1 tokens of one round of speculation. On a
+        layer that packs no tokens, it has room for all tokens instead.
         """
         if not self.packs(layer.index, None):
             return self.full(layer, side, capacity=layer.expected_length() + self.gamma + 1)

@@ -10,11 +10,14 @@ from kvbench.errors import ConfigError
 
 @dataclass(frozen=True)
 class Reach:
-    """Number of tokens up to which a method packs and drops none, and the hyper-parameter that decides this number.
+    """The largest number of tokens that a method stores exactly, and the hyper-parameter that determines it.
+
+    A run on shorter texts would not measure the method, because nothing is packed or dropped.
 
     Args:
-        key: configuration key of that hyper-parameter; ``method`` if no single one decides.
-        value: value of that hyper-parameter; the name of the method's class if no single one decides.
+        key: configuration key of that hyper-parameter, such as ``method.residual``; ``method`` if no single one
+            determines the number.
+        value: value of that hyper-parameter; the name of the method's class if `key` is ``method``.
         tokens: nothing is packed or dropped as long as at most this many tokens are cached.
         of_prompt: True if `tokens` counts only the tokens of the prompt.
     """

@@ -36,11 +36,13 @@ class RecencyMethod(Method):
     The first tokens (:attr:`sinks`) and a window of the newest tokens stay in full precision. Keys and values are each
     stored in up to three segments: sinks, packed tokens, and window. A subclass defines only :meth:`exact`, which
     returns how many of the newest tokens are in full precision. Everything else follows from it: the stores, padding,
-    rollback, sliding windows, batched packing, and the count of bytes and its formula. The tokens of a step are in full
-    precision during that step. Each token is packed once, before a later step.
+    rollback, sliding windows, batched packing, and the count of bytes and its formula.
 
-    On a layer with a sliding window, :meth:`exact` is called with the number of all tokens of the text, hidden ones
-    included, and hidden tokens are dropped in whole groups.
+    The tokens of a decode step are in full precision while that step runs. A token that has left the window is packed
+    before the next step, and is not packed again.
+
+    On a layer with a sliding window, :meth:`exact` is called with the number of all tokens of the text, including those
+    that the sliding window hides. Hidden tokens are dropped in whole groups.
     """
 
     needs_quantizer: ClassVar[bool] = True
@@ -101,7 +103,10 @@ class RecencyMethod(Method):
         return self.full(layer, side, capacity=max(self.windows(expected)) if self._packs(layer) else expected)
 
     def unit(self, width: int) -> int:
-        """Return the number of tokens that are dropped at a time once a sliding window hides them.
+        """Return how many hidden tokens are dropped together on a layer with a sliding window.
+
+        Packed tokens that share groups can be dropped only as whole groups. Without such groups, the number is 32, so
+        that codes are moved in one step out of 32. With :attr:`evict` nothing is packed, and the number is 1.
 
         Args:
             width: channels of a token over all heads.
@@ -115,7 +120,7 @@ class RecencyMethod(Method):
 
     @property
     def packs_together(self) -> bool:
-        """True unless a subclass overrides :meth:`settle`: one kernel launch may pack the tokens of all layers."""
+        """True if one kernel launch may pack the tokens of all layers; False if a subclass overrides :meth:`settle`."""
         return type(self).settle is RecencyMethod.settle
 
     @property
@@ -135,10 +140,10 @@ class RecencyMethod(Method):
             self.check_rule()
 
     def check_rule(self) -> None:
-        """Raise ConfigError if :meth:`exact` does not follow its rules, by trying all token counts below :data:`TRIED`.
+        """Raise ConfigError if :meth:`exact` returns an impossible number for any token count below :data:`TRIED`.
 
-        It must return whole numbers from 0 to n, packed tokens must never return to full precision, and groups must be
-        packed as a whole. :meth:`check` calls this after checking the formats.
+        ``exact(n)`` must be a whole number from 0 to n, packed tokens must never return to full precision, and groups
+        must be packed as a whole. :meth:`check` calls this method after checking the formats.
         """
         for n in range(TRIED):
             self._check_exact(n)
@@ -184,7 +189,10 @@ class RecencyMethod(Method):
             )
 
     def reach(self) -> Reach | None:
-        """Return the number of tokens up to which none is packed or dropped; None if even the first token is packed."""
+        """Return the largest number of tokens at which the cache is still entirely in full precision.
+
+        None if the first token is already packed or dropped.
+        """
         # the number of packed tokens never falls, so bisection finds the first count with one
         untouched = bisect_left(range(LONGEST), True, key=lambda n: min(self.windows(self.sinks + n + 1)) <= n)
         return Reach("method", type(self).__name__, self.sinks + untouched) if self.sinks + untouched else None
@@ -192,7 +200,7 @@ class RecencyMethod(Method):
     def windows(self, count: int, *, prompt: bool = False) -> tuple[int, int]:
         """Return how many of the newest keys, and how many of the newest values, are in full precision.
 
-        Sinks are not counted.
+        The sinks, which are always in full precision, are not counted in the result.
 
         Args:
             count: number of tokens so far, the sinks included.
@@ -217,7 +225,11 @@ class RecencyMethod(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store the prompt's tokens, or a chunk of them, by the rule for prompts (:meth:`exact_after_prompt`)."""
+        """Store the prompt's tokens: sinks and the newest tokens in full precision, the others packed or dropped.
+
+        :meth:`exact_after_prompt` decides how many of the newest tokens stay in full precision. If prompts attend to
+        quantized tokens (:attr:`quantized_prefill`), each chunk of the prompt is stored by a separate call.
+        """
         count, packs = layer.real_tokens(rows.indices(layer.batch)[0]), self._packs(layer)
         for store, x, exact in zip(layer.stores(), (keys, values), self.windows(count, prompt=True), strict=True):
             if not packs:
@@ -250,18 +262,20 @@ class RecencyMethod(Method):
                 store.tail.drop_front(rows, excess)
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return how many hidden tokens to drop: first all sinks together, then multiples of :meth:`unit` tokens.
+        """Return how many of the tokens that a sliding window hides can be dropped.
 
-        A layer that packs no tokens drops all hidden ones.
+        The sinks are dropped all at once, when the last of them is hidden. The tokens after them are dropped
+        :meth:`unit` at a time. A layer that packs no tokens drops every hidden token.
         """
         if not self._packs(layer):
             return hidden
         return whole(hidden, self.unit(layer.heads * max(layer.key_dim, layer.value_dim)), self.sinks)
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop as many of the oldest tokens as :meth:`forgotten` returns, unless they have already been dropped.
+        """Drop the oldest tokens that a sliding window hides; arguments as for :meth:`Method.forget`.
 
-        Arguments are those of :meth:`Method.forget`.
+        Of all tokens of the text, the first :meth:`forgotten` ones are dropped. Those of them that have been dropped or
+        evicted before are not counted again.
         """
         if not self._gaps(layer):
             super().forget(layer, rows, hidden)
@@ -271,7 +285,10 @@ class RecencyMethod(Method):
             store.drop_front(rows, count)
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return the positions of the remaining tokens with :attr:`evict`; otherwise None, as slots are in order."""
+        """Return the position of the token in each slot of a row, ``[n]``, if tokens have been evicted.
+
+        Without :attr:`evict` the result is None: the slots hold consecutive tokens in the order of the text.
+        """
         if not self._gaps(layer):
             return None
         store, one, n = layer.stores()[0], slice(row, row + 1), layer.real_tokens(row)

@@ -27,12 +27,13 @@ class ScoredMethod(Method):
     A subclass defines only :meth:`score`, which returns the scores. Everything else follows from it: the choice of
     tokens, the stores, padding, sliding windows, and the count of bytes and its formula. All generated tokens are kept.
 
-    On a layer with a sliding window, only prompt tokens that later tokens can see are candidates, and a budget given as
-    a share is a share of these. After the prompt, a slot is dropped once its token is hidden in every head, 32
-    positions at a time. This also holds for slots of generated tokens.
+    On a layer with a sliding window, the tokens that it already hides at the end of the prompt are dropped without
+    being scored, and a budget given as a share is a share of the others. While decoding, further tokens, also generated
+    ones, become hidden and are dropped. If heads hold different tokens, a slot is dropped only when its token is hidden
+    in every head, and slots are dropped in steps of 32 positions.
 
     Args:
-        budget: prompt tokens to keep, as a number (int) or as a share of the prompt (float).
+        budget: number (int) or share (float) of the prompt tokens to keep.
     """
 
     budget: int | float = 0.5
@@ -51,14 +52,17 @@ class ScoredMethod(Method):
         Args:
             keys: keys of the prompt, ``[B, H, n, D]``.
             values: values of the prompt, ``[B, H, n, Dv]``.
-            attention: attention probabilities of the prompt, as :attr:`observe_prompt` requests them. With 0: None;
-                with q > 0: of the last q queries, ``[B, Hq, q, n]``; with -1: summed over all queries,
-                ``[B, Hq, 1, n]``. The query heads of a KV head are adjacent.
+            attention: attention probabilities of the prompt; :attr:`observe_prompt` selects which. For 0, None. For
+                q > 0, those of the last q queries, ``[B, Hq, q, n]``. For -1, their sum over all queries,
+                ``[B, Hq, 1, n]``. Query heads that share a KV head are adjacent.
         """
         raise NotImplementedError(f"{type(self).__name__} must define the method score(keys, values, attention)")
 
     def split(self, n: int) -> tuple[int, int]:
-        """Return how many of `n` prompt tokens are kept by score, and how many because they are the newest."""
+        """Return how many of `n` prompt tokens are kept for their scores, and how many because they are the newest.
+
+        The two numbers add up to the budget, or to `n` if that is smaller.
+        """
         resident = tokens(self.budget, n, self.least)
         newest = min(self.newest, resident)
         return resident - newest, newest
@@ -81,9 +85,10 @@ class ScoredMethod(Method):
         check_budget(self.budget, self.least, f"the newest tokens ({self.newest}) and one before them")
 
     def reach(self) -> Reach | None:
-        """Return the number of prompt tokens up to which none is dropped, and the setting that decides this number.
+        """Return the length of the longest prompt of which no token is dropped.
 
-        It is the budget or, if the budget is a share, the number of newest tokens. None if the number is 0.
+        It is the budget if that is a number of tokens. If the budget is a share, it is the number of newest tokens that
+        are always kept, or None if there are none.
         """
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=True)
@@ -183,9 +188,9 @@ class ScoredMethod(Method):
         return hidden
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop tokens that a sliding window hides.
+        """Drop tokens that a sliding window hides; arguments as for :meth:`Method.forget`.
 
-        If heads hold different tokens, a slot is dropped once its tokens are hidden in every head.
+        If heads hold different tokens in the same slot, the slot is dropped once its token is hidden in every head.
         """
         if layer.order[rows.indices(layer.batch)[0]] is None:
             super().forget(layer, rows, hidden)

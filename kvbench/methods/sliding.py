@@ -9,10 +9,12 @@ INDICES, TILE = 1 << 16, 128
 
 
 def hidden(count: int, window: int | None) -> int:
-    """Return how many of the oldest cached tokens no later token can see.
+    """Return the number of tokens that have left a sliding window, so that no later token can attend to them.
+
+    These are always the oldest tokens.
 
     Args:
-        count: number of cached tokens.
+        count: number of tokens so far.
         window: sliding window: number of tokens that a query sees, its own included. None: no window, so the result
             is 0.
     """
@@ -20,21 +22,21 @@ def hidden(count: int, window: int | None) -> int:
 
 
 def whole(hidden: int, unit: int, first: int = 0) -> int:
-    """Return how many of the oldest `hidden` tokens can be dropped without splitting a group.
+    """Return how many of the `hidden` oldest tokens can be dropped without splitting a group.
 
     Args:
         hidden: number of oldest tokens that no later token can see.
         unit: tokens per group.
-        first: number of first tokens (sinks) before the first group. They can be dropped only all at once.
+        first: number of tokens before the first group (sinks). They are dropped together or not at all.
     """
     return first + (hidden - first) // unit * unit if hidden >= first else 0
 
 
 def outlier_block(width: int) -> int:
-    """Return the number of tokens per block of KVQuant's outliers.
+    """Return the number of tokens in each block into which KVQuant divides its tokens to store their outliers.
 
-    It is the largest power of two for which 16 bits can number all elements of the block, but at most 128
-    (:data:`TILE`).
+    The index of an outlier within its block has 16 bits. The block is as large as this allows, rounded down to a power
+    of two, but has at most 128 tokens (:data:`TILE`).
 
     Args:
         width: channels of a token over all heads.

@@ -75,17 +75,17 @@ class SnapKV(ScoredMethod):
         return self.pooled(reduce(votes.unflatten(1, (heads, -1)), self.group, 2))
 
     def pooled(self, votes: torch.Tensor) -> torch.Tensor:
-        """Return the votes ``[B, H, n]`` pooled over neighbouring tokens.
+        """Return votes ``[B, H, n]`` pooled over neighbouring tokens, by :attr:`pooling` and :attr:`kernel`.
 
-        At both ends, an average counts missing neighbours as 0.
+        The result has the same shape. At both ends, an average counts missing neighbours as 0.
         """
         pool = torch.nn.functional.max_pool1d if self.pooling == "max" else torch.nn.functional.avg_pool1d
         return pool(votes, self.kernel, stride=1, padding=self.kernel // 2)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if `window` is below 1, `budget` is too small for it, or `kernel` is not odd and positive.
+        """Raise ConfigError if `window`, `kernel` (the size of the pooling kernel) or `budget` is invalid.
 
-        `kernel` is the size of the pooling kernel.
+        `window` must be positive, `kernel` odd and positive. A budget in tokens must exceed the window.
         """
         if self.window < 1:
             raise ConfigError("method.window", self.window, "must be positive", allowed="1 or greater, such as 32")
@@ -97,9 +97,9 @@ class SnapKV(ScoredMethod):
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach:
-        """Return the number of prompt tokens up to which none is dropped: the budget.
+        """Return the length of the longest prompt of which no token is dropped.
 
-        If the budget is a share of the prompt, the result is the number of tokens in the window.
+        It is the budget if that is a number of tokens, or the window if the budget is a share of the prompt.
         """
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=True)

@@ -9,19 +9,24 @@ from typing import Self
 
 @dataclass
 class CacheState:
-    """Base of the state that a method keeps for one cache, in ``cache.progress.method_state``.
+    """Base class for data that a method needs during the life of one cache, in addition to keys and values.
 
-    The method's ``new_cache`` assigns it. This class is for state that does not depend on the rows of the batch. A
-    subclass with state per row overrides both methods.
+    The method's ``new_cache`` stores an instance in ``cache.progress.method_state``. A subclass whose data differ from
+    row to row of the batch overrides :meth:`select` and :meth:`clone`; others need not override anything.
     """
 
     def select(self, order: Sequence[int]) -> None:
-        """Reorder the rows of the batch; rows may also be dropped or repeated. This implementation does nothing.
+        """Follow a change of the batch, in which rows are reordered, dropped or repeated (beam search, for example).
+
+        This implementation does nothing.
 
         Args:
-            order: for each row of the new batch, the index of its row in the old batch.
+            order: for each row of the new batch, its index in the old batch.
         """
 
     def clone(self) -> Self:
-        """Return a copy whose rows can change independently. This implementation returns the state itself."""
+        """Return the state for a copy of the cache. Changes to the rows of one must not affect the other.
+
+        This implementation returns the object itself, because it has no data by row.
+        """
         return self

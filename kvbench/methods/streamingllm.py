@@ -32,7 +32,7 @@ else:
 
 @dataclass
 class Turning(CacheState):
-    """StreamingLLM's state for one cache.
+    """The model's rotary embedding, kept with a cache whose sinks are rotated to new positions at every step.
 
     Args:
         turn: function ``turn(keys, by)`` that rotates keys, as the model's RoPE does, by `by` positions.
@@ -48,9 +48,10 @@ class StreamingLLM(Method):
     Together, sinks and window fill the budget. The tokens of a step also attend to each other. The tokens of the prompt
     attend to each other in full, before any are dropped.
 
-    On a layer with a sliding window, the budget is limited to the tokens that the window shows, and a budget given as a
-    share is a share of these. With ``position=cache`` the budget includes the sinks. With ``position=original`` the
-    sliding window hides the sinks, which are kept in addition to the budget.
+    On a layer whose model has a sliding window, the budget is at most the number of tokens that this window shows, and
+    a budget given as a share is a share of that number. With ``position=cache`` the sinks move along with the newest
+    tokens, stay within the sliding window and count towards the budget. With ``position=original`` the sliding window
+    hides the sinks after a while. They are then kept in addition to the budget.
 
     Args:
         sinks: number of first tokens that are never dropped (paper: 4).
@@ -70,7 +71,7 @@ class StreamingLLM(Method):
 
     @property
     def packs_together(self) -> bool:
-        """True unless a subclass overrides :meth:`settle`: the windows of all layers are moved in one kernel launch."""
+        """True if one kernel launch may move all layers' windows; False if a subclass overrides :meth:`settle`."""
         return type(self).settle is StreamingLLM.settle
 
     @property
@@ -91,9 +92,9 @@ class StreamingLLM(Method):
         check_budget(self.budget, self.sinks + 1, f"the sinks (method.sinks={self.sinks}) and one new token")
 
     def reach(self) -> Reach:
-        """Return the number of tokens up to which none is dropped: the budget.
+        """Return the largest number of tokens of which none is dropped: the budget, or `sinks` + 1 if it is a share.
 
-        If the budget is a share, the result is `sinks` + 1.
+        With ``evict=prefill``, the number counts only the tokens of the prompt.
         """
         prompt = self.evict == "prefill"
         if isinstance(self.budget, int):
@@ -103,7 +104,9 @@ class StreamingLLM(Method):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """Return an empty cache; with ``position=cache`` it can rotate the keys of the sinks to other positions.
+        """Return an empty cache; arguments as for :meth:`Method.new_cache`.
+
+        With ``position=cache``, the cache gets the model's rotary embedding, by which it rotates the keys of the sinks.
 
         Raises:
             ModelError: the model has no rotary embedding that can rotate keys to other positions.
@@ -116,7 +119,7 @@ class StreamingLLM(Method):
         return cache
 
     def held(self, n: int, window: int | None = None) -> int:
-        """Return the number of tokens that a layer holds, within its budget, after `n` tokens.
+        """Return how many of `n` tokens a layer holds if its budget is applied: sinks and window together.
 
         Args:
             n: number of tokens seen so far.
@@ -127,7 +130,7 @@ class StreamingLLM(Method):
         return tokens(self.budget, n - passed, self.sinks + 1) + beside
 
     def most(self, n: int, window: int | None) -> int:
-        """Return the number of tokens that a layer would hold after `n` tokens if the budget were unlimited.
+        """Return how many of `n` tokens a layer holds if only its sliding window limits it, not the budget.
 
         Args:
             n: number of tokens seen so far.
@@ -185,7 +188,15 @@ class StreamingLLM(Method):
                 tail.roll(rows, count - resident, n - resident)
 
     def tails(self, layer: KVLayer, rows: slice = slice(0, 1)) -> list[tuple[RollingSegment, int]]:
-        """Return a pair for keys and a pair for values: the rolling segment, and its number of tokens per row."""
+        """Return the rolling segments of a layer, with the number of tokens that each of them holds.
+
+        Args:
+            layer: the layer.
+            rows: rows of the batch with equally many tokens; they determine the number.
+
+        Returns:
+            Two pairs ``(segment, number of tokens)``: the first for keys, the second for values.
+        """
         from kvbench.cache.segments.rolling import RollingSegment
 
         tails = []
@@ -203,9 +214,10 @@ class StreamingLLM(Method):
         return self._placed(layer, row, moved=self.position == "cache")
 
     def columns(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return the column in the padded batch of the token in each slot of a row, ``[n]``.
+        """Return the column, in the padded batch, of the token in each slot of a row, ``[n]``.
 
-        None if no token has been dropped.
+        Unlike :meth:`positions`, it tells where a sink is in the text, not where its key has been rotated to. None if
+        no token has been dropped.
         """
         return self._placed(layer, row, moved=False)
 

@@ -38,10 +38,10 @@ class Traits:
     def packs_together(self) -> bool:
         """True if the packing in ``settle`` may be deferred, so that one kernel launch packs the tokens of all layers.
 
-        The deferred launch reads the last, full-precision segments after ``settle`` has run for every layer. So such a
-        ``settle`` may read these segments and drop tokens at their front, but must not move tokens within them. Base
-        classes return True only if a subclass does not override their ``settle``. ``tests/contract/test_deferred.py``
-        detects a wrong True on a CPU.
+        The deferred launch reads the tokens from the last, full-precision segments when ``settle`` has run for every
+        layer. Such a ``settle`` may therefore drop tokens at the front of these segments, but must not move the others.
+        Base classes return True only if a subclass does not override their ``settle``.
+        ``tests/contract/test_deferred.py`` finds out, on a CPU, if a method wrongly returns True.
         """
         return False
 
@@ -62,7 +62,11 @@ class Traits:
 
     @property
     def eager(self) -> bool:
-        """True if a step stores its own tokens before it attends to them (requires :attr:`by_token`)."""
+        """True if the new tokens of a decode step are stored, and packed, before any token attends to them.
+
+        Usually a step attends to its new tokens in full precision, and they are packed later. True requires
+        :attr:`by_token`.
+        """
         return False
 
     @property
