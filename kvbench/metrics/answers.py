@@ -20,9 +20,9 @@ LETTERS = string.ascii_uppercase
 def score(
     metric: Metric, prediction: str, answers: Sequence[str], *, pattern: str | None = None, options: int = 0
 ) -> dict[str, float]:
-    """Return the scores of a prediction by name, each in 0..1.
+    """Score a prediction against its reference answers by one of the metrics that a configuration can name.
 
-    If there are several reference answers, the best score over them counts.
+    If there are several reference answers, the one with the best score counts.
 
     Args:
         metric: ``exact_match`` or ``regex`` (:mod:`kvbench.metrics.text`), ``f1`` of words
@@ -34,8 +34,8 @@ def score(
         options: number of options of the question, required by the metric ``choice``.
 
     Returns:
-        ``score``; for ``rouge`` also the scores of all kinds of ROUGE, and for ``gsm8k`` also ``strict`` and
-        ``flexible``.
+        A dict from names to scores in 0..1. It always contains ``score``. For ``rouge`` it also contains each kind of
+        ROUGE (:data:`kvbench.metrics.summary.KINDS`), and for ``gsm8k`` also ``strict`` and ``flexible``.
     """
     if metric == "exact_match":
         return {"score": exact_match(prediction, answers)}

@@ -18,7 +18,10 @@ _IGNORED = tuple(re.compile(pattern) for pattern in (r",", r"\$", r"(?s).*#### "
 
 
 def strict(response: str) -> str:
-    """Return the number after the first ``#### `` (the harness's filter strict-match), or ``[invalid]``."""
+    """Return the number after the first ``#### `` in a response, or ``[invalid]`` if there is none.
+
+    This is the filter strict-match of lm-evaluation-harness.
+    """
     match = _STRICT.search(response)
     return match[1].strip() if match else INVALID
 
@@ -30,20 +33,21 @@ def gold(answer: str) -> str | None:
 
 
 def flexible(response: str) -> str:
-    """Return the last number in a response (the harness's filter flexible-extract), or ``[invalid]``.
+    """Return the last number in a response, or ``[invalid]`` if there is none.
 
-    The filter's pattern for numbers is loose. It keeps the full stop after a number ("7."), for example.
+    This is the filter flexible-extract of lm-evaluation-harness. Its pattern for numbers is loose: the full stop that
+    ends a sentence, for example, stays with the number ("7.").
     """
     numbers = _FLEXIBLE.findall(response)
     return next((part for part in numbers[-1] if part), INVALID).strip() if numbers else INVALID
 
 
 def digits(response: str) -> str:
-    """Return all digits after the last ``####`` of a response, as LogQuant's script does.
+    """Return all digits after the last ``####`` of a response, joined into one string, as LogQuant's script does.
 
     The faults of the script are reproduced. It drops signs and decimal points ("-5" gives "5", "10.50" gives "1050"),
-    and it also collects digits from the text after the answer ("#### 18 in 2 days" gives "182"). 14 reference answers
-    contain a comma and 2 are negative, so no response can match these.
+    and it also collects digits from the text after the answer ("#### 18 in 2 days" gives "182"). No response can match
+    the 14 reference answers with a comma and the 2 negative ones, because only responses are reduced to digits.
 
     Returns:
         The digits; the string ``None`` if the response has no ``####``.

@@ -43,9 +43,9 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def score(dataset: str, prediction: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> float:
-    """Return the score of one prediction by its data set's metric, in 0..1.
+    """Score a prediction by the metric that LongBench uses for the data set.
 
-    The score is the best over the reference answers, and 0 if there are none.
+    The result is in 0..1: the best score over the reference answers, or 0 if there are none.
 
     Args:
         dataset: name of a LongBench data set, for example ``qasper``, or of a LongBench-E one (:data:`EXTENDED`).
@@ -67,9 +67,10 @@ def score(dataset: str, prediction: str, answers: Sequence[str], all_classes: Se
 
 
 def limited_rouge(dataset: str, prediction: str, answers: Sequence[str]) -> float | None:
-    """Return the ROUGE score that LongBench's official code would give, including a fault of its ROUGE package.
+    """Return the ROUGE score that LongBench's official code would report, which is 0 for very long sentences.
 
-    The package `rouge` 1.0.1 exceeds Python's recursion limit on long sentences, and the official code then counts 0.
+    On such sentences, its package `rouge` 1.0.1 exceeds Python's recursion limit, and the official code turns the error
+    into the score 0. :func:`score` does not have this fault.
 
     Args:
         dataset: name of the data set.
@@ -88,7 +89,10 @@ def limited_rouge(dataset: str, prediction: str, answers: Sequence[str]) -> floa
 
 
 def mean(scores: Sequence[float]) -> float:
-    """Return the mean of scores on LongBench's scale of 0 to 100, rounded to two decimal places; NaN without scores."""
+    """Return the mean of scores in 0..1 as LongBench reports it: times 100, rounded to two decimal places.
+
+    NaN without scores.
+    """
     return round(100 * sum(scores) / len(scores), 2) if scores else float("nan")
 
 
@@ -102,10 +106,9 @@ def bucket(length: int) -> str:
 
 
 def first_line(dataset: str, prediction: str) -> str:
-    """Return the part of a prediction that LongBench scores.
+    """Return the part of a prediction that LongBench scores: its first line, or all of it.
 
-    For the data sets in :data:`FIRST_LINE`, this is the first line after any leading line feeds, and for the others the
-    whole prediction.
+    The first line counts for the data sets in :data:`FIRST_LINE`; line feeds at the beginning are skipped.
     """
     return prediction.lstrip("\n").split("\n")[0] if base_name(dataset) in FIRST_LINE else prediction
 
@@ -116,7 +119,9 @@ def base_name(dataset: str) -> str:
 
 
 def unanswerable(dataset: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> str | None:
-    """Return the reason why every prediction would score 0, or could not be scored, against a faulty record.
+    """Return the fault of a record against which no prediction can score above 0; None if the record has no such fault.
+
+    For example, the list of answers is empty, or the data set is scored by class and no answer is one of the classes.
 
     Args:
         dataset: name of the data set.
@@ -124,7 +129,7 @@ def unanswerable(dataset: str, answers: Sequence[str], all_classes: Sequence[str
         all_classes: the classes in the record.
 
     Returns:
-        A description of the fault, for an error message; None if a prediction can score above 0.
+        A description of the fault for an error message, or None.
     """
     metric = METRICS[base_name(dataset)]
     if not answers:

@@ -24,8 +24,8 @@ class RougeL:
         f: F measure, 0..1.
         precision: precision, 0..1.
         recall: recall, 0..1.
-        steps: largest number of backtracking steps that a pair of sentences needs; the package makes one recursive call
-            per step.
+        steps: number of recursive calls that the package `rouge` would need: the largest number over all pairs of a
+            sentence of the text and one of the reference.
     """
 
     f: float
@@ -35,14 +35,15 @@ class RougeL:
 
     @property
     def limited(self) -> float:
-        """F measure that LongBench's code would report; 0 if the package `rouge` would exceed the recursion limit."""
+        """F measure as LongBench's code reports it: 0 if the package `rouge` would exceed Python's recursion limit."""
         return 0.0 if self.steps > RECURSION_STEPS else self.f
 
 
 def rouge_l(prediction: str, reference: str) -> RougeL:
     """Return the summary-level ROUGE-L of a prediction against one reference.
 
-    An empty text, or one of full stops only, scores 0. The package raises an error for it, which LongBench counts as 0.
+    If one of the texts is empty or consists only of full stops, all three scores are 0. The package raises an error in
+    this case, and LongBench's code turns that error into the score 0.
     """
     predicted, wanted = _sentences(prediction), _sentences(reference)
     if not predicted or not wanted:

@@ -21,9 +21,9 @@ def _scorer() -> Any:
 
 
 def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
-    """Return the F measure, in 0..1, of a summary for each kind of ROUGE in :data:`KINDS`.
+    """Return the ROUGE scores of a summary: a dict from each kind in :data:`KINDS` to an F measure in 0..1.
 
-    Each is the best over the references.
+    For each kind, the reference with the best score counts.
 
     Raises:
         ValueError: `references` is empty.

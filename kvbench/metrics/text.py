@@ -9,9 +9,9 @@ _SPACES = re.compile(r"\s+")
 
 
 def normalise(text: str) -> str:
-    """Return a text in the form in which it is compared by :func:`exact_match`.
+    """Normalise a text for the comparison in :func:`exact_match`.
 
-    The text is in lower case, with single spaces, and without quotes and punctuation at its ends.
+    The result is in lower case, has single spaces, and has no quotes or punctuation at its beginning and end.
     """
     return _SPACES.sub(" ", text).strip(" \"'`.,;:!?").casefold()
 
@@ -29,15 +29,16 @@ def contains(prediction: str, answers: Iterable[str]) -> float:
 
 
 def matched(prediction: str, answers: Sequence[str], pattern: str) -> float:
-    """Return 1.0 if the text that a pattern extracts from the prediction equals one of the answers, else 0.0.
+    """Extract the answer from a prediction by a regular expression, and return 1.0 if it is right, else 0.0.
 
-    Both are compared after :func:`normalise`. If the pattern does not match the prediction, the score is 0.0.
+    It is right if it equals one of the reference answers after :func:`normalise`. If the pattern does not match the
+    prediction, the score is 0.0.
 
     Args:
         prediction: generated text.
-        answers: reference answers. If the pattern matches an answer, only the extracted part is compared, and otherwise
-            the complete answer.
-        pattern: regular expression with one group, whose content in the first match is extracted.
+        answers: reference answers. The pattern is applied to them too; a reference answer that it does not match is
+            compared as a whole.
+        pattern: regular expression with one group. The text of this group in the first match is what is compared.
     """
     expression = re.compile(pattern)
     match = expression.search(prediction)
