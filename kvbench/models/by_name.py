@@ -45,13 +45,12 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def source_key(name: str) -> Literal["path", "hub_id"] | None:
-    """Return whether a model's name refers to a folder or to a repository on the hub.
+    """Return the configuration key for a model's name: ``path`` if it is a folder, ``hub_id`` if it is a repository.
 
-    A folder with a ``config.json`` takes precedence over a repository of the same name, as in transformers.
+    A folder with a ``config.json`` takes precedence over a repository of the same name on the hub, as in transformers.
 
     Returns:
-        The option of the configuration group `model` that takes the name: ``path`` for a folder, ``hub_id`` for a
-        repository, or None for any other name.
+        The key of the configuration group `model`; None if the name can be neither a folder nor a repository.
 
     Raises:
         ConfigError: the file system rejects the name as a path.
@@ -68,7 +67,9 @@ def source_key(name: str) -> Literal["path", "hub_id"] | None:
 
 
 def check(name: Any, presets: Collection[str], listing: str = "", key: str = "model") -> None:
-    """Raise ConfigError unless a model's name is a preset, or has the form of a repository or folder.
+    """Raise ConfigError unless a model's name is a preset, or is written like a repository or folder.
+
+    Whether the repository or folder exists is not checked here.
 
     Args:
         name: the name as the user typed it.
@@ -92,19 +93,21 @@ def check(name: Any, presets: Collection[str], listing: str = "", key: str = "mo
 def described(
     name: str, model: Mapping[str, Any], given: Collection[str], presets: Collection[str], key: str = "model"
 ) -> dict[str, Any]:
-    """Return the configuration group `model` for a repository or folder, with values from the checkpoint's files.
+    """Complete the configuration group `model` for a repository or folder that has no preset.
 
-    The revision of a repository is set to the commit in the hub's cache, so that runs with the weights of different
-    commits have different ids.
+    Name, context length and chat setting come from the checkpoint's files. The revision of a repository is set to the
+    commit in the hub's cache, so that runs with weights of different commits have different ids.
 
     Args:
         name: a repository or folder that passes :func:`check`.
-        model: the default values of the group (:data:`PLAIN`) with the user's changes.
-        given: keys of the group that the user set. A ``path`` or ``hub_id`` set by the user takes precedence over
-            `name`.
-        presets: names of the presets. If a folder has the name of a preset, the name of its parent folder is put before
-            it in the model's name.
+        model: the default values of the group (:data:`PLAIN`), overwritten by those that the user set.
+        given: keys of the group that the user set. Their values are kept. If ``path`` or ``hub_id`` is one of them, it
+            is used in place of `name`.
+        presets: names of the presets. If a folder has the name of a preset, the model is shown as ``PARENT/FOLDER``.
         key: name of the option in messages, for example ``--model``.
+
+    Returns:
+        The completed group.
 
     Raises:
         ConfigError: the folder does not exist, the repository is neither on this machine nor available on the hub, or

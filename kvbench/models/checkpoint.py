@@ -103,15 +103,14 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_numbers(numbers: Mapping[str, Any], file: Path) -> None:
-    """Raise DamagedFile if a size in ``config.json`` is impossible.
+    """Raise DamagedFile if ``config.json`` contains a size that no model can have, or a ``model_type`` that is no text.
+
+    A size must be an integer within its bounds (:data:`LIMITS`), and the number of KV heads must divide the number of
+    query heads.
 
     Args:
         numbers: content of the file.
         file: path of the file, for the message.
-
-    Raises:
-        DamagedFile: a size is not an integer or not within its bounds (:data:`LIMITS`), the number of KV heads does not
-            divide the number of query heads, or ``model_type`` is not a name.
     """
     for name, most in LIMITS.items():
         number = numbers.get(name)
@@ -213,9 +212,10 @@ def check_ends(generation: Mapping[str, Any], numbers: Mapping[str, Any], file: 
 
 
 def weight_files(folder: Path) -> Iterator[Path]:
-    """Yield the files from which the weights in a checkpoint's folder are loaded.
+    """Yield the weight files that transformers loads from a checkpoint's folder.
 
-    They are a single file or the files that the index lists; safetensors files take precedence over pickled ones.
+    These are a single file, or the shards that an index file lists. Safetensors files take precedence over pickled
+    ones.
 
     Raises:
         DamagedFile: the index cannot be read, or lists files that are missing or in other folders.

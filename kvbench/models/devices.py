@@ -36,10 +36,10 @@ class Runtime(Protocol):
 
 
 def joined(runtime: Runtime) -> Team | None:
-    """Connect this process with the others that hold a part of the model, and return their team.
+    """Join the tensor-parallel processes of this run, if ``runtime.tensor_parallel`` is set.
 
     Returns:
-        The team of processes; None if ``runtime.tensor_parallel`` is not set.
+        The team: all processes that hold a part of the model. None for a run of a single process.
 
     Raises:
         ConfigError: torchrun did not start this process, or there are fewer GPUs than processes.
@@ -52,7 +52,9 @@ def joined(runtime: Runtime) -> Team | None:
 
 
 def homes(runtime: Runtime) -> list[torch.device]:
-    """Return the devices of this process onto which the model is loaded; its inputs must be on the first device.
+    """Return the devices onto which this process loads the model, or its part of the model.
+
+    There is one device, or all GPUs of the process with ``device_map``. The model takes its inputs on the first one.
 
     Raises:
         ConfigError: this machine has no such device, or has no GPU for ``device_map``.

@@ -44,7 +44,7 @@ def planned(model: ModelConfig) -> Plan:
 
 
 def fetched(model: ModelConfig) -> Source:
-    """Download a model's weights if they are not on this machine yet, and return their location here.
+    """Download a model's weights unless they are on this machine already, and return where to load them from.
 
     Raises:
         ModelError: the weights are unavailable, or the download is incomplete.

@@ -30,7 +30,8 @@ class Int4Linear(nn.Module):
     """A linear layer with 4-bit weights.
 
     Args:
-        linear: the layer in full precision. Its weights ``[out, in]`` are rounded to 4 bits, and its bias is shared.
+        linear: the layer in full precision. Its weights ``[out, in]`` are quantized to 4 bits. Its bias is not copied:
+            both layers use the same tensor.
 
     Raises:
         ModelError: `in` is not divisible by 32, or `out` is not divisible by 16.
@@ -77,7 +78,7 @@ class Int4Linear(nn.Module):
 
 
 def quantize(weight: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantize a weight matrix asymmetrically to 4 bits.
+    """Quantize a weight matrix asymmetrically to 4 bits: weight = (code - 8) * scale + zero.
 
     Args:
         weight: weights ``[out, in]``.
@@ -85,8 +86,8 @@ def quantize(weight: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Te
         dtype: dtype of scales and zeros. Codes are computed after scales and zeros have been rounded to it.
 
     Returns:
-        Codes 0..15 as uint8 ``[out, in]``, and scales and zeros as ``[in / group, out, 2]``, where the zero is the
-        value that code 8 stands for.
+        A pair: the codes, 0 to 15, uint8 ``[out, in]``; and the scales and zeros, ``[in / group, out, 2]``. A zero is
+        the weight that code 8 stands for, as torch's int4 product defines it, not the code of weight 0.
     """
     grouped = weight.float().unflatten(-1, (-1, group))
     low, high = torch.aminmax(grouped, dim=-1)
@@ -97,11 +98,11 @@ def quantize(weight: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 class DraftLinear(nn.Module):
-    """A linear layer that holds its weights twice, in full precision and in 4 bits.
+    """A linear layer with two sets of weights, one in full precision and one in 4 bits for drafting.
 
     Args:
         exact: the linear layer in full precision.
-        switch: switch that selects the weights that :meth:`forward` uses, shared by all layers of the model.
+        switch: selects the set that :meth:`forward` uses; one switch serves all layers of the model.
     """
 
     def __init__(self, exact: nn.Linear, switch: Switch) -> None:
@@ -110,20 +111,23 @@ class DraftLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weights in full precision, for models that read the dtype of a layer's weights."""
+        """The full-precision weights. Some models read ``layer.weight.dtype``, so the attribute must exist."""
         return self.exact.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output ``[..., out]`` for inputs `x` ``[..., in]``, with the weights that are selected."""
+        """Return the layer's output ``[..., out]`` for inputs `x` ``[..., in]``.
+
+        Inside :meth:`Switch.drafting` the 4-bit weights are used, otherwise those in full precision.
+        """
         return self.draft(x) if self.switch.on else self.exact(x)
 
 
 class Switch:
-    """Switch between full-precision and 4-bit weights, shared by all layers of a model.
+    """Switch of a model between full-precision and 4-bit weights; full precision outside of :meth:`drafting`.
 
     Args:
-        which: the linear layers that also have 4-bit weights: ``ffn`` for those outside attention, ``all`` for those in
-            attention too.
+        which: kind of linear layers that have 4-bit weights in addition: ``ffn`` for those outside attention, ``all``
+            for those in attention too.
     """
 
     def __init__(self, which: Which) -> None:

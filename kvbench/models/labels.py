@@ -36,12 +36,13 @@ _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?
 
 
 def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, Any]:
-    """Return the configuration group `model` with the name, context length and chat setting of its checkpoint.
+    """Replace a preset's values by those of the checkpoint, if the user points the preset to another checkpoint.
 
-    A preset with another ``path`` or ``hub_id`` loads another checkpoint, so these values must come from there.
+    With ``model=llama2-7b model.path=DIR``, for example, the name, the context length and the chat setting must
+    describe the checkpoint in DIR. Values that the user set are kept.
 
     Args:
-        model: the group as composed by Hydra.
+        model: the configuration group `model` as composed by Hydra.
         preset: content of the preset in ``conf/model`` on which the group is based.
         given: keys of the group that the user set, such as ``{"path", "max_length"}``. A key whose value differs
             from the preset also counts as set by the user.

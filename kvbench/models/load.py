@@ -149,8 +149,8 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """Return the torch dtype for a value of ``model.dtype``.
 
     Args:
-        name: torch's name of the dtype, or ``auto``: bfloat16 on a CUDA GPU (for random weights, because a checkpoint
-            keeps its own dtype there), and float32 on other devices, where it is faster.
+        name: torch's name of the dtype, or ``auto``. ``auto`` is bfloat16 on a CUDA GPU and float32 on other devices,
+            where float32 is faster. Only random weights use it on a GPU: a checkpoint keeps its own dtype there.
         device: device of the model.
     """
     import torch

@@ -115,7 +115,7 @@ def repository_of(model: ModelConfig) -> Repository:
 
 
 def refusal(model: ModelConfig, error: HubError) -> ModelError:
-    """Return the ModelError for weights that the hub does not provide.
+    """Return the ModelError to raise when the hub does not provide a model's weights.
 
     Args:
         model: configuration of the model.
@@ -156,11 +156,11 @@ def _ask_hub(model: ModelConfig) -> None:
 
 
 class Description(NamedTuple):
-    """Result of fetching a repository's small files.
+    """Result of :func:`fetch_description`: a folder with the files, or the reason why there is none.
 
     Args:
-        folder: folder in the hub's cache with the files; None if they could not be fetched.
-        problem: reason why `folder` is None, else empty.
+        folder: folder in the hub's cache with the files; None if they could not be downloaded.
+        problem: the reason if `folder` is None, else empty.
     """
 
     folder: Path | None
@@ -169,10 +169,10 @@ class Description(NamedTuple):
 
 @functools.cache  # one attempt per process: each job of a sweep asks
 def fetch_description(hub_id: str, revision: str | None) -> Description:
-    """Fetch the small files that contain a model's context length and chat template into the hub's cache.
+    """Download the small files that describe a model, such as config.json, into the hub's cache, without the weights.
 
-    The run id depends on these values. If they became known only with the weights, the first start of a run would have
-    a different id from later ones.
+    The run id depends on the context length and the chat template in these files. If they came only with the weights,
+    the run that downloads the weights would have a different id from the same run later.
 
     Args:
         hub_id: name of the repository.
@@ -211,7 +211,7 @@ def _typed(model: ModelConfig) -> str:
 
 
 def remedies() -> str:
-    """Return the hint for a model whose weights are unavailable: the overrides that select other weights."""
+    """Return the hint of messages about unavailable weights: which overrides select other weights."""
     return (
         "set model.path=DIR (a folder with the weights), model.weights=random (the real architecture "
         "without a download) "

@@ -17,13 +17,15 @@ FUSED = "qkv_proj"
 
 @dataclass(frozen=True)
 class Source:
-    """The submodule of an attention layer that computes keys or values.
+    """The submodule of an attention layer that computes keys or values, and the part of its output that holds them.
+
+    The part is the whole output, except for fused projections, which output queries, keys and values at once.
 
     Args:
         module: the submodule.
-        name: name of the submodule in the attention module.
-        start: first channel of the submodule's output that belongs to the keys or values.
-        stop: index after the last of these channels; None if they extend to the end of the output.
+        name: name of the submodule in the attention module, for example ``k_proj``.
+        start: index of the first output channel that belongs to the keys or values.
+        stop: index after the last of these channels; None for the end of the output.
     """
 
     module: nn.Module
@@ -32,7 +34,7 @@ class Source:
     stop: int | None = None
 
     def cut(self, out: Tensor, channels: int) -> Tensor:
-        """Return the keys or values ``[B, H, q, D]`` that an output of the submodule contains.
+        """Extract the keys or values ``[B, H, q, D]`` from an output of the submodule.
 
         Args:
             out: output of the submodule, ``[B, q, C]`` or ``[B, q, H, D]`` (B rows, q tokens, C output channels, H KV
@@ -68,7 +70,7 @@ def attentions(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def key_source(model: PreTrainedModel, attention: nn.Module) -> Source:
-    """Return the submodule that computes the keys before RoPE in a layer's attention module."""
+    """Return the submodule of an attention module whose output holds the keys before RoPE is applied."""
     for name in KEYS:
         if hasattr(attention, name):
             return Source(getattr(attention, name), name)
@@ -77,7 +79,7 @@ def key_source(model: PreTrainedModel, attention: nn.Module) -> Source:
 
 
 def value_source(model: PreTrainedModel, attention: nn.Module) -> Source:
-    """Return the submodule that computes the values in a layer's attention module."""
+    """Return the submodule of an attention module whose output holds the values."""
     if hasattr(attention, "v_proj"):
         return Source(attention.v_proj, "v_proj")  # type: ignore[arg-type]
     _, start, stop = _borders(model)

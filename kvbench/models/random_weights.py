@@ -19,9 +19,9 @@ SPECIALS = ("<pad>", "<s>", "</s>")
 
 
 def hf_config(model: ModelConfig) -> Any:
-    """Return the transformers config of a model.
+    """Return the transformers config from which a model with random weights is built.
 
-    It is read from the ``config.json`` in the model's folder, or built from ``model.architecture`` without a folder.
+    It is the ``config.json`` in the model's folder. Without a folder, it is built from ``model.architecture``.
 
     Raises:
         ModelError: transformers does not support the architecture, or rejects its sizes.

@@ -51,7 +51,7 @@ class Architecture:
     parameters: int | None = bounded(None, minimum=1, maximum=2**50)
 
     def check(self) -> None:
-        """Raise ConfigError if the sizes of heads do not match, or a RoPE parameter is not a positive number.
+        """Raise ConfigError if the number of heads does not fit the other sizes, or a RoPE parameter is not positive.
 
         The number of KV heads must divide the number of query heads. Without `head_dim`, the number of query heads must
         divide `hidden_size`.
@@ -111,9 +111,9 @@ class ModelConfig:
         gated: instructions for getting access to a gated model; None if the model is not gated.
         requires: extra package that the checkpoint's format needs; None if it needs none.
         note: anything else that a user should know.
-        preset: name of the preset with the same architecture, if another checkpoint is loaded in its place
-            (``model=llama2-7b model.path=DIR``). Prompt limits of data sets and calibrations for that preset then apply
-            to this model too. None if only those for `name` apply.
+        preset: name of the preset whose place another checkpoint of the same architecture has taken
+            (``model=llama2-7b model.path=DIR``); filled in by :func:`kvbench.models.labels.labelled`. The prompt limits
+            that data sets set for that preset, and its calibration files, then apply to this model too. Else None.
     """
 
     name: str
@@ -136,7 +136,10 @@ class ModelConfig:
     _read: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def check(self) -> None:
-        """Raise ConfigError if a value is invalid, no weights are named, or kvbench does not support the model."""
+        """Raise ConfigError if a value is invalid, or if kvbench does not support the model.
+
+        There must also be a source of weights: `path` or `hub_id`, or sizes for random weights.
+        """
         if self.architecture:
             self.architecture.check()
         if self.prompt_limit and self.prompt_limit > self.max_length:
@@ -207,7 +210,7 @@ class ModelConfig:
         return (Package(self.requires, "model", self.name, hint),)
 
     def folder(self) -> Path | None:
-        """Return the local folder for `path`, which need not exist; None if `path` is None."""
+        """Return `path` as a folder on this machine, which may not exist; None if `path` is None."""
         return local_folder(self.path)
 
     def head_dim(self) -> int | None:
@@ -243,7 +246,7 @@ class ModelConfig:
 
 
 def local_folder(path: str | None) -> Path | None:
-    """Return the folder for a value of ``model.path``; the folder need not exist.
+    """Return the folder on this machine that a value of ``model.path`` names; it may not exist.
 
     Args:
         path: path of a folder, or ``kvbench:NAME`` for a folder in this package; None returns None.

@@ -31,10 +31,10 @@ def check_served(model: ModelConfig, config: Any, tokenizer: Any) -> None:
 
 
 def check_vocabulary(name: str, tokenizer: Any, words: int) -> None:
-    """Raise ModelError if the tokenizer produces ids for which the model has no embedding.
+    """Raise ModelError if the tokenizer can produce ids for which the model has no embedding.
 
-    Added tokens that do not occur in text, such as Gemma 3's image tokens, may have such ids. The tokens for padding,
-    beginning and end of a sequence may not.
+    Added tokens that do not occur in text, such as Gemma 3's image tokens, are exempt, but not those for padding or for
+    the beginning or end of a sequence.
 
     Args:
         name: name of the model, for the message.

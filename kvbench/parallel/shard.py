@@ -29,9 +29,9 @@ KEYS = ("k_proj", "query_key_value", "qkv_proj")
 
 
 class Summed(nn.Module):
-    """A linear layer whose inputs are divided between ranks.
+    """A row-parallel linear layer: each rank holds the weights of some inputs.
 
-    The partial products of all ranks are summed; then the bias is added.
+    Each rank multiplies its inputs; the products are summed over all ranks, and then the bias is added.
 
     Args:
         local: this rank's slice of the layer, with the bias of the whole layer.
@@ -63,7 +63,9 @@ class Summed(nn.Module):
 
 
 class Gathered(nn.Module):
-    """A linear layer whose outputs are divided between ranks and then gathered on every rank, such as lm_head.
+    """A column-parallel linear layer with gathered outputs, such as lm_head.
+
+    Each rank computes some of the outputs. They are then gathered, so that every rank has all of them.
 
     Args:
         local: this rank's slice of the layer.
@@ -154,7 +156,7 @@ def _keep(module: nn.Linear, weight: Tensor, bias: Tensor | None, device: torch.
 
 
 def bounds(count: int, size: int, rank: int) -> tuple[int, int]:
-    """Return which of `count` items belong to a rank, as the first item and one past the last.
+    """Return the range ``(first, end)`` of a rank's items if `count` items are divided between all ranks.
 
     The numbers of items of two ranks differ by at most one.
 

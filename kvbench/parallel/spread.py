@@ -19,17 +19,17 @@ from kvbench.util.attachment import Placement, record_placement
 
 
 def balanced(model: Any, devices: Sequence[torch.device]) -> dict[str, torch.device]:
-    """Assign the parts of a model to devices, so that each device gets an equal share of consecutive decoder layers.
+    """Choose a device for each part of a model, so that each device gets an equal share of consecutive decoder layers.
 
     Modules before the layers (embedding, rotary angles) go to the first device, modules after them (norm, lm_head) to
-    the last. An lm_head that shares the embedding's weights goes to the first device too.
+    the last. An lm_head that shares the embedding's weights goes to the first device too. Nothing is moved yet.
 
     Args:
         model: a causal LM with its parameters on any device, including ``meta``.
         devices: one or more devices.
 
     Returns:
-        The device of each module. Together, these modules cover the whole model.
+        A dict from module names to devices. Together, these modules cover the whole model.
 
     Raises:
         ModelError: the model has no list of decoder layers.
@@ -71,12 +71,12 @@ def _parts(module: nn.Module, name: str, layers: str) -> Iterator[tuple[str, nn.
 
 
 def random_spread(config: Any, dtype: torch.dtype, devices: Sequence[torch.device], seed: int) -> Any:
-    """Return a causal LM with random parameters, with its layers spread over several devices.
+    """Return a causal LM with random parameters whose layers are spread over several devices.
 
-    Each module is initialised on the first device and then moved to the device assigned to it. So no device ever holds
-    more than its own modules and the largest module. The parameters depend on the seed and on the type of the first
-    device, not on the number of devices. They differ from those of
-    :func:`kvbench.models.random_weights.random_model`, for which torch draws more random numbers.
+    Modules are initialised one by one on the first device, and each is then moved to its own device. So no device ever
+    holds more than its own modules and one other module. The parameters depend on the seed and on the type of the first
+    device, not on the number of devices. For the same seed, they differ from those of
+    :func:`kvbench.models.random_weights.random_model`, because that function draws more random numbers.
 
     Args:
         config: transformers' configuration of the model.
@@ -117,12 +117,11 @@ def _move(module: nn.Module, device: torch.device) -> None:
 
 
 def place(name: str, where: Mapping[str, torch.device]) -> torch.device:
-    """Return the device of a module.
+    """Return the device that :func:`balanced` chose for a module or for the nearest module that contains it.
 
     Args:
         name: name of the module.
-        where: devices by module name (:func:`balanced`). A module that is not listed is on the device of its nearest
-            listed parent.
+        where: devices by module name, the result of :func:`balanced`.
     """
     while name:
         if name in where:
@@ -164,9 +163,9 @@ def pretrained_spread(name: str, devices: Sequence[torch.device], **arguments: A
 
 
 def connect(model: Any, where: Mapping[str, torch.device]) -> None:
-    """Make a model run across its devices, by hooks that copy inputs from one device to the next.
+    """Install hooks that let a model run although its modules are on several devices.
 
-    The inputs of each module are copied to its device, and the logits to the first device.
+    The hooks copy the inputs of each module to its device, and the logits to the first device.
 
     Args:
         model: a causal LM whose modules are on the devices given by `where`.
@@ -186,14 +185,20 @@ def connect(model: Any, where: Mapping[str, torch.device]) -> None:
 
 
 class Carrier:
-    """Hooks that copy tensors between devices. Keyword arguments are copied once per forward pass and device."""
+    """Forward hooks of a model on several devices, which copy tensors to the device that needs them next.
+
+    Positional arguments (hidden states) are copied every time. Keyword arguments (mask, rotary angles), which all
+    layers share, are copied once per forward pass and device; the copies are kept for the other layers on that device.
+    """
 
     def __init__(self) -> None:
         # originals are kept with their copies, so that their ids, which are keys, are not reused
         self._copies: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def begin(self, module: nn.Module, inputs: Any) -> None:
-        """Drop the copies of the previous forward pass; a forward pre-hook of the model.
+        """Drop the copies of keyword arguments that a failed forward pass may have left.
+
+        This is a forward pre-hook of the model; its arguments are those that torch passes to such hooks.
 
         Args:
             module: the model; ignored.
@@ -202,7 +207,7 @@ class Carrier:
         self._copies.clear()
 
     def to(self, device: torch.device) -> Any:
-        """Return a forward pre-hook that copies a module's arguments to `device`."""
+        """Return a forward pre-hook for the modules on `device`, which copies their arguments to it."""
 
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
             hidden = tuple(self._moved(x, device, keep=False) for x in args)
@@ -211,10 +216,10 @@ class Carrier:
         return hook
 
     def back(self, output: Any, device: torch.device) -> Any:
-        """Move the logits of a model's output to a device, and drop the copies of this forward pass.
+        """Move the logits of a model's output to a device, and drop the kept copies of keyword arguments.
 
         Args:
-            output: output of the model.
+            output: output of the model, which is changed in place.
             device: device of the input tokens.
 
         Returns:

@@ -45,22 +45,24 @@ class PeerOutOfMemoryError(PeerError, MemoryError):
 
 
 class Team:
-    """All ranks of a tensor-parallel run, as seen by one of them.
+    """The processes (ranks) of a tensor-parallel run, as seen by one of them: collectives and handling of failures.
 
     Args:
         rank: rank of this process.
         size: number of ranks.
         device: device of this rank.
-        store: torchrun's key-value store, with a prefix for this class.
+        store: torchrun's key-value store, with a prefix that only this class uses.
         watched: the same store over a second connection, for a thread that watches for failures of other ranks.
 
     Attributes:
-        calls: number of collectives so far. After an error, the ranks can continue only if all have the same number.
+        calls: number of collectives that this rank has called. After an error, the ranks can continue only if this
+            number is the same on all of them.
         broken: True if the ranks cannot continue together.
-        on_failure: function that the watching thread calls with ``{rank, kind, message, oom}`` before it ends this
-            process because another rank failed; None to call no function.
-        shared: the last error that all ranks know of, or None.
-        announced: True once rank 0 has published the plan of the run.
+        on_failure: function that the watching thread calls before it ends this process because another rank failed. Its
+            argument is a dict with the keys rank, kind, message and oom, which describe the failure. None to call no
+            function.
+        shared: the last error that was raised on all ranks; None if there was none in this run.
+        announced: True once rank 0 has published the plan of the run (:meth:`tell`).
     """
 
     def __init__(self, rank: int, size: int, device: torch.device, store: dist.Store, watched: dist.Store) -> None:
@@ -104,12 +106,13 @@ class Team:
     # -- agreement --------------------------------------------------------------------------------------------------
 
     def exchange(self, value: Any, patience_s: float | None = None) -> list[Any] | None:
-        """Send a value to all other ranks, and return the values of all ranks.
+        """Send a value to all other ranks, and return the values of all ranks (an all-gather of JSON data).
 
-        All ranks must call this method, and :meth:`settle`, in the same order.
+        Each call is matched with the same call on the other ranks. All ranks must therefore call this method and
+        :meth:`settle` equally often and in the same order.
 
         Args:
-            value: this rank's value, JSON data.
+            value: this rank's value, which must be representable as JSON.
             patience_s: seconds to wait for the other ranks; None for no limit.
 
         Returns:
