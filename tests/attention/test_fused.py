@@ -104,7 +104,7 @@ def test_a_mask_is_looked_at_again_when_the_rows_or_the_step_are_others():
         ("atom", {"prefill": "quantized"}, 2, "several new tokens are packed before they attend"),
         ("kivi", {"residual": 32}, 5, None),
         ("cocktail", {"reorder": False}, 1, "segments must be read in the order of the text"),
-        ("atom", {"rope": "pre"}, 1, "keys are stored before RoPE"),
+        ("atom", {"rope": "pre"}, 1, "the cache holds pre-RoPE keys"),
     ],
 )
 def test_what_a_method_does_is_no_plain_attention(name, settings, count, reason):

@@ -167,7 +167,7 @@ def test_a_layer_is_described_with_its_own_sizes_and_its_table_shared_with_layer
         assert phases.shared_table(made[0], [[(0, 0, number)]]).tolist() == [[[0, 0, number]]]
     assert len(tables) <= 65  # steps of a long answer leave no table each behind
     made[0].rotation = lambda keys, positions: keys
-    with pytest.raises(NotServed, match="keys are stored before RoPE"):
+    with pytest.raises(NotServed, match="the cache holds pre-RoPE keys"):
         work(made[0])
 
 

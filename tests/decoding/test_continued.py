@@ -144,7 +144,9 @@ def test_a_capture_that_fails_leaves_the_cache_and_memory_that_ends_is_no_reason
         with pytest.raises(torch.OutOfMemoryError):
             captured.next()
         failure = RuntimeError("moved")
-        with pytest.raises(CacheError, match=r"cannot be continued: moved\.\n  hint: set runtime\.graphs=never"):
+        with pytest.raises(
+            CacheError, match=r"the next step cannot be captured: moved\.\n  hint: set runtime\.graphs=never"
+        ):
             captured.next()
 
 
