@@ -124,7 +124,7 @@ def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
         count: number of new tokens in the step.
 
     Raises:
-        NotServed: the method observes attention, the keys are stored before RoPE, the method packs several new tokens
+        NotServed: the method observes attention, the cache holds pre-RoPE keys, the method packs several new tokens
             before they attend, it reads its segments in its own order, or the mask hides more than padding and later
             tokens.
     """

@@ -282,7 +282,7 @@ def work(layer: KVLayer, upper: bool = False) -> Work:
         upper: True to read only the upper nibble of hierarchical codes (QuantSpec's draft).
 
     Raises:
-        NotServed: keys are stored before RoPE, a segment has a format that no kernel reads, or packed keys and values
+        NotServed: the cache holds pre-RoPE keys, a segment has a format that no kernel reads, or packed keys and values
             are not aligned (:func:`lines`).
     """
     if layer.rotation is not None:

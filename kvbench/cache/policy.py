@@ -83,7 +83,7 @@ class Policy(Protocol[L]):
 
     @property
     def keys_before_rope(self) -> bool:
-        """True if keys are stored before RoPE, and attention applies RoPE when it reads them."""
+        """True if the cache holds pre-RoPE keys, and attention applies RoPE when it reads them."""
         ...
 
     @property

@@ -132,7 +132,7 @@ class Progress:
         max_length: number of tokens (prompt and answer) to allocate for; None if unknown.
         options: kernels and back ends that serve the cache.
         padding: left padding of the rows.
-        positions: rotary positions of the columns; used only if keys are stored before RoPE.
+        positions: rotary positions of the columns; used only if the cache holds pre-RoPE keys.
         method_state: the method's own state for this cache, apart from its stores (Cocktail's plans, KVQuant's
             calibration file, ...); None if it has none.
         frozen: True while nothing is packed or dropped, because the newest tokens may still be taken back (speculative

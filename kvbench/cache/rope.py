@@ -37,7 +37,7 @@ def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: T
             unchanged if the layer stores keys after RoPE.
 
     Raises:
-        CacheError: keys are stored before RoPE, and the heads of a row hold different tokens.
+        CacheError: the layer holds pre-RoPE keys, and the heads of a row hold different tokens.
     """
     if layer.rotation is None:
         return keys
@@ -54,7 +54,7 @@ def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: T
 def handed_on(layer: LayerState, rows: slice, keys: Tensor, first: int) -> Tensor:
     """Convert keys of a layer to the form that its :attr:`follower` (the same layer of a draft model's cache) stores.
 
-    Either of the two layers may store keys before RoPE or after it.
+    Either of the two layers may hold pre-RoPE keys or keys after RoPE.
 
     Args:
         layer: layer with a follower.

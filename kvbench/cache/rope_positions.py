@@ -1,4 +1,4 @@
-"""Rotary positions of a cache's columns, for layers whose keys are stored before RoPE.
+"""Rotary positions of a cache's columns, for layers that hold pre-RoPE keys.
 
 The position ids that a model is given need not equal the columns minus the padding: a caller may omit them, or reuse a
 cache. So the ids of each step are recorded, on the host, as runs of consecutive positions.

@@ -105,8 +105,8 @@ def _prompt(
 def groups(cache: KVCache, batch: int, width: int, mask: Tensor | None, rows: Rows) -> list[slice]:
     """Divide the rows of a batch into groups, to be prefilled in one forward pass each.
 
-    There is only one group if keys are stored before RoPE, if prompts attend to quantized keys and values, or if there
-    is padding that was not declared when the cache was made.
+    There is only one group if the cache holds pre-RoPE keys, if prompts attend to quantized keys and values, or if
+    there is padding that was not declared when the cache was made.
 
     Args:
         cache: an empty cache, whose method and prompts decide whether several groups are possible.

@@ -58,7 +58,7 @@ def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed:
         seed: seed of the random numbers.
 
     Raises:
-        ConfigError: the method depends on the prompt's attention weights or stores keys before RoPE, so it cannot use
+        ConfigError: the method depends on the prompt's attention weights or stores pre-RoPE keys, so it cannot use
             random keys and values.
     """
     method = cache.method

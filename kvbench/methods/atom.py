@@ -29,7 +29,7 @@ class Atom(RecencyMethod):
     """Atom: each token is packed after its step, with one group per token and head and an integer zero point.
 
     Args:
-        rope: ``post`` stores keys after RoPE. ``pre`` stores them before RoPE, and attention rotates them when it reads
+        rope: ``post`` stores keys after RoPE. ``pre`` stores pre-RoPE keys, and attention rotates them when it reads
             them (the authors' code).
         prefill: ``exact``: the tokens of the prompt attend to each other in full precision, and so do the tokens of one
             step. ``quantized``: every token attends only to quantized keys and values, including its own (the authors'
@@ -47,7 +47,7 @@ class Atom(RecencyMethod):
 
     @property
     def keys_before_rope(self) -> bool:
-        """True for ``rope=pre``: keys are stored before RoPE."""
+        """True for ``rope=pre``: the cache holds pre-RoPE keys."""
         return self.rope == "pre"
 
     @property

@@ -96,7 +96,7 @@ class KVQuant(RecencyMethod):
 
     @property
     def keys_before_rope(self) -> bool:
-        """True: keys are stored before RoPE."""
+        """True: the cache holds pre-RoPE keys."""
         return True
 
     @property

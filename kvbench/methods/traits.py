@@ -52,7 +52,7 @@ class Traits:
 
     @property
     def keys_before_rope(self) -> bool:
-        """True if keys are stored before RoPE; attention then rotates them when it reads them."""
+        """True if the cache holds pre-RoPE keys; attention then applies RoPE whenever it reads them."""
         return False
 
     @property

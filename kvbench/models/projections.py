@@ -70,7 +70,7 @@ def attentions(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def key_source(model: PreTrainedModel, attention: nn.Module) -> Source:
-    """Return the submodule of an attention module whose output holds the keys before RoPE is applied."""
+    """Return the submodule of an attention module whose output holds the pre-RoPE keys."""
     for name in KEYS:
         if hasattr(attention, name):
             return Source(getattr(attention, name), name)

@@ -31,7 +31,7 @@ OTHERWISE = (
 
 
 def attach(model: PreTrainedModel) -> Callable[..., Tensor]:
-    """Install hooks on a model that observe its keys before RoPE.
+    """Install hooks on a model that capture its pre-RoPE keys.
 
     Repeated calls are harmless.
 
@@ -42,8 +42,7 @@ def attach(model: PreTrainedModel) -> Callable[..., Tensor]:
         The function that applies the model's RoPE to keys (:meth:`Rotary.rotate`).
 
     Raises:
-        ModelError: the keys before RoPE cannot be observed, or rotating them does not give the keys that the model
-            uses.
+        ModelError: the pre-RoPE keys cannot be observed, or rotating them does not give the keys that the model uses.
     """
     rotation = rotary(model, "keys before RoPE", "choose a method that stores keys after RoPE, such as method=kivi")
     if not attachment(model).key_hooks:
@@ -76,7 +75,7 @@ class Hooked:
         channels: channels of a head.
 
     Attributes:
-        keys: keys before RoPE, ``[B, H, q, D]``; None before the first call and after :func:`take`.
+        keys: pre-RoPE keys, ``[B, H, q, D]``; None before the first call and after :func:`take`.
     """
 
     def __init__(self, attention: nn.Module, source: Source, channels: int) -> None:
@@ -95,7 +94,7 @@ class Hooked:
 
 
 def take(module: nn.Module) -> Tensor | None:
-    """Return the keys before RoPE that an attention module has just computed, and forget them.
+    """Return the pre-RoPE keys that an attention module has just computed, and forget them.
 
     Args:
         module: the attention module.
@@ -115,20 +114,20 @@ def stored(
 ) -> Tensor:
     """Return new keys in the form that a layer stores, before or after RoPE, and record their positions.
 
-    Positions are recorded only if the layer or its :attr:`follower` stores keys before RoPE.
+    Positions are recorded only if the layer or its :attr:`follower` holds pre-RoPE keys.
 
     Args:
         layer: layer that will store the keys.
         keys: new keys after RoPE, ``[B, H, q, D]``.
-        before: new keys before RoPE, as :func:`take` returned them.
+        before: new pre-RoPE keys, as :func:`take` returned them.
         module: the model's attention module.
-        position_ids: ``[B or 1, q]``; needed only for layers that store keys before RoPE.
+        position_ids: ``[B or 1, q]``; needed only for layers that hold pre-RoPE keys.
 
     Returns:
-        ``[B, H, q, D]``: `before` if the layer stores keys before RoPE, else `keys`.
+        ``[B, H, q, D]``: `before` if the layer holds pre-RoPE keys, else `keys`.
 
     Raises:
-        CacheError: the layer stores keys before RoPE, but no hook provided them.
+        CacheError: the layer holds pre-RoPE keys, but no hook provided them.
         ModelError: the model passes no position ids to attention, or does more to its keys than RoPE.
     """
     if all(member.rotation is None for member in layer.chain()):
