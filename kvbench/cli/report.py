@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvbench.cli import report_page
+from kvbench.cli.report_runs import begun, marked
 from kvbench.errors import KvbenchError, nearest
 from kvbench.results import code as codes
-from kvbench.results import compare, ranking, record, tables
-from kvbench.results.columns import LIST, UNFINISHED, RunLine, columns
-from kvbench.results.store import DONE, RunStore, find_runs
+from kvbench.results import compare, record, tables
+from kvbench.results.columns import LIST, RunLine, columns
+from kvbench.results.store import RunStore, find_runs
 from kvbench.runner import sources
 from kvbench.util import table
 from kvbench.util.cells import Cell
@@ -22,8 +24,6 @@ from kvbench.util.table import Grid
 
 #: maximum number of samples of older code that --show lists
 SHOWN = 8
-#: groups of a configuration that a line of the list is computed from
-GROUPS = ("model", "method", "quantizer", "dataset", "decoding", "runtime")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: argparse.Namespace) -> int:
     exists(str(arguments.results), "--results")
+    if report_page.wanted(arguments):
+        return report_page.main(arguments, _find)
     stores = [store for store in find_runs(arguments.results) if not _skipped(store)]
     if not stores:
         raise KvbenchError(
@@ -111,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         default="screen",
         help="output format of --show and --compare (default: %(default)s)",
     )
+    report_page.add(parser, what)
     return parser
 
 
@@ -133,7 +136,7 @@ def _find(stores: Sequence[RunStore], name: str) -> RunStore:
 
 
 def _list(stores: Sequence[RunStore]) -> None:
-    runs = [(marked(store, run) if (run := store.metrics()) else _begun(store)) for store in stores]
+    runs = [(marked(store, run) if (run := store.metrics()) else begun(store)) for store in stores]
     names = tables.labels(runs, beside=("model", "dataset"))
     lines = [RunLine(name, record.read(run)) for name, run in zip(names, runs, strict=True)]
     chosen = [column for column in columns(lines, LIST) if column.cell is not None]
@@ -141,49 +144,6 @@ def _list(stores: Sequence[RunStore]) -> None:
     wraps = [i for i, column in enumerate(chosen) if column.wraps]  # on a narrow terminal, only texts wrap
     grid = Grid([column.name for column in chosen], body, left=range(len(chosen)), wraps=wraps)
     print(table.text(grid.drawn(gap=1)))
-
-
-def marked(store: RunStore, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return the metrics of a run with ``status`` and ``older`` updated for the present code.
-
-    They are unchanged if the run's `config.yaml` is missing or incomplete.
-
-    Args:
-        store: the run.
-        metrics: the content of its `metrics.json`.
-    """
-    config = store.config()
-    if config is None or any(not isinstance(config.get(group), dict) for group in GROUPS):
-        return metrics
-    counts = metrics["code"] or ({codes.UNKNOWN: metrics["samples"]["done"]} if metrics["samples"]["done"] else {})
-    older = codes.older(counts, metrics["sources"], sources.code(config))
-    status = metrics["status"]
-    if status in DONE:
-        status = "older" if older else "ok"
-    return {**metrics, "status": status, "older": older}
-
-
-def _begun(store: RunStore) -> dict[str, Any]:
-    """Return the metrics of a run without a valid `metrics.json`, for its line in the list."""
-    written = store.config() or {}
-    config = {group: value if isinstance(value := written.get(group), dict) else {} for group in GROUPS}
-    try:
-        rows = list(store.samples().rows.values())
-    except KvbenchError as error:
-        print(str(error).splitlines()[0], file=sys.stderr)
-        rows = []
-    counts, parts = codes.kinds(rows)
-    samples = {"done": len(rows), "requested": None, "truncated": 0}
-    older = codes.older(counts, parts, sources.code(config))
-    return {
-        **ranking.failed(config, ""),
-        "run_id": store.run_id,
-        "status": UNFINISHED,
-        "samples": samples,
-        "code": counts,
-        "sources": parts,
-        "older": older,
-    }
 
 
 def _details(store: RunStore) -> None:

@@ -24,10 +24,10 @@ def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
     settings = [{key: value for key, value in _settings(run).items() if key not in beside} for run in runs]
     for run, mine in zip(runs, settings, strict=True):
         alike.setdefault(str(run["label"]), []).append(mine)
-    differing = {
-        label: {key for one in group for key in one if any(other.get(key) != one[key] for other in group)}
-        for label, group in alike.items()
-    }
+    differing = {}
+    for label, group in alike.items():  # one that differs from any other differs from the first, or the first does
+        keys = dict.fromkeys(key for one in group for key in one)
+        differing[label] = {key for key in keys if any(one.get(key) != group[0].get(key) for one in group)}
     names = []
     for run, mine in zip(runs, settings, strict=True):
         label = str(run["label"])

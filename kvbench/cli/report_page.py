@@ -1,0 +1,179 @@
+"""``python -m kvbench.report --html``, ``--serve`` and ``--figures``: the runs on disk as a page and as plots."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kvbench.cli.report_runs import Code, begun, marked
+from kvbench.config.command import changes, command
+from kvbench.errors import ConfigError, KvbenchError
+from kvbench.page import server
+from kvbench.page.data import Report
+from kvbench.page.entry import Entry
+from kvbench.page.page import html
+from kvbench.results.store import RunStore, find_runs
+from kvbench.util import atomic
+from kvbench.util.requirements import Package, check_packages, check_writable
+
+#: default of --html
+PAGE = Path("results/report.html")
+
+Find = Callable[[Sequence[RunStore], str], RunStore]
+
+
+def add(parser: argparse.ArgumentParser, what: Any) -> None:
+    """Add the options of the page to the parser of ``kvbench.report``.
+
+    Args:
+        parser: the parser.
+        what: its group of options of which at most one may be given.
+    """
+    what.add_argument(
+        "--html",
+        metavar="FILE",
+        nargs="?",
+        const=PAGE,
+        type=Path,
+        help=f"write all runs as one page for a browser (default: {PAGE})",
+    )
+    what.add_argument(
+        "--serve",
+        metavar="PORT",
+        nargs="?",
+        const=server.PORT,
+        type=int,
+        help=f"show the page at http://{server.HOST}:PORT/ and follow runs as they go (default: {server.PORT})",
+    )
+    what.add_argument(
+        "--figures",
+        metavar="DIR",
+        type=Path,
+        help="write the page's plots of the largest group of comparable runs as PNG and SVG",
+    )
+    parser.add_argument(
+        "--pair",
+        metavar=("A", "B"),
+        nargs=2,
+        action="append",
+        default=[],
+        help="with --html or --serve: also show the samples on which these two runs differ; may be repeated",
+    )
+
+
+def wanted(arguments: argparse.Namespace) -> bool:
+    """Return True if the command line asks for a page or for plots.
+
+    Raises:
+        ConfigError: an option of the page is given without it.
+    """
+    page = arguments.html is not None or arguments.serve is not None
+    if arguments.pair and not page:
+        raise ConfigError("--pair", " ".join(arguments.pair[0]), "needs --html or --serve", hint="add --html")
+    return page or arguments.figures is not None
+
+
+def main(arguments: argparse.Namespace, find: Find) -> int:
+    """Write the page or the plots, or serve the page, and return the exit status.
+
+    Args:
+        arguments: the parsed command line.
+        find: function that returns the run of a name (``kvbench.report --show``).
+
+    Raises:
+        KvbenchError: there are no runs, a run of ``--pair`` does not exist, a file cannot be written, or the port
+            cannot be used.
+    """
+    report = _report(arguments, find)
+    if arguments.serve is not None:
+        return _serve(report, arguments.serve)
+    if arguments.figures is not None:
+        return _draw(report, arguments.figures)
+    return _write(report, arguments.html)
+
+
+def _report(arguments: argparse.Namespace, find: Find) -> Report:
+    stores = find_runs(arguments.results)
+    if not stores and (arguments.serve is None or arguments.pair):
+        raise KvbenchError(
+            f"there are no runs in {arguments.results}.\n  hint: name another folder with --results "
+            "DIR, or start a run: python -m kvbench method=kivi"
+        )
+    pairs = [(find(stores, a).run_id, find(stores, b).run_id) for a, b in arguments.pair]
+    for a, b in pairs:
+        if a == b:
+            raise ConfigError("--pair", f"{a} {b}", "names one run twice", hint="name two runs: --pair A B")
+    return Report(
+        find=lambda: find_runs(arguments.results),
+        read=reader(),
+        folder=arguments.results,
+        papers=arguments.results.parent,
+        pairs=pairs,
+        say=lambda line: print(f"note: {line}", file=sys.stderr),
+    )
+
+
+def reader() -> Callable[[RunStore], Entry | None]:
+    """Return a function that reads a run for the page.
+
+    For a damaged run the function returns None and prints the reason.
+    """
+    code = Code()
+
+    def read(store: RunStore) -> Entry | None:
+        problem = store.problem()
+        if problem:
+            print(f"skipped: {problem}", file=sys.stderr)
+            return None
+        metrics, config = store.metrics(), store.config() or {}
+        shown = marked(store, metrics, config, code) if metrics else begun(store)
+        return Entry(store, shown, config, command(config) if config else "", changes(config))
+
+    return read
+
+
+def _write(report: Report, path: Path) -> int:
+    check_writable(str(path), "--html", file=True)
+    data = report.data()
+    text = html(data).encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write(path, text)
+    except OSError as error:
+        raise KvbenchError(
+            f"{path}: cannot be written: {error.strerror or error}.\n  hint: name another file: --html FILE"
+        ) from error
+    print(f"{path}: {len(data['runs'])} runs, {len(text) / 1e6:.2f} MB")
+    return 0
+
+
+def _serve(report: Report, port: int) -> int:
+    with server.Server(report, port) as web:
+        print(f"{web.address} (Ctrl-C ends it)", flush=True)
+        with suppress(KeyboardInterrupt):
+            web.serve_forever()
+    return 0
+
+
+def _draw(report: Report, folder: Path) -> int:
+    check_packages([Package("matplotlib", "--figures", str(folder), "run pip install 'kvbench[plot]'")])
+    check_writable(str(folder), "--figures")
+    from kvbench.page.figures import figures
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        title, files = figures(report.data(), folder)
+    except OSError as error:
+        raise KvbenchError(
+            f"{folder}: a plot cannot be written: {error.strerror or error}.\n"
+            "  hint: name another folder: --figures DIR"
+        ) from error
+    if not files:
+        raise KvbenchError("no run has figures to draw.\n  hint: --list shows the status of the runs")
+    print(f"{title}:")
+    print("\n".join(f"  {file}" for file in files))
+    return 0

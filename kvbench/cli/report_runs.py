@@ -1,0 +1,86 @@
+"""Stored runs as the report shows them: status for the present code, and what is known of unfinished runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvbench.errors import KvbenchError
+from kvbench.results import code as codes
+from kvbench.results import ranking
+from kvbench.results.columns import UNFINISHED
+from kvbench.results.store import DONE, RunStore
+from kvbench.runner import sources
+
+#: groups of a configuration that a line of the list is computed from
+GROUPS = ("model", "method", "quantizer", "dataset", "decoding", "runtime")
+
+
+def marked(
+    store: RunStore,
+    metrics: dict[str, Any],
+    config: dict[str, Any] | None = None,
+    code: Callable[[Mapping[str, Any]], codes.Code] = sources.code,
+) -> dict[str, Any]:
+    """Return the metrics of a run with ``status`` and ``older`` updated for the present code.
+
+    They are unchanged if the run's `config.yaml` is missing or incomplete.
+
+    Args:
+        store: the run.
+        metrics: the content of its `metrics.json`.
+        config: the content of its `config.yaml`; None to read it here.
+        code: function that returns the digests of the present code for a configuration.
+    """
+    config = config or store.config()
+    if config is None or any(not isinstance(config.get(group), dict) for group in GROUPS):
+        return metrics
+    counts = metrics["code"] or ({codes.UNKNOWN: metrics["samples"]["done"]} if metrics["samples"]["done"] else {})
+    older = codes.older(counts, metrics["sources"], code(config))
+    status = metrics["status"]
+    if status in DONE:
+        status = "older" if older else "ok"
+    return {**metrics, "status": status, "older": older}
+
+
+def begun(store: RunStore) -> dict[str, Any]:
+    """Return the metrics of a run without a valid `metrics.json`, for its line in the list."""
+    written = store.config() or {}
+    config = {group: value if isinstance(value := written.get(group), dict) else {} for group in GROUPS}
+    try:
+        rows = list(store.samples().rows.values())
+    except KvbenchError as error:
+        print(str(error).splitlines()[0], file=sys.stderr)
+        rows = []
+    counts, parts = codes.kinds(rows)
+    samples = {"done": len(rows), "requested": None, "truncated": 0}
+    older = codes.older(counts, parts, sources.code(config))
+    return {
+        **ranking.failed(config, ""),
+        "run_id": store.run_id,
+        "status": UNFINISHED,
+        "samples": samples,
+        "code": counts,
+        "sources": parts,
+        "older": older,
+    }
+
+
+class Code:
+    """The digests of the present code, computed once for all runs with the same classes.
+
+    An instance serves one report: it does not see later changes of the sources.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], codes.Code] = {}
+
+    def __call__(self, config: Mapping[str, Any]) -> codes.Code:
+        """Return the digests for a configuration (:func:`kvbench.runner.sources.code`)."""
+        quantizer = (config.get("quantizer") or {}).get("name")
+        targets = (str(config[group].get("_target_")) for group in ("method", "dataset"))
+        key = (*targets, str(quantizer in (None, "none")))
+        if key not in self._known:
+            self._known[key] = sources.code(config)
+        return self._known[key]

@@ -1,0 +1,53 @@
+/* The columns of the table of runs. */
+
+/* Columns for the present data: fixed ones, one per setting that varies, and one per task. */
+function tableColumns() {
+  const text = (key, title, value, more = {}) => ({ key, title, kind: "text", value, show: (run) => plain(value(run)), ...more });
+  const number = (key, title, value, show, more = {}) => ({ key, title, kind: "number", value, show: (run) => show(value(run), run), ...more });
+  const several = (read) => new Set(report.runs.map(read)).size > 1;
+  const any = (read) => report.runs.some((run) => read(run) !== undefined);
+  const columns = [
+    text("name", "run", (run) => run.name, { fixed: true, width: 15 }),
+    text("model", "model", (run) => run.model, { off: !several((run) => run.model), width: 8 }),
+    text("data", "data", (run) => run.data, { width: 10 }),
+    text("status", "status", (run) => run.status, { show: statusText, width: 6 }),
+    number("score", "score", score, (value) => fixed(value), { hint: "mean over tasks", off: !any(score), width: 5 }),
+    number("stderr", "± error", (run) => run.score?.[1], (value) => plusMinus(value) || NONE, { hint: "standard error of the score", off: !any(score), width: 5 }),
+    number("diff", "Δ fp16", (run) => run.score?.[3], (value, run) => `${signed(value)} ${plusMinus(run.score?.[4])}`, { hint: "paired difference from fp16 on the same samples", off: !any(score), width: 8 }),
+    number("ppl", "perplexity", perplexity, (value) => fixed(value), { off: !any(perplexity), hint: "lower is better", width: 6 }),
+    number("n", "n", (run) => run.score?.[2] ?? run.done, plain, { hint: "samples in the score", width: 4 }),
+    number("kv", "KV bytes", (run) => run.kv, bytes, { hint: "keys and values of one sequence at the end of its answer", width: 6 }),
+    number("ratio", "ratio", (run) => run.ratio, times, { hint: "bytes of fp16 divided by those of this run", width: 5 }),
+    number("peak", "peak", (run) => (run.peak ? Math.max(...run.peak.filter((v) => v !== null)) : undefined), bytes, { hint: "largest memory peak of prefill and decode", off: true, width: 6 }),
+    number("tpot", "TPOT", (run) => run.tpot, seconds, { hint: "median time per output token", width: 6 }),
+    number("ttft", "TTFT", (run) => run.ttft, seconds, { hint: "median time to the first token", width: 6 }),
+    number("rate", "tokens/s", (run) => run.rate, plain, { off: true, width: 6 }),
+    text("older", "older code", (run) => run.older, { off: !any((run) => run.older), hint: "parts of the code that have changed since the samples were made", width: 9 }),
+  ];
+  for (const column of report.settings) {
+    const numeric = column.values.every((value) => value === null || typeof value === "number");
+    const read = (run) => run.settings[column.key];
+    const title = column.key.replace(/^(method|runtime)\./, "");
+    const more = { hint: column.key, off: report.settings.indexOf(column) >= 8, width: 7 };
+    columns.push(numeric ? number(column.key, title, read, plain, more) : text(column.key, title, read, more));
+  }
+  columns.push(
+    text("device", "device", (run) => run.device, { off: !several((run) => run.device), width: 8 }),
+    text("path", "attention", (run) => run.path, { off: true, hint: "the path that read the cache", width: 8 }),
+    text("code", "code", (run) => run.code, { off: true, hint: "digest of the code that made the samples", width: 7 }),
+    text("id", "run id", (run) => run.id, { off: true, width: 12 }),
+  );
+  for (const key of report.taskKeys.slice(0, 60)) {
+    const task = (run) => (run.tasks || []).find((entry) => entry[0] === key);
+    const read = (run) => task(run)?.[6] ?? task(run)?.[1] ?? undefined;
+    const show = (value, run) => `${fixed(value)} ${plusMinus(task(run)?.[6] === undefined ? task(run)?.[2] : task(run)?.[7])}`;
+    columns.push(number(`task ${key}`, key, read, show, { off: true, hint: `score of ${key}`, width: 9 }));
+  }
+  return columns;
+}
+
+/* The columns that the reader sees. */
+function visibleColumns(columns) {
+  if (!choice.hidden) choice.hidden = new Set(columns.filter((column) => column.off).map((column) => column.key));
+  return columns.filter((column) => column.fixed || !choice.hidden.has(column.key));
+}

@@ -1,0 +1,57 @@
+/* The report's data and what the reader has chosen.
+
+A run has, where they are known: id, name, label, model, data, status, older, fp16, done, asked, code, command, error,
+device, path; score [mean, its error, samples, difference from fp16, its error]; ppl [perplexity, its error, difference];
+tasks [[key (in the data: its number), score, error, n, difference,
+its error, perplexity, its error], ...]; kv and reserved (bytes); bill [codes,
+scales, window, index]; ratio; peak [prefill, decode]; ttft, tpot, p99 (seconds); rate (tokens per second); ttfts and
+tpots [five percentiles, count]; points [[prompt, batch, status, TTFT, TPOT, p10, p90, rate, KV bytes, peak], ...]. */
+
+const report = { runs: [], settings: [], groups: {}, papers: [], pairs: [], methods: [], taskKeys: [], byId: new Map() };
+
+const choice = {
+  view: "runs", text: "", filters: {}, sort: { key: "score", down: true }, hidden: null, group: null, status: "", pair: 0,
+  budget: 4, metric: "tpots", model: null,
+};
+
+const VERSION = 1;
+
+/* Take the data of the page, or new data from the server. */
+function take(data) {
+  if (data.version !== VERSION) throw new Error(`the data have version ${data.version}, this page reads ${VERSION}`);
+  Object.assign(report, data);
+  report.byId = new Map(data.runs.map((run) => [run.id, run]));
+  data.runs.forEach((run, i) => {
+    run.group = run.id.split("-")[0];
+    run.method = run.label.split(" ")[0];
+    run.tasks?.forEach((task) => { task[0] = data.tasks[task[0]]; });
+    run.settings = {};
+    for (const column of data.settings) if (column.of[i] >= 0) run.settings[column.key] = column.values[column.of[i]];
+    run.search = [run.name, run.model, run.data, run.status, run.older, run.id, run.device, run.error,
+      ...Object.entries(run.settings).map(([key, value]) => `${key}=${value}`)].filter(Boolean).join("\n").toLowerCase();
+  });
+  const count = new Map();
+  for (const run of data.runs) count.set(run.method, (count.get(run.method) || 0) + 1);
+  const rest = [...count.keys()].filter((name) => name !== "fp16").sort();
+  report.methods = count.has("fp16") ? ["fp16", ...rest] : ["", ...rest];
+  report.taskKeys = data.tasks;
+}
+
+const score = (run) => run.score?.[0];
+const perplexity = (run) => run.ppl?.[0];
+const done = (run) => run.status === "ok" || run.status === "older";
+
+/* Groups of comparable runs among `runs`, largest first: the first half of their ids is equal. */
+function groupsOf(runs) {
+  const sizes = new Map();
+  for (const run of runs) sizes.set(run.group, (sizes.get(run.group) || 0) + 1);
+  return [...sizes.entries()].sort((a, b) => b[1] - a[1])
+    .map(([group, size]) => ({ group, size, title: report.groups[group] || group }));
+}
+
+/* Words for the reader about the status of a run. */
+function statusText(run) {
+  const count = run.asked === undefined ? `${run.done || 0} samples` : `${run.done || 0} of ${run.asked}`;
+  if (run.status === "unfinished" || run.status === "interrupted") return `${run.status}, ${count}`;
+  return run.status;
+}

@@ -1,0 +1,55 @@
+/* The leaderboard: methods of one model on the same data, by quality at equal bytes. */
+
+const BUDGETS = [1, 2, 3, 4, 5, 6, 8];
+const BUNDLED = "tiny";
+
+/* The best run of each method that needs at most 1/budget of fp16's bytes, best first. */
+function ranking(runs, budget) {
+  const quality = qualityOf(runs);
+  const better = (a, b) => (quality.up ? quality.value(b) - quality.value(a) : quality.value(a) - quality.value(b)) || a.kv - b.kv;
+  const best = new Map();
+  for (const run of runs) {
+    if (quality.value(run) === undefined || quality.value(run) === null || !(run.ratio >= budget * 0.995)) continue;
+    const other = best.get(run.method);
+    if (!other || better(run, other) < 0) best.set(run.method, run);
+  }
+  return { quality, runs: [...best.values()].sort(better) };
+}
+
+function leaderboardView(all, redraw) {
+  const models = [...new Set(report.runs.map((run) => run.model))];
+  const model = choice.model || (models.includes(BUNDLED) ? BUNDLED : models[0]);
+  const ofModel = report.runs.filter((run) => run.model === model && done(run) && qualityOf([run]).value(run) !== undefined);
+  const groups = groupsOf(ofModel);
+  const group = groups.find((g) => g.group === choice.group) || groups[0];
+  const runs = ofModel.filter((run) => group && run.group === group.group);
+  const pick = (label, options, value, set) => {
+    const select = el("select", { change: (event) => { set(event.target.value); redraw(); } }, options.map(([key, text]) => el("option", { value: key }, text)));
+    select.value = value;
+    return el("label", {}, label, select);
+  };
+  const controls = el("div", { class: "tools" },
+    pick("Model", models.map((name) => [name, name]), model, (value) => { choice.model = value; }),
+    group ? pick("Data", groups.map((g) => [g.group, `${g.title}, ${g.size} runs`]), group.group, (value) => { choice.group = value; }) : null,
+    pick("KV bytes", BUDGETS.map((b) => [String(b), b === 1 ? "any" : `at most 1/${b} of fp16's`]), String(choice.budget), (value) => { choice.budget = Number(value); }));
+  const board = ranking(runs, choice.budget);
+  const about = el("p", { class: "note" }, "The best run of each method that stays within the bytes, over all its settings. Runs answer the same samples; differences within two standard errors are not shown to be real.");
+  if (!board.runs.length) return [controls, about, el("p", { class: "empty" }, "No finished run stays within these bytes.")];
+  const counts = new Set(board.runs.map((run) => run.score?.[2])).size > 1;
+  return [controls, about, boardTable(board), counts ? el("p", { class: "note warn" }, "The runs have different numbers of samples: run those with fewer again with a larger dataset.limit.") : null];
+}
+
+function boardTable({ quality, runs }) {
+  const heads = ["", "method", quality.name, "Δ fp16", "n", "KV bytes", "ratio", "TPOT", "command"];
+  const rows = runs.map((run, i) => el("tr", {},
+    el("td", { class: "number" }, String(i + 1)),
+    el("th", { scope: "row" }, el("button", { type: "button", class: "name", click: () => showDetails(run) }, run.name)),
+    el("td", { class: "number" }, `${fixed(quality.value(run))} ${plusMinus(quality.error(run))}`),
+    el("td", { class: "number" }, run.score?.[3] === undefined ? NONE : `${signed(run.score[3])} ${plusMinus(run.score[4])}`),
+    el("td", { class: "number" }, plain(run.score?.[2] ?? run.done)),
+    el("td", { class: "number" }, bytes(run.kv)), el("td", { class: "number" }, times(run.ratio)), el("td", { class: "number" }, seconds(run.tpot)),
+    el("td", {}, el("div", { class: "row" }, el("code", { class: "command", title: run.command }, run.command || "unknown"),
+      el("button", { type: "button", "aria-label": `Copy the command of ${run.name}`, click: () => copy(run.command) }, "Copy")))));
+  return el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Leaderboard, scrollable" },
+    el("table", { class: "small board" }, el("thead", {}, el("tr", {}, heads.map((text, i) => el("th", { scope: "col", class: i === 1 || i === 8 ? "text" : "number" }, text)))), el("tbody", {}, rows)));
+}

@@ -1,0 +1,37 @@
+/* New data from the server while runs go on (python -m kvbench.report --serve). */
+
+const EVERY_MS = 2000;
+const live = { mark: "", failed: 0 };
+
+function follow() {
+  if (document.body.dataset.live !== "true") return;
+  setTimeout(poll, EVERY_MS);
+}
+
+async function poll() {
+  try {
+    const answer = await fetch(`data.json?mark=${encodeURIComponent(live.mark)}`, { cache: "no-store" });
+    if (answer.status === 200) {
+      live.mark = answer.headers.get("X-Mark") || "";
+      refresh(await answer.json());
+    }
+    if (live.failed) about();
+    live.failed = 0;
+  } catch {
+    live.failed += 1;
+    about(`no answer from the server${live.failed > 5 ? "; it has ended" : ""}`);
+  }
+  setTimeout(poll, live.failed > 5 ? 5 * EVERY_MS : EVERY_MS);
+}
+
+/* Show new data; what the reader has chosen stays. */
+function refresh(data) {
+  const known = new Set(report.settings.map((column) => column.key));
+  take(data);
+  about();
+  const { id, dataset } = document.activeElement || {};
+  if (choice.view === "runs" && data.settings.some((column) => !known.has(column.key))) draw();
+  else shownView.update?.(false);
+  if (id) byId(id)?.focus();
+  else if (dataset?.id) document.querySelector(`#main [data-id="${CSS.escape(dataset.id)}"]`)?.focus({ preventScroll: true });
+}

@@ -1,0 +1,119 @@
+/* The views behind the tabs, and the choice of runs above them. */
+
+const VIEWS = [
+  ["runs", "Runs"], ["quality", "Quality"], ["differences", "Differences"], ["memory", "Memory"], ["times", "Times"],
+  ["papers", "Papers"], ["samples", "Samples"], ["leaderboard", "Leaderboard"],
+];
+/* Views of one group of comparable runs; `true` where all runs together make sense too. */
+const COMPARED = { quality: false, differences: false, memory: true, times: true };
+const ALL = "all";
+/* Views that choose their runs themselves. */
+const OWN = new Set(["samples", "leaderboard"]);
+
+const shownView = { update: null };
+
+function drawTabs() {
+  byId("tabs").replaceChildren(...VIEWS.map(([key, title]) => el("button", {
+    type: "button", role: "tab", id: `tab-${key}`, "aria-controls": "main", "aria-selected": String(choice.view === key),
+    tabindex: choice.view === key ? 0 : -1, click: () => show(key),
+    keydown: (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      const place = VIEWS.findIndex(([other]) => other === choice.view);
+      show(VIEWS[(place + step + VIEWS.length) % VIEWS.length][0]);
+      byId(`tab-${choice.view}`).focus();
+    },
+  }, title)));
+  byId(`tab-${choice.view}`).scrollIntoView({ block: "nearest", inline: "nearest" });
+}
+
+/* Show a view and remember it in the address. */
+function show(view) {
+  choice.view = view;
+  history.replaceState(null, "", `#${view}`);
+  drawTabs();
+  draw();
+}
+
+/* Draw the present view from the beginning. */
+function draw() {
+  hideTip();
+  drawFilters();
+  const main = byId("main");
+  main.setAttribute("role", "tabpanel");
+  main.setAttribute("aria-labelledby", `tab-${choice.view}`);
+  main.className = `view-${choice.view}`;
+  if (!report.runs.length) {
+    shownView.update = draw;
+    main.replaceChildren(el("p", { class: "empty" }, `There are no runs in ${report.folder} yet.`));
+    return;
+  }
+  if (choice.view === "runs") return drawTable(main);
+  const redraw = () => {
+    hideTip();
+    main.replaceChildren(...[viewOf(choice.view, redraw)].flat(Infinity).filter(Boolean));
+  };
+  shownView.update = redraw;
+  redraw();
+}
+
+function drawTable(main) {
+  const all = tableColumns();
+  const redraw = (heads = true, top = true) => {
+    if (heads) drawHead(all, redraw);
+    fillTable(chosenRuns(all), top);
+  };
+  main.replaceChildren(...tableView(all, redraw));
+  shownView.update = (top = true) => redraw(false, top);
+  redraw(false);
+}
+
+/* The content of a view over the runs that pass the filters. */
+function viewOf(view, redraw) {
+  if (view === "samples") return samplesView(redraw);
+  if (view === "leaderboard") return leaderboardView(report.runs, redraw);
+  const passing = chosenRuns(tableColumns());
+  if (view === "papers") return papersView(passing);
+  const group = groupIn(passing, COMPARED[view]);
+  const runs = group === ALL ? passing : passing.filter((run) => run.group === group);
+  if (!runs.length) return el("p", { class: "empty" }, "No run passes the filters.");
+  if (view === "quality") return qualityView(runs);
+  if (view === "differences") return heatView(runs);
+  return view === "memory" ? billView(runs) : timesView(runs, redraw);
+}
+
+/* The group of comparable runs to show: the reader's, or else the largest with a quality. */
+function groupIn(runs, allowAll) {
+  if (choice.group === ALL && allowAll) return ALL;
+  const judged = runs.filter((run) => score(run) !== undefined || perplexity(run) !== undefined);
+  const groups = groupsOf(judged.length ? judged : runs);
+  return (groups.find((g) => g.group === choice.group) || groups[0])?.group;
+}
+
+/* The text filter, the status and, where runs must be comparable, their group. */
+function drawFilters() {
+  const box = byId("filters");
+  box.hidden = OWN.has(choice.view);
+  if (box.hidden) return;
+  const text = el("input", { type: "search", id: "search", placeholder: "Filter runs: method, model, setting …", "aria-label": "Filter runs", input: (event) => { choice.text = event.target.value; shownView.update?.(); } });
+  text.value = choice.text;
+  const statuses = [...new Set(report.runs.map((run) => run.status))].sort();
+  const status = el("select", { "aria-label": "Status", change: (event) => { choice.status = event.target.value; shownView.update?.(); } },
+    [["", "any status"], ...statuses.map((s) => [s, s])].map(([key, name]) => el("option", { value: key }, name)));
+  status.value = choice.status;
+  const parts = [text, status];
+  if (choice.view in COMPARED) {
+    const groups = groupsOf(report.runs);
+    const allowAll = COMPARED[choice.view];
+    const group = el("select", { "aria-label": "Model and data", change: (event) => { choice.group = event.target.value; shownView.update?.(); } },
+      groups.map((g) => el("option", { value: g.group }, `${g.title}, ${g.size} runs`)),
+      allowAll ? el("option", { value: ALL }, "all runs, comparable or not") : null);
+    group.value = groupIn(chosenRuns(tableColumns()), allowAll) || groups[0]?.group || "";
+    parts.push(group);
+  }
+  const active = Object.values(choice.filters).filter(Boolean).length;
+  if (active && choice.view !== "runs") parts.push(el("span", { class: "note" }, `and ${active} column filter${active > 1 ? "s" : ""}`));
+  parts.push(el("button", { type: "button", click: () => { Object.assign(choice, { text: "", status: "", filters: {} }); draw(); } }, "Clear"));
+  box.replaceChildren(...parts);
+}

@@ -1,0 +1,141 @@
+"""The data of the page: all runs, what they differ in, the papers' items that they belong to, and pairs of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from kvbench.page import pairs, papers, runs, settings
+from kvbench.page.entry import Entry
+from kvbench.page.names import names
+from kvbench.page.numbers import cut
+from kvbench.results.store import RunStore
+
+#: version of the data, which the page's script checks
+VERSION = 1
+#: files whose change makes a run worth reading again
+_FILES = ("config.yaml", "metrics.json", "samples.jsonl")
+
+Read = Callable[[RunStore], Entry | None]
+
+
+@dataclass
+class Report:
+    """The data of a report; what has been read of a run is kept until its files change.
+
+    Args:
+        find: function that returns the stores of the runs to show.
+        read: function that reads a run; None if the run cannot be shown.
+        folder: folder of the runs, shown in the page's heading.
+        papers: folder of the papers' items (:func:`kvbench.page.papers.items`).
+        pairs: ids of the pairs of runs whose samples are compared.
+        say: function that shows a line to the user.
+    """
+
+    find: Callable[[], Sequence[RunStore]]
+    read: Read
+    folder: Path
+    papers: Path
+    pairs: Sequence[tuple[str, str]] = ()
+    say: Callable[[str], None] = lambda line: None
+    _known: dict[str, tuple[Any, Entry | None, dict[str, Any], dict[str, Any]]] = field(default_factory=dict)
+    _said: set[str] = field(default_factory=set)
+
+    def data(self) -> dict[str, Any]:
+        """Return the data of the page, which :func:`kvbench.page.numbers.encoded` turns into text."""
+        shown = [known for store in self.find() if (known := self._of(store))[1] is not None]
+        entries = [entry for _, entry, _, _ in shown if entry is not None]
+        summaries = [dict(figures) for _, _, figures, _ in shown]
+        flat = [values for _, _, _, values in shown]
+        for figures in summaries:
+            if "problem" in figures:
+                self._tell(figures["problem"])
+        for figures, name in zip(summaries, names(entries), strict=True):
+            figures["name"] = name
+        tasks: dict[str, int] = {}
+        for figures in summaries:  # each task is named once, and numbered in the runs
+            if "tasks" in figures:
+                figures["tasks"] = [[tasks.setdefault(key, len(tasks)), *values] for key, *values in figures["tasks"]]
+        keys = settings.varying(flat, [settings.choices(entry) for entry in entries])
+        items, notes = papers.items(self.papers, {figures["id"] for figures in summaries})
+        for note in notes:
+            self._tell(note)
+        return {
+            "version": VERSION,
+            "made": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "folder": cut(self.folder, 200),
+            "tasks": list(tasks),
+            "runs": summaries,
+            "settings": settings.columns(flat, keys),
+            "groups": _groups(entries),
+            "papers": items,
+            "pairs": self._compared({entry.store.run_id: entry for entry in entries}),
+        }
+
+    def signature(self) -> Any:
+        """Return a value that changes when a run is added, removed or changed."""
+        return tuple((store.run_id, _signature(store)) for store in self.find())
+
+    def _compared(self, entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
+        return [pairs.pair(entries[a], entries[b]) for a, b in self.pairs if a in entries and b in entries]
+
+    def _of(self, store: RunStore) -> tuple[Any, Entry | None, dict[str, Any], dict[str, Any]]:
+        """Return what is known of a run: signature of its files, entry, figures and settings."""
+        signature = _signature(store)
+        known = self._known.get(store.run_id)
+        if known is None or known[0] != signature:
+            entry = self.read(store)
+            figures = {} if entry is None else runs.summary(entry)
+            known = (signature, entry, figures, {} if entry is None else settings.flat(entry))
+            self._known[store.run_id] = known
+        return known
+
+    def _tell(self, line: str) -> None:
+        """Show a line to the user, once."""
+        if line not in self._said:
+            self._said.add(line)
+            self.say(line)
+
+
+def _signature(store: RunStore) -> tuple[Any, ...]:
+    """Return a value that changes when a file of the run does."""
+    stamps: list[Any] = []
+    for name in _FILES:
+        try:
+            status = (store.path / name).stat()
+        except OSError:
+            stamps.append(None)
+        else:
+            stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
+    return tuple(stamps)
+
+
+def _groups(entries: Sequence[Entry]) -> dict[str, str]:
+    """Return a title per group of comparable runs, by the first half of their ids.
+
+    Runs of one group have the same model, data, decoding options and seed.
+    """
+    titles: dict[str, str] = {}
+    for entry in entries:
+        group = entry.store.run_id.partition("-")[0]
+        metrics = entry.metrics
+        if group not in titles or not titles[group].endswith(")"):
+            titles[group] = _title(metrics)
+    repeated = {title for title in titles.values() if list(titles.values()).count(title) > 1}
+    return {group: f"{title} [{group[:6]}]" if title in repeated else title for group, title in titles.items()}
+
+
+def _title(metrics: Mapping[str, Any]) -> str:
+    """Return a title for runs with the model and data of `metrics`, such as ``tiny, mini (5 tasks at 2048)``."""
+    config = metrics["config"]
+    keys = list(metrics["scores"])
+    title = f"{config.get('model') or '?'}, {config.get('dataset') or '?'}"
+    if not keys:
+        return cut(title, 120)
+    tasks = list(dict.fromkeys(key.partition("@")[0] for key in keys))
+    lengths = list(dict.fromkeys(key.partition("@")[2] for key in keys if "@" in key))
+    what = tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
+    return cut(f"{title} ({what}{' at ' + ', '.join(lengths[:4]) if lengths else ''})", 120)

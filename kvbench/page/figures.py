@@ -1,0 +1,209 @@
+"""The plots of the page as files, PNG and SVG, drawn with matplotlib (the extra ``plot``)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvbench.results.store import DONE
+
+Run = Mapping[str, Any]
+
+#: Okabe and Ito's colours, which people with any colour vision can tell apart; markers differ as well
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "*")
+#: parts of the bill with their colours, in the order of a run's ``bill``
+PARTS = (
+    ("packed codes", "#0072B2"),
+    ("scales and zeros", "#56B4E9"),
+    ("tokens in full precision", "#E69F00"),
+    ("indices", "#7F7F7F"),
+)
+#: maximum number of runs in a plot with a line per run
+MOST = 40
+#: width of a plot in inches, and size of its letters in points
+WIDTH, LETTERS = 6.5, 8
+
+
+def figures(data: Mapping[str, Any], folder: Path) -> tuple[str, list[Path]]:
+    """Write the plots of the largest group of comparable runs.
+
+    Args:
+        data: the data of the page.
+        folder: an existing folder.
+
+    Returns:
+        The group's title, and the files. A plot for which no run has figures is not written.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    group, runs = largest(data["runs"])
+    title = data["groups"].get(group, group)
+    styles = _styles(runs)
+    plots: dict[str, Callable[[Any], Any]] = {
+        "score-bytes": lambda p: _scatter(runs, "kv", "KV bytes of a sequence (MiB)", 2**20, styles, p),
+        "score-tpot": lambda p: _scatter(runs, "tpot", "time per output token (ms)", 1e-3, styles, p),
+        "differences": lambda p: _heat(runs, data["tasks"], p),
+        "bytes": lambda p: _bill(runs, p),
+        "tpot": lambda p: _times(runs, "tpots", "time per output token (ms)", styles, p),
+        "ttft": lambda p: _times(runs, "ttfts", "time to the first token (ms)", styles, p),
+    }
+    files = []
+    with pyplot.rc_context({"font.size": LETTERS, "svg.hashsalt": "kvbench", "svg.fonttype": "path"}):
+        for name, plot in plots.items():
+            drawn = plot(pyplot)
+            if drawn is None:
+                continue
+            drawn.suptitle(_shown(title), fontsize=LETTERS)
+            for suffix, options in (("png", {"dpi": 200}), ("svg", {"metadata": {"Date": None}})):
+                files.append(folder / f"{name}.{suffix}")
+                drawn.savefig(files[-1], **options)
+            pyplot.close(drawn)
+    return title, files
+
+
+def largest(runs: Sequence[Run]) -> tuple[str, list[Run]]:
+    """Return the first half of the ids, and the finished runs, of the largest group of comparable runs.
+
+    Runs with a score or a perplexity count first.
+    """
+    finished = [run for run in runs if run["status"] in DONE]
+    judged = [run for run in finished if _quality(run) is not None] or finished
+    if not judged:
+        return "", []
+    group = Counter(_group(run) for run in judged).most_common(1)[0][0]
+    return group, [run for run in finished if _group(run) == group]
+
+
+def _scatter(
+    runs: Sequence[Run], key: str, label: str, unit: float, styles: Mapping[str, Mapping[str, str]], pyplot: Any
+) -> Any:
+    """Draw score or perplexity against a cost, with error bars and the Pareto front."""
+    points = [
+        (run[key] / unit, quality, _error(run), run)
+        for run in runs
+        if key in run and (quality := _quality(run)) is not None
+    ]
+    if not points:
+        return None
+    up = "score" in points[0][3]
+    figure, axes = pyplot.subplots(figsize=(WIDTH, 4), constrained_layout=True)
+    named: set[str] = set()
+    for x, y, error, run in points:
+        method = _method(run)
+        label_once = None if method in named else method
+        named.add(method)
+        axes.errorbar(x, y, yerr=error, label=label_once, linestyle="", markersize=5, capsize=2, **styles[method])
+    front: list[tuple[float, float]] = []
+    for x, y, _, _ in sorted(points, key=lambda point: (point[0], -point[1] if up else point[1])):
+        if not front or (y > front[-1][1] if up else y < front[-1][1]):
+            front.append((x, y))
+    axes.step(*zip(*front, strict=True), where="post", color="#444444", linestyle="--", linewidth=1, label="Pareto")
+    costs = [point[0] for point in points]
+    if min(costs) > 0 and max(costs) / min(costs) > 6:
+        axes.set_xscale("log")
+        for axis in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            axis(lambda x, _: f"{x:g}")
+    axes.set(xlabel=label, ylabel="score (mean over tasks)" if up else "perplexity")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=5, frameon=False)
+    return figure
+
+
+def _heat(runs: Sequence[Run], names: Sequence[str], pyplot: Any) -> Any:
+    """Draw the paired differences from fp16 by task as a heat map."""
+    chosen = [run for run in runs if any(_difference(task) is not None for task in run.get("tasks", ()))][:MOST]
+    if not chosen:
+        return None
+    keys = list(dict.fromkeys(task[0] for run in chosen for task in run["tasks"]))
+    table = [[{task[0]: _difference(task) for task in run["tasks"]}.get(key) for key in keys] for run in chosen]
+    most = max(abs(value) for line in table for value in line if value is not None) or 1.0
+    figure, axes = pyplot.subplots(figsize=(WIDTH, 1.4 + 0.22 * len(chosen)), constrained_layout=True)
+    numbers = [[float("nan") if value is None else value for value in line] for line in table]
+    picture = axes.imshow(numbers, aspect="auto", cmap="PuOr", vmin=-most, vmax=most, interpolation="nearest")
+    for y, line in enumerate(table):
+        for x, value in enumerate(line):
+            if value is not None:
+                colour = "white" if abs(value) > 0.7 * most else "black"
+                axes.annotate(f"{value:+.2f}", (x, y), ha="center", va="center", fontsize=6, color=colour)
+    axes.set_yticks(range(len(chosen)), [_shown(run["name"], 44) for run in chosen])
+    axes.set_xticks(range(len(keys)), [_shown(names[key], 24) for key in keys], rotation=30, ha="right")
+    figure.colorbar(picture, ax=axes, label="method minus fp16")
+    return figure
+
+
+def _bill(runs: Sequence[Run], pyplot: Any) -> Any:
+    """Draw the bytes of each run as a bar of its parts."""
+    chosen = sorted((run for run in runs if run.get("bill")), key=lambda run: run["kv"])[-MOST:]
+    if not chosen:
+        return None
+    figure, axes = pyplot.subplots(figsize=(WIDTH, 1 + 0.2 * len(chosen)), constrained_layout=True)
+    left = [0.0] * len(chosen)
+    for i, (name, colour) in enumerate(PARTS):
+        widths = [run["bill"][i] / 2**20 for run in chosen]
+        axes.barh(range(len(chosen)), widths, left=left, label=name, color=colour, edgecolor="white", linewidth=0.4)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(chosen)), [_shown(run["name"], 44) for run in chosen])
+    axes.set(xlabel="KV bytes of a sequence (MiB)")
+    axes.grid(axis="x", alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def _times(runs: Sequence[Run], key: str, label: str, styles: Mapping[str, Mapping[str, str]], pyplot: Any) -> Any:
+    """Draw the distribution of a time per run: 5 % to 95 %, the middle half, the median."""
+    chosen = sorted((run for run in runs if run.get(key)), key=lambda run: -run[key][2])[-MOST:]
+    if not chosen:
+        return None
+    figure, axes = pyplot.subplots(figsize=(WIDTH, 1 + 0.2 * len(chosen)), constrained_layout=True)
+    names = ("whislo", "q1", "med", "q3", "whishi")
+    boxes = [dict(zip(names, (value * 1e3 for value in run[key][:5]), strict=True)) for run in chosen]
+    drawn = axes.bxp(boxes, vert=False, showfliers=False, patch_artist=True, medianprops={"color": "black"})
+    for patch, run in zip(drawn["boxes"], chosen, strict=True):
+        patch.set(facecolor=styles[_method(run)]["color"], alpha=0.6)
+    axes.set_yticks(range(1, len(chosen) + 1), [_shown(run["name"], 44) for run in chosen])
+    axes.set(xlabel=label)
+    axes.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def _styles(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
+    """Return a colour and a marker per method; the pair differs for up to 56 methods."""
+    methods = sorted({_method(run) for run in runs} - {"fp16"})
+    return {
+        name: {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+        for i, name in enumerate(["fp16", *methods])
+    }
+
+
+def _method(run: Run) -> str:
+    return _shown(run["label"].split(" ")[0])
+
+
+def _group(run: Run) -> str:
+    return str(run["id"]).partition("-")[0]
+
+
+def _quality(run: Run) -> float | None:
+    entry = run.get("score") or run.get("ppl")
+    return entry[0] if entry else None
+
+
+def _error(run: Run) -> float | None:
+    entry = run.get("score") or run.get("ppl")
+    return entry[1] if entry and len(entry) > 1 else None
+
+
+def _difference(task: Sequence[Any]) -> float | None:
+    return task[4] if len(task) > 4 else None
+
+
+def _shown(text: str, longest: int = 100) -> str:
+    """Return a text that matplotlib draws as it is: without its mathematical notation, and not too long."""
+    plain = text.encode("utf-8", "replace").decode().replace("$", r"\$")
+    return plain if len(plain) <= longest else plain[: longest - 3] + "..."

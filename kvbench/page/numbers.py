@@ -1,0 +1,71 @@
+"""Numbers and texts in a form that fits into JSON, into few bytes, and into a page."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+#: significant digits of numbers in the page
+DIGITS = 5
+#: longest name, command or message in characters
+LONGEST = 600
+
+
+def short(value: Any, digits: int = DIGITS) -> float | int | None:
+    """Return a number with `digits` significant digits; None for None, NaN, infinities and other types."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if isinstance(value, int):
+        return value
+    if not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+
+
+def cut(text: Any, longest: int = LONGEST) -> str:
+    """Return a text, shortened in its middle to at most `longest` characters."""
+    whole = str(text)
+    if len(whole) <= longest:
+        return whole
+    half = (longest - 5) // 2
+    return f"{whole[:half]} ... {whole[-half:]}"
+
+
+def plain(value: Any, longest: int = 160) -> Any:
+    """Return the value of a setting as JSON data: numbers that JSON lacks, and long or nested values, become texts."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < 2**53 else str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, (Mapping, Sequence)) and not isinstance(value, str):
+        try:
+            return cut(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str), longest)
+        except (ValueError, TypeError, RecursionError):
+            return cut(repr(value), longest)
+    return cut(value, longest)
+
+
+def trimmed(values: Sequence[Any]) -> list[Any]:
+    """Return a list without the None at its end."""
+    kept = list(values)
+    while kept and kept[-1] is None:
+        kept.pop()
+    return kept
+
+
+def encoded(data: Any) -> str:
+    """Return data as JSON that may be part of an HTML page.
+
+    Characters that HTML or JavaScript could take for markup are written as escapes, so that no text of a run can end
+    the element that holds the data. Lone surrogates become escapes too.
+
+    Raises:
+        ValueError: a number is NaN or infinite (:func:`short` and :func:`plain` leave none).
+    """
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

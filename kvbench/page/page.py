@@ -1,0 +1,70 @@
+"""Assembly of the page: one HTML file with its style, its script and its data, which loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kvbench.page.numbers import encoded
+
+_ASSETS = Path(__file__).with_name("assets")
+#: files of the style and of the script, in the order in which they are joined
+STYLES = ("base.css", "table.css", "plots.css")
+SCRIPTS = (
+    "dom.js",
+    "format.js",
+    "data.js",
+    "filter.js",
+    "columns.js",
+    "table.js",
+    "details.js",
+    "plot.js",
+    "scatter.js",
+    "bars.js",
+    "heat.js",
+    "papers.js",
+    "leaderboard.js",
+    "samples.js",
+    "views.js",
+    "live.js",
+    "main.js",
+)
+
+
+def html(data: Mapping[str, Any], live: bool = False) -> str:
+    """Return the page as text.
+
+    A content security policy with the digests of the style and the script keeps everything else from running or
+    loading, whatever a run's texts contain.
+
+    Args:
+        data: the data from :class:`kvbench.page.data.Report`.
+        live: True for a page that asks its server for new data.
+    """
+    style, script = _joined(STYLES), f'"use strict";\n(() => {{\n{_joined(SCRIPTS)}\n}})();\n'
+    sources = "'self'" if live else "'none'"
+    policy = (
+        f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        f"connect-src {sources}; base-uri 'none'; form-action 'none'"
+    )
+    places = {"policy": policy, "live": str(live).lower(), "style": style, "data": encoded(data), "script": script}
+    # in one pass, so that no text of the data is taken for a place
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: places[match[1]], _text("page.html"))
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _joined(names: tuple[str, ...]) -> str:
+    return "\n".join(_text(name).rstrip() for name in names)
+
+
+@cache
+def _text(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")

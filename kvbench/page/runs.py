@@ -1,0 +1,162 @@
+"""The figures of a run in the compact form in which the page holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvbench.errors import KvbenchError
+from kvbench.page.entry import Entry
+from kvbench.page.numbers import cut, short, trimmed
+from kvbench.page.spread import spread
+from kvbench.results import aggregate, points
+from kvbench.results import code as codes
+from kvbench.results.columns import UNFINISHED
+from kvbench.results.identity import BASELINE_TARGET
+from kvbench.results.samples import Row
+
+#: parts of the bill, in the order of the page's arrays
+PARTS = ("codes", "scales", "window", "index")
+#: maximum number of scores and of points of one run that the page holds
+MOST_SCORES, MOST_POINTS = 40, 32
+#: significant digits of the scores of single tasks
+TASK_DIGITS = 4
+
+
+def summary(entry: Entry) -> dict[str, Any]:
+    """Return the figures of a run for the page.
+
+    Reads the run's samples: for the distributions of times, and for the scores of a run that has not finished.
+
+    Returns:
+        A dict with short keys, which `assets/data.js` explains; absent keys stand for unknown values. ``problem`` is a
+        message if the samples cannot be read.
+    """
+    metrics, problem = entry.metrics, None
+    try:
+        rows = list(entry.store.samples().rows.values())
+    except KvbenchError as error:
+        rows, problem = [], str(error).splitlines()[0]
+    if metrics["status"] == UNFINISHED and rows:
+        metrics = partial(metrics, rows)
+    figures = {
+        **_identity(entry, metrics),
+        **_scores(metrics),
+        **_memory(metrics),
+        **_times(metrics, rows),
+        "points": _points(metrics),
+        "problem": problem,
+    }
+    return {key: value for key, value in figures.items() if value not in (None, "", [], {})}
+
+
+def partial(metrics: Mapping[str, Any], rows: list[Row]) -> dict[str, Any]:
+    """Return the metrics of an unfinished run with the figures of the samples that are done.
+
+    Args:
+        metrics: the run's metrics without figures.
+        rows: rows of the finished samples.
+    """
+    try:
+        scores = aggregate.scores(rows)
+        timings = aggregate.timings(rows)
+        device = max(timings, key=lambda name: timings[name]["n"], default=None)
+        return {
+            **metrics,
+            "scores": scores,
+            "mean": aggregate.overall(scores),
+            "kv_bytes": aggregate.kv_bytes(rows),
+            "peak_bytes": aggregate.peak_bytes(rows),
+            **(timings[device] if device is not None else {}),
+            "env": {**metrics["env"], "device_name": device},
+        }
+    except (KeyError, TypeError, ValueError, IndexError):  # rows of another version: the list of runs has no figures
+        return dict(metrics)
+
+
+def _identity(entry: Entry, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    config, samples = metrics["config"], metrics["samples"]
+    older = metrics.get("older") or {}
+    target = (config.get("method") or {}).get("_target_")
+    return {
+        "id": entry.store.run_id,
+        "label": cut(metrics["label"], 120),
+        "model": cut(config.get("model") or "?", 120),
+        "data": cut(config.get("dataset") or "?", 120),
+        "status": metrics["status"],
+        "older": codes.shown(older.get("parts") or ()),
+        "fp16": target == BASELINE_TARGET or None,
+        "done": short(samples.get("done")),
+        "asked": short(samples.get("requested")),
+        "code": next(iter(metrics.get("code") or {}), None) if len(metrics.get("code") or {}) == 1 else None,
+        "command": cut(entry.command, 1200),
+        "error": cut(metrics["error"]) if metrics.get("error") else None,
+        "device": metrics["env"].get("device_name"),
+        "path": (metrics.get("attention") or {}).get("path"),
+    }
+
+
+def _scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mean score, and per task ``[key, score, error, n, difference, its error, perplexity, its error]``."""
+    tasks, perplexities = [], []
+    for key, entry in metrics["scores"].items():
+        pair, text = entry.get("vs_fp16") or {}, entry.get("perplexity") or {}
+        pair = text.get("vs_fp16") or pair
+        if text:
+            perplexities.append((text, pair))
+        if entry.get("points"):
+            continue
+        figures = (entry.get("score"), entry.get("stderr"), entry.get("n"), pair.get("diff"), pair.get("stderr"))
+        tasks.append(trimmed([key, *(short(v, TASK_DIGITS) for v in (*figures, text.get("ppl"), text.get("stderr")))]))
+    mean = metrics["mean"]
+    pair = mean.get("vs_fp16") or {}
+    figures = (mean["score"], mean["stderr"], mean["n"], pair.get("diff"), pair.get("stderr"))
+    one = perplexities[0] if len(perplexities) == 1 else ({}, {})
+    return {
+        "score": trimmed([short(value) for value in figures]) if mean["score"] is not None else None,
+        "ppl": trimmed([short(value) for value in (one[0].get("ppl"), one[0].get("stderr"), one[1].get("diff"))]),
+        "tasks": tasks[:MOST_SCORES],
+        "more_tasks": max(0, len(tasks) - MOST_SCORES) or None,
+    }
+
+
+def _memory(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    used, reserved = metrics["kv_bytes"]["used"], metrics["kv_bytes"]["reserved"]
+    peak = metrics["peak_bytes"]
+    return {
+        "kv": short(used.get("total")),
+        "bill": [short(used.get(part)) or 0 for part in PARTS] if used.get("total") is not None else None,
+        "reserved": short(reserved.get("total")),
+        "ratio": short(metrics["kv_bytes"].get("ratio")),
+        "peak": trimmed([short(peak.get("prefill")), short(peak.get("decode"))]),
+    }
+
+
+def _times(metrics: Mapping[str, Any], rows: list[Row]) -> dict[str, Any]:
+    first, later = spread(rows, metrics["env"].get("device_name"))
+    return {
+        "ttft": short(metrics["ttft_s"]["median"]),
+        "tpot": short(metrics["tpot_s"]["median"]),
+        "p99": short(metrics["tpot_s"].get("p99")),
+        "rate": short(metrics.get("tokens_per_s")),
+        "ttfts": first,
+        "tpots": later,
+    }
+
+
+def _points(metrics: Mapping[str, Any]) -> list[list[Any]]:
+    """Return ``[prompt, batch, status, TTFT, TPOT, p10, p90, tokens per second, KV bytes, decode peak]`` per point."""
+    table = []
+    for prompt, batch, figures in points.each(metrics):
+        tpot = figures.get("tpot_s") or {}
+        values = (
+            figures.get("ttft_s"),
+            tpot.get("median"),
+            tpot.get("p10"),
+            tpot.get("p90"),
+            figures.get("tokens_per_s"),
+            figures.get("kv_used"),
+            figures.get("peak_decode"),
+        )
+        table.append(trimmed([prompt, batch, figures["status"], *map(short, values)]))
+    return table[:MOST_POINTS]

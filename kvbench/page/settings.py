@@ -1,0 +1,95 @@
+"""The settings in which the runs of a report differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvbench.page.entry import Entry
+from kvbench.page.numbers import plain
+
+#: keys of each group that are shown; () for all of them
+_SHOWN: dict[str, tuple[str, ...]] = {
+    "model": ("weights", "dtype", "max_length", "prompt_limit", "chat", "revision"),
+    "method": (),
+    "quantizer": (),
+    "dataset": (),
+    "decoding": (),
+    "runtime": ("seed", "batch_size", "prefill_chunk", "memory_limit_gb", "kernels", "graphs", "compile", "device_map"),
+}
+#: keys that name a class or repeat another column
+_HIDDEN = ("_target_", "takes", "preset", "name")
+#: groups whose settings are compared among runs with the same choice only: another method has other keys anyway
+_WITHIN = ("method", "quantizer", "dataset")
+#: maximum number of columns
+MOST = 40
+
+
+def flat(entry: Entry) -> dict[str, Any]:
+    """Return the settings of a run by dotted key, with values that fit into JSON."""
+    settings: dict[str, Any] = {}
+    for group, keys in _SHOWN.items():
+        values = entry.config.get(group)
+        if not isinstance(values, Mapping):
+            continue
+        for key, value in values.items():
+            if key in _HIDDEN or (keys and key not in keys):
+                continue
+            if isinstance(value, Mapping) and group == "quantizer":
+                settings |= {f"{group}.{key}.{name}": plain(part) for name, part in value.items()}
+            else:
+                settings[f"{group}.{key}"] = plain(value)
+    return settings
+
+
+def choices(entry: Entry) -> dict[str, str]:
+    """Return the choices of a run that its name, model and data columns show, by group."""
+    config = entry.metrics["config"]
+    label = str(entry.metrics["label"])
+    return {
+        "model": str(config.get("model") or "?"),
+        "method": label.split(" ")[0],
+        "quantizer": str(config.get("quantizer") or "none"),
+        "dataset": str(config.get("dataset") or "?"),
+    }
+
+
+def varying(settings: Sequence[Mapping[str, Any]], chosen: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the keys that differ between runs, the ones with which most runs are concerned first.
+
+    Keys of a method, quantizer or data set are compared among the runs that chose the same one.
+
+    Args:
+        settings: the settings of each run (:func:`flat`).
+        chosen: the choices of each run (:func:`choices`).
+    """
+    first: dict[tuple[str, str], Any] = {}
+    counts: dict[str, int] = {}
+    differing: set[str] = set()
+    for values, names in zip(settings, chosen, strict=True):
+        for key, value in values.items():
+            group = key.partition(".")[0]
+            place = (key, names[group] if group in _WITHIN else "")
+            counts[key] = counts.get(key, 0) + 1
+            if first.setdefault(place, value) != value:
+                differing.add(key)
+    ordered = sorted(differing, key=lambda key: (-counts[key], key))
+    return ordered[:MOST]
+
+
+def columns(settings: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a column per key: ``key``, its distinct ``values``, and ``of``, the index of each run's value (-1: none).
+
+    Args:
+        settings: the settings of each run.
+        keys: the keys, from :func:`varying`.
+    """
+    table = []
+    for key in keys:
+        values: dict[tuple[type, Any], int] = {}
+        places = []
+        for run in settings:
+            value = run.get(key)
+            places.append(values.setdefault((type(value), value), len(values)) if key in run else -1)
+        table.append({"key": key, "values": [value for _, value in values], "of": places})
+    return table
