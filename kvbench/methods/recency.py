@@ -55,19 +55,20 @@ class RecencyMethod(Method):
     # -- the rule ---------------------------------------------------------------------------------------------------
 
     def exact(self, n: int) -> int | tuple[int, int]:
-        """Return how many of the newest tokens are in full precision after `n` tokens, not counting the sinks.
+        """Return how many of the newest tokens are in full precision after `n` tokens.
 
-        The result is one number, or a pair of numbers for keys and values. From n to n + 1 it must not grow by more
-        than one, because packed tokens never return to full precision. For formats grouped per channel, whose groups
-        span several tokens, ``n - exact(n)`` must be a multiple of the group size.
+        Neither `n` nor the result counts the sinks. The result is one number, or a pair of numbers for keys and values.
+        From n to n + 1 it must not grow by more than one, because packed tokens never return to full precision. For
+        formats grouped per channel, whose groups span several tokens, ``n - exact(n)`` must be a multiple of the group
+        size.
         """
         raise NotImplementedError(f"{type(self).__name__} must define the method exact(n)")
 
     def exact_after_prompt(self, n: int) -> int | tuple[int, int]:
         """Return how many of the newest tokens are in full precision right after a prompt.
 
-        The prompt has `n` tokens, not counting the sinks. The number holds until the next step begins; from then on
-        :meth:`exact` applies. This implementation returns ``exact(n)``.
+        The prompt has `n` tokens; neither `n` nor the result counts the sinks. The result applies until the first step
+        after the prompt begins, and :meth:`exact` applies from then on. This implementation returns ``exact(n)``.
         """
         return self.exact(n)
 

@@ -101,8 +101,8 @@ class ModelConfig:
         dtype: dtype of the weights. ``auto`` is the checkpoint's dtype on a GPU (bfloat16 for random weights), and
             float32 on a CPU, where it is faster.
         max_length: maximum sequence length in tokens, prompt and answer together.
-        prompt_limit: longest prompt in tokens; longer prompts lose their middle. None for `max_length` minus the tokens
-            to generate.
+        prompt_limit: maximum length of a prompt in tokens; the middle of longer prompts is cut out. None for
+            `max_length` minus the number of tokens to generate.
         chat: wrapper of prompts: ``none``, ``template`` (the tokenizer's chat template), or a text that contains
             ``{prompt}``.
         trust_remote_code: True to run Python code that comes with the checkpoint.

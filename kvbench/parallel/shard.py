@@ -187,8 +187,8 @@ def check(model: Any, size: int) -> dict[str, str]:
         For each module name, with ``*`` in place of layer numbers, the style in which it is divided.
 
     Raises:
-        ModelError: transformers has no plan for the model, `size` does not divide the numbers of heads, the plan does
-            not divide the keys, or the plan has a style that kvbench does not support.
+        ModelError: transformers has no plan for the model, `size` does not divide the numbers of heads, the plan would
+            give all keys to every rank, or the plan has a style that kvbench does not support.
     """
     name = type(model).__name__
     plan: dict[str, str] = dict(getattr(model, "_tp_plan", None) or {})
