@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from kvbench.errors import CacheError
+from kvbench.models.served import INSTEAD
 
 #: names under which models hand the cap and the sinks to attention
 SOFTCAP, SINKS = "softcap", "s_aux"
@@ -90,7 +91,7 @@ def logits_of(module: nn.Module, query: Tensor, kwargs: Mapping[str, Any]) -> Lo
         if len(sinks) != query.shape[1]:
             raise CacheError(
                 f"{type(module).__name__} has {len(sinks)} attention sinks for {query.shape[1]} query heads: "
-                "kvbench supports only one sink per query head"
+                f"kvbench supports only one sink per query head.\n  hint: {INSTEAD}"
             )
     return Logits(None if softcap is None else float(softcap), sinks)
 

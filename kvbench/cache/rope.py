@@ -46,7 +46,10 @@ def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: T
     for row in numbers:
         order = layer.method.positions(layer, row)
         if order is not None and order.ndim > 1:
-            raise CacheError("keys cannot be stored before RoPE if the heads of a layer keep different tokens")
+            raise CacheError(
+                "a cache of pre-RoPE keys must hold the same tokens in all heads of a layer, because their positions "
+                "are recorded by row, not by head"
+            )
         columns.append(torch.arange(start, stop) + layer.first(row) if order is None else order[start:stop])
     return layer.rotation(keys, _stacked(layer, numbers, columns))
 

@@ -35,7 +35,10 @@ def hf_config(model: ModelConfig) -> Any:
         assert model.architecture is not None  # ModelConfig.check
         return _from_architecture(model.architecture)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model {model.name}: transformers does not accept its architecture: {error}") from error
+        origin = "model.architecture" if folder is None else f"{folder / 'config.json'}"
+        raise ModelError(
+            f"model {model.name}: transformers does not accept its architecture: {error}\n  hint: correct {origin}"
+        ) from error
 
 
 def _from_architecture(numbers: Architecture) -> Any:

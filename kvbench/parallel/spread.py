@@ -39,7 +39,7 @@ def balanced(model: Any, devices: Sequence[torch.device]) -> dict[str, torch.dev
     if not stacks:
         raise ModelError(
             f"{type(model).__name__} does not have a list of its {count} decoder layers, so they cannot "
-            "be spread over devices"
+            "be spread over devices.\n  hint: set runtime.device_map=null to load the model onto one device"
         )
     layers, first, last = stacks[0], devices[0], devices[-1]
     if count < len(devices):

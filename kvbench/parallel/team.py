@@ -321,7 +321,8 @@ def join(device: str = "auto") -> Team:
     backend = "nccl" if mine.type == "cuda" else "gloo"
     if not dist.is_available() or not (dist.is_nccl_available() if backend == "nccl" else dist.is_gloo_available()):
         raise KvbenchError(
-            f"tensor parallelism on {mine.type} needs {backend}, which this build of torch does not include"
+            f"tensor parallelism on {mine.type} needs {backend}, which this build of torch does not include.\n"
+            f"  hint: install a build of torch with {backend}, or run one process with runtime.tensor_parallel=null"
         )
     if (
         sys.platform == "linux" and launch.local_size() == launch.size()

@@ -71,7 +71,7 @@ class Found:
         """Raise DataError unless `path` is a regular file that is not larger than :data:`MAX_FILE`."""
         try:
             if not is_file(self.path, ""):
-                raise DataError(f"{self.path} is not a file.")
+                raise DataError(f"{self.path} is not a file.\n  hint: name a file, not a folder")
             if self.path.stat().st_size > limit(MAX_FILE):
                 raise too_large(self)
         except OSError as error:
