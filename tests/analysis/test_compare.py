@@ -138,6 +138,19 @@ def test_profile_of_a_prompt_for_any_blocks():
             assert torch.allclose(shown[0].mean.double(), p.mean((0, 1)), atol=1e-5)
 
 
+def test_spikes_are_above_the_mean_of_the_tokens_that_a_query_sees():
+    keys, values = zoo.random_kv(TOKENS, 1, HEADS, CHANNELS)
+    exact = Exact(keys[0], values[0])
+    query, queries = queries_of(TOKENS, window=20)
+    sees = full_matrix.visible(queries.columns, TOKENS, 20)
+    p = full_matrix.softmax(query[0], keys[0].repeat_interleave(2, 0), sees, SCALING)
+    spikes = profile(queries, exact, BINS, spike=2.0).spikes
+    above = (p > 2.0 / sees.sum(-1, keepdim=True)).double()
+    assert torch.equal(spikes.double(), full_matrix.by_bin(above, queries.columns, BINS)) and spikes.sum() > 9
+    only = profile(queries[:1], exact, BINS, spike=1.0)  # a single token has the mean, and not more
+    assert only.spikes.sum() == 0 and only.mass.sum() == 4
+
+
 def test_bins_partition_the_tokens_and_know_the_newest():
     bins = Bins(sinks=2, doublings=8)
     member = bins.one_hot(torch.arange(600)[None], torch.tensor([599]))[0, 0]

@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvbench.analysis import table
 from kvbench.analysis.bins import Bins
 from kvbench.analysis.outcome import ERRORS, Outcome, Shape
 from kvbench.analysis.table import findings, markdown, mean, page, told_apart
 from kvbench.errors import DataError
 
 BINS = Bins(sinks=1, doublings=1)
+#: a name with the character that separates the parts of an array's name
+SPLIT = "cocktail:split=10/30/60"
 
 
 def parts_of(**changes: object) -> dict[str, np.ndarray]:
@@ -32,15 +35,15 @@ def parts_of(**changes: object) -> dict[str, np.ndarray]:
 
 
 def outcome_of() -> Outcome:
-    outcome = Outcome("m", Shape(1, 2), BINS, ("A", "B"))
+    outcome = Outcome("m", Shape(1, 2), BINS, ("A", SPLIT))
     for i, name in enumerate(("x", "y")):
         outcome.add(
             name,
             prompt_tokens=7 + i,
             steps=2,
             exact={"mass": np.full((1, 2, 3), i + 0.5), "visible": np.full((1, 3), i + 1.0)},
-            errors={"A": parts_of(), "B": parts_of(l1=[[[i, i, i], [1, 1, 1]]])},
-            bills={"A": (10 + i, 40), "B": (20, 50)},
+            errors={"A": parts_of(), SPLIT: parts_of(l1=[[[i, i, i], [1, 1, 1]]])},
+            bills={"A": (10 + i, 40), SPLIT: (20, 50)},
             positions={"highest": [np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0, 7.0])]},
         )
     return outcome
@@ -71,11 +74,11 @@ def test_prompts_add_up() -> None:
         {"id": "y", "prompt_tokens": 8, "steps": 2},
     ]
     assert [(row["id"], row["setting"], row["kv_bytes"], row["fp16_bytes"]) for row in outcome.rows] == [
-        ("x", "A", 10, 40), ("x", "B", 20, 50), ("y", "A", 11, 40), ("y", "B", 20, 50)
+        ("x", "A", 10, 40), ("x", SPLIT, 20, 50), ("y", "A", 11, 40), ("y", SPLIT, 20, 50)
     ]  # fmt: skip
-    assert outcome.figures("B", "l1").tolist() == [3.0, 6.0] and outcome.figures("A", "kv_bytes").tolist() == [10, 11]
+    assert outcome.figures(SPLIT, "l1").tolist() == [3.0, 6.0] and outcome.figures("A", "kv_bytes").tolist() == [10, 11]
     assert outcome.exact["mass"][:, 0, 0, 0].tolist() == [0.5, 1.5] and outcome.exact["visible"].shape == (2, 1, 3)
-    assert outcome.errors["B"]["l1"].shape == (2, 1, 2, 3)
+    assert outcome.errors[SPLIT]["l1"].shape == (2, 1, 2, 3)
     padded = [[1, 2, 3, 0], [4, 5, 6, 7]]
     assert {name: steps.tolist() for name, steps in outcome.positions["highest"].items()} == {"x": padded, "y": padded}
 
@@ -87,14 +90,14 @@ def test_a_folder_gives_back_what_was_saved(tmp_path: Path) -> None:
     for name in ("model", "shape", "bins", "settings", "rows", "prompts"):
         assert getattr(again, name) == getattr(outcome, name), name
     pairs = [(outcome.exact, again.exact), (outcome.positions["highest"], again.positions["highest"])]
-    pairs += [(outcome.errors[name], again.errors[name]) for name in ("A", "B")]
+    pairs += [(outcome.errors[name], again.errors[name]) for name in ("A", SPLIT)]
     for before, after in pairs:
         assert list(before) == list(after)
         assert all(np.array_equal(before[name], after[name]) for name in before)
         assert {array.dtype for array in after.values()} == {np.dtype(np.float32)}
     assert set(again.errors["A"]) == set(ERRORS)
     facts = json.loads((folder / "about.json").read_text())
-    assert facts["names"] == ["token 0", "0", "1-"] and facts["command"] == "c" and facts["settings"] == ["A", "B"]
+    assert facts["names"] == ["token 0", "0", "1-"] and facts["command"] == "c" and facts["settings"] == ["A", SPLIT]
     assert not Outcome.load(folder, arrays=False).exact
     for name in ("arrays.npz", "rows.jsonl", "about.json"):
         (folder / name).unlink()
@@ -143,7 +146,7 @@ def test_methods_differ_by_paired_standard_errors() -> None:
     assert {score for _, _, score in told_apart(outcome, ["kl", "lost"])} == {0.0}
 
 
-def test_the_sentence_names_the_pairs_that_are_alike() -> None:
+def test_the_sentence_names_the_pairs_that_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = compared(A=[1, 3], B=[2, 4], C=[1, 3])
     start = (
         "n = 2 prompts. {} pairs of methods differ by more than 2 standard errors of their paired difference in at "
@@ -153,3 +156,5 @@ def test_the_sentence_names_the_pairs_that_are_alike() -> None:
     assert findings(compared(A=[1, 3], B=[2, 4])) == start.format("1 of 1")
     assert findings(compared(A=[1, 3], B=[1, 5])).endswith("difference: A and B.")  # one standard error
     assert page(outcome, "c") == f"`c`\n\n{markdown(outcome)}\n\n{findings(outcome)}\n"
+    monkeypatch.setattr(table, "SIGNIFICANT", float("inf"))
+    assert findings(compared(A=[1, 3], B=[2, 4])).endswith("difference: A and B.")  # more than, not as much as

@@ -76,9 +76,10 @@ def test_places_that_cannot_be_written_to_are_refused(
 
 
 def test_a_folder_without_rights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write anywhere
-    with pytest.raises(ConfigError, match="is not writable"):
-        check_writable(str(tmp_path / "runs"), "runtime.results_dir")
+    for missing in (os.W_OK, os.X_OK):  # root may write anywhere
+        monkeypatch.setattr(os, "access", lambda at, mode, no=missing: Path(at) != tmp_path or not mode & no)
+        with pytest.raises(ConfigError, match="is not writable"):
+            check_writable(str(tmp_path / "runs"), "runtime.results_dir")
 
 
 def test_packages_are_looked_up_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,8 @@ def test_columns_are_divided_among_as_few_tables_as_possible():
     assert sorted(map(len, table.blocks([4, 10, 10, 10], 28))) == [2, 3]
     assert table.blocks([4, 5, 5, 5, 5], 25) == [[0, 1, 2], [0, 3, 4]]  # not three and a single one
     assert table.blocks([4, 5, 5, 5], 25) == [[0, 1, 2, 3]]
+    assert table.blocks([2, 20, 3, 3, 3], 30) == [[0, 1, 2], [0, 3, 4]]  # though one wide column would be more even
+    assert table.blocks([2, 3, 3, 3, 3, 10], 25) == [[0, 1, 2, 3], [0, 4, 5]]  # widths of 17 and 19, not 12 and 24
     assert table.blocks([4, 50, 3], 20) == [[0, 1], [0, 2]]  # a column that is too wide has its own table
     assert table.blocks([4, 3, 10, 10], 32, names=2) == [[0, 1, 2], [0, 1, 3]]
     assert table.blocks([4, 3, 10, 10], 33, names=2) == [[0, 1, 2, 3]]

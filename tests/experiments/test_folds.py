@@ -1,0 +1,297 @@
+"""Figures, verdicts and sources of cells by hand, and the words of tables around them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from experiments import published
+from experiments.draw.table import _bounds, _heading, markdown
+from experiments.fold import sources
+from experiments.fold.cells import Cell, Folded, Heading, Verdict
+from experiments.fold.claims import bound, judge, verdict
+from experiments.fold.figures import FIGURES, Statistic, error, paired, quotient
+from experiments.fold.grid import Source, fold
+from experiments.fold.kernels import _verdict
+from experiments.fold.points import measured
+from experiments.fold.sources import Choice, belongs, out_of_memory
+from experiments.item import Claim, Column, Grid, Group, Model, Row
+from experiments.plan import Plan
+from experiments.predict import Work, duration, works
+from experiments.runs import run_of
+from experiments.session import listing, needs, notes_of, state
+from experiments.write import _finite
+from kvbench.errors import DataError
+
+
+def test_standard_errors_are_those_of_a_sample():
+    assert error([1.0]) is None is error([])
+    assert error([1.0, 3.0]) == 1.0
+    assert error([0.0, 0.0, 3.0, 1.0]) == pytest.approx(math.sqrt(6 / 3 / 4))
+    assert paired(Statistic(5.0, (4.0, 6.0)), Statistic(3.0, (3.0, 3.0))) == (2.0, 1.0)
+
+
+def test_a_quotient_has_linearised_influences():
+    ratio = quotient(Statistic(6.0, (4.0, 8.0)), Statistic(3.0, (3.0, 3.0)))
+    assert ratio.value == 2.0 and ratio.influences == pytest.approx((4 / 3, 8 / 3))
+    exact = quotient(Statistic(6.0, (4.0, 8.0)), Statistic(3.0, (2.0, 4.0)))
+    assert exact.influences == pytest.approx((2.0, 2.0)) and exact.stderr == pytest.approx(0.0)
+
+
+def test_figures_of_answers():
+    bill = {"used": {"total": 2**21}, "fp16_equivalent": 2**23}
+    rows = [{"kv_bytes": bill, "measured": {"step_s": [1.0, 3.0]}, "scores": {"score": 0.5}}]
+    assert FIGURES["kv_mib"](rows) == Statistic(2.0, (2.0,)) and FIGURES["score"](rows).value == 0.5
+    assert FIGURES["compression"](rows).value == 4.0
+    assert FIGURES["seconds_per_token"](rows).value == 2.0
+    empty = [*rows, {"kv_bytes": None, "measured": {"step_s": []}, "scores": {}}]
+    for name in ("kv_mib", "compression", "seconds_per_token", "score"):
+        assert FIGURES[name](empty) is None and FIGURES[name]([]) is None, name
+    span = {"nll": {"sum": 2.0, "n": 2}}
+    assert FIGURES["perplexity"]([span]).influences == pytest.approx((math.e,))
+    assert FIGURES["perplexity"]([span, {"nll": {"sum": 0.0, "n": 0}}]) is None is FIGURES["perplexity"]([])
+    assert FIGURES["acceptance"]([{"speculation": None}]) is None
+    point = {"ttft_s": 0.25, "tokens_per_s": 9, "kv_used": {"total": 7}, "peak": {"prefill": 3, "decode": 4}}
+    rows = [{"measured": {"point": point}}]
+    values = {name: FIGURES[name](rows).value for name in ("ttft_s", "tokens_per_s", "kv_used", "peak", "peak_prefill")}
+    assert values == {"ttft_s": 0.25, "tokens_per_s": 9.0, "kv_used": 7.0, "peak": 4.0, "peak_prefill": 3.0}
+    assert FIGURES["tpot_s"](rows) is None is FIGURES["peak"]([])
+
+
+@pytest.mark.parametrize(
+    ("difference", "stderr", "low", "high", "word"),
+    [
+        (4.0, 2.0, 0.0, math.inf, "cannot be seen"),  # just at the bound
+        (4.1, 2.0, 0.0, math.inf, "holds"),
+        (1.0, 0.1, 0.0, 1.2, "cannot be seen"),
+        (1.0, 0.1, 0.0, 1.21, "holds"),
+        (2.0, 0.1, 0.0, 1.5, "does not hold"),
+        (1.6, 0.1, 0.0, 1.5, "cannot be seen"),
+        (-0.3, 0.1, 0.0, 1.5, "does not hold"),
+        (-0.1, 0.1, 0.0, 1.5, "cannot be seen"),
+    ],
+)
+def test_two_standard_errors_on_both_sides_decide(difference, stderr, low, high, word):
+    assert verdict(difference, stderr, low, high) == word
+
+
+def judged(claim, column, ours, cells, printed=(None, None)):
+    return judge(claim, "cocktail", "m", column, cells.get, ours, printed)
+
+
+def test_a_claim_on_scores_needs_samples_that_differ():
+    place = {"model": "m", "column": "c"}
+    cells = {name: Cell(row=name, ours=50.0, n=10, **place) for name in "AB"}
+    claim = Claim(text="equal", first="A", second="B", column="c", low=-15.0, high=15.0)
+    column = Column(name="c", data="mini")  # percent: one of ten samples is 10 points, twice that is too wide
+    assert judged(claim, column, (0.0, 0.0), cells).verdict == "cannot be seen"
+    assert judged(replace(claim, low=-21.0, high=21.0), column, (0.0, 0.0), cells).verdict == "holds"
+    assert judged(claim, column, None, cells).verdict == "not run"
+    entry = judged(claim, column, (1.0, 0.5), cells, (7.0, 5.0))
+    assert (entry.paper, entry.ours, entry.stderr, entry.n, entry.unit, entry.digits) == (2.0, 1.0, 0.5, 10, "%", 2)
+    other = Column(name="c", data="mini", figure="kv_mib", digits=3, unit="MiB")
+    assert judged(replace(claim, low=0.0), other, (1.0, 0.1), cells).verdict == "holds"  # ten samples are enough
+    few = {name: replace(cell, n=9) for name, cell in cells.items()}
+    assert judged(replace(claim, low=0.0), other, (1.0, 0.1), few).verdict == "cannot be seen"
+    assert judged(claim, other, (1.0, 0.1), cells).digits == 3
+
+
+def test_a_relative_claim_is_in_percent_of_the_second():
+    cells = {name: Cell(model="m", row=name, column="c", ours=number, n=1) for name, number in (("A", 3.0), ("B", 2.0))}
+    claim = Claim(text="slower", first="A", second="B", column="c", low=50.0, high=60.0, relative=True)
+    column = Column(name="c", data="efficiency", figure="tpot_s", unit="ms", digits=4)
+    entry = judged(claim, column, (1.0, None), cells, (6.0, 4.0))
+    assert (entry.ours, entry.paper, entry.unit, entry.digits, entry.verdict) == (50.0, 50.0, "%", 2, "holds")
+    assert judged(replace(claim, low=50.1), column, (1.0, None), cells).verdict == "does not hold"
+    assert judged(replace(claim, low=0.0, high=49.9), column, (1.0, None), cells).verdict == "does not hold"
+    zero = {**cells, "B": replace(cells["B"], ours=0.0)}
+    assert judged(claim, column, (1.0, None), zero).verdict == "not run"
+    assert bound("cocktail", 3.5) == 3.5 and bound("cocktail", "-TPOT reduction vs FP16 (min)") == -32
+
+
+ITEM = Grid(
+    id="cocktail/table9",
+    number="Table IX",
+    title="t",
+    caption="c",
+    models=(Model("llama2-7b", "7B"),),
+    rows=(Row(name="A", setting="fp16"), Row(name="B", setting="kivi", small="kivi:int4")),
+    columns=(
+        Column(name="speed-up", data="pg19", figure="seconds_per_token", scale=1.0, unit="x", digits=1, inverse=True),
+        Column(name="time", data="pg19", figure="seconds_per_token", scale=1e3, unit="ms"),
+    ),
+    groups=(Group(name="one", columns=("time",)), Group(name="all", columns=("speed-up", "time"))),
+    base="A",
+)
+
+
+def timed(*times):
+    return {f"{n}": {"measured": {"step_s": [time]}} for n, time in enumerate(times)}
+
+
+def test_a_speed_up_is_the_bases_time_divided_by_the_rows():
+    found = {("7B", "A", name): Source(timed(2.0, 4.0), ("a",), note="H200") for name in ("speed-up", "time")}
+    found |= {("7B", "B", name): Source(timed(1.0, 2.0), ("b",), note="A100") for name in ("speed-up", "time")}
+    table = fold(ITEM, Plan(), found, ["before"])
+    assert [table.at("7B", row, "speed-up").ours for row in "AB"] == [1.0, 2.0]
+    assert [table.at("7B", row, "time").ours for row in "AB"] == [3000.0, 1500.0]
+    assert table.at("7B", "B", "time").to_base == -1500.0
+    assert [(h.name, h.unit, h.digits, h.mean) for h in table.headings] == [
+        ("speed-up", "x", 1, False), ("time", "ms", 2, False), ("all", "x", 1, True)
+    ]  # fmt: skip
+    assert table.notes == ["before", "Measured on: A100; H200."] and table.base == "A" and table.marks == []
+    only = fold(replace(ITEM, only_groups=True), Plan(), found)
+    assert [heading.name for heading in only.headings] == ["one", "all"]
+    without = fold(replace(ITEM, base=""), Plan(), found)
+    assert without.at("7B", "B", "speed-up").ours is None and without.at("7B", "B", "time").to_base is None
+    one = fold(ITEM, Plan(), {("7B", "A", "time"): Source(timed(2.0), ("a",))})
+    assert one.at("7B", "A", "time").stderr is None and one.at("7B", "A", "all").reason == "not run"
+
+
+def test_rows_of_a_run_belong_to_their_task_or_point():
+    column, point = (
+        Column(name="q", data="longbench", task="qasper"),
+        Column(name="p", data="efficiency", prompt=4, batch=2),
+    )
+    assert belongs({"task": "qasper"}, column) and not belongs({"task": "trec"}, column)
+    assert belongs({"task": "trec"}, replace(column, task=""))
+    assert belongs({"measured": {"point": {"prompt": 4, "batch": 2}}}, point)
+    for other in ({"prompt": 2, "batch": 4}, {"prompt": 4, "batch": 4}, None):
+        assert not belongs({"measured": {"point": other}}, point)
+    rows = [{"measured": {"point": {"status": "oom", "prompt": 4, "batch": batch}}} for batch in (8, 4)]
+    rows.append({"measured": {"point": {"status": "ok", "prompt": 4, "batch": 1}}})
+    assert [out_of_memory(rows, replace(point, batch=batch)) for batch in (1, 3, 4, 16)] == [False, False, True, True]
+    assert not out_of_memory(rows, replace(point, prompt=8, batch=16)) and not out_of_memory([], point)
+
+
+def test_of_several_settings_the_fastest_is_shown(monkeypatch):
+    row = Row(name="best", setting="quantspec", choices=("quantspec:gamma=2", "quantspec:gamma=4"))
+    column = Column(name="q", data="pg19")
+    runs = tuple(run_of(text, "tiny", ["dataset=pg19"], Plan()) for text in row.choices)
+    found = [Source(timed(3.0, 3.0), ("a",), note="H200"), Source(timed(2.0, 1.0, 99.0), ("b",), note="H200")]
+    monkeypatch.setattr(sources, "_of_run", lambda run, outcome, plan, column: found[runs.index(run)])
+    best = sources._fastest(Choice(runs), row, {}, Plan(), column)
+    assert (best.runs, best.note) == (("b",), "best of 2: quantspec:gamma=4; H200")
+    found[1] = replace(found[1], note="")
+    assert sources._fastest(Choice(runs), row, {}, Plan(), column).note == "best of 2: quantspec:gamma=4"
+    found[1] = Source({}, reason="no weights")
+    assert sources._fastest(Choice(runs), row, {}, Plan(), column).reason == "no weights"
+    found[1] = Source({"0": {"measured": {}}}, ("b",))
+    assert sources._fastest(Choice(runs), row, {}, Plan(), column).reason == "no time per token"
+
+
+def test_a_point_that_failed_elsewhere_says_so(tmp_path):
+    row = {"setting": "fp16", "prompt": 4, "batch": 2, "status": "failed", "stepping": "graph (x)"}
+    others = [{"setting": "dynamic", "prompt": 4, "batch": 2, "status": "ok"}, {"setting": "fp16"}]
+    content = {"model": "llama2-7b", "device": "D", "rows": [row, *others]}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    column = Column(name="p", data="efficiency", prompt=4, batch=2)
+    source = measured("llama2-7b", "fp16", column, (tmp_path,))
+    assert (source.reason, source.note, source.rows) == ("failed on D", "D, graph", {})
+    assert measured("llama2-7b", "fp16", replace(column, batch=4), (tmp_path,)) is None  # memory did not end
+
+
+def test_a_speed_up_may_be_a_tenth_below_the_papers():
+    words = [_verdict("c", "m", 2.0, ours).verdict for ours in (1.81, 1.8, 1.79)]
+    assert words == ["holds", "does not hold", "does not hold"]
+    entry = _verdict("c", "m", 2.0, 3.0)
+    assert (entry.low, entry.high, entry.paper, entry.ours, entry.unit) == (1.8, math.inf, 2.0, 3.0, "x")
+
+
+def test_numbers_that_the_papers_do_not_print(tmp_path):
+    (tmp_path / "x.csv").write_text("method,score\nA,1.5\nB,OOM\nC,\n")
+    lookup = {name: published.lookup("x", {"method": name}, "score", tmp_path) for name in "ABCD"}
+    assert lookup == {"A": 1.5, "B": None, "C": None, "D": None}
+    with pytest.raises(DataError, match=r"x\.csv does not have the columns kind; it has method, score"):
+        published.lookup("x", {"method": "A"}, "kind", tmp_path)
+    with pytest.raises(DataError, match=r"y\.csv does not exist"):
+        published.lines("y", tmp_path)
+
+
+def test_numbers_that_json_does_not_have():
+    assert _finite({"a": (1.0, math.inf, -math.inf), "b": [math.nan, "x", None, 2]}) == {
+        "a": [1.0, None, None],
+        "b": [None, "x", None, 2],
+    }
+
+
+@pytest.mark.parametrize(
+    ("heading", "counts", "text"),
+    [
+        (Heading(name="a", unit="%"), [], "a"),
+        (Heading(name="a", unit="ms"), [1], "a, ms"),
+        (Heading(name="a", unit="ms"), [2], "a, ms (n = 2)"),
+        (Heading(name="a"), [1, 2], "a (n = 1, 2)"),
+        (Heading(name="a"), [2, 3, 9], "a (n = 2 to 9)"),
+    ],
+)
+def test_headings_say_units_and_samples(heading, counts, text):
+    assert _heading(heading, counts) == text
+
+
+def test_bounds_in_words():
+    one = Verdict(claim="c", model="m", paper=None, ours=None, stderr=None, n=0, low=1.0, high=2.5, unit="", verdict="")
+    assert _bounds(one) == "1 to 2.5"
+    assert _bounds(replace(one, high=math.inf)) == "above 1" and _bounds(replace(one, low=-math.inf)) == "below 2.5"
+
+
+def test_reasons_are_shortened_and_named_once():
+    cells = [Cell(model=m, row=r, column="c", reason="x" * 200 + "\nhint") for m in ("m", "n") for r in ("A", "B")]
+    cells.append(Cell(model="m", row="C", column="c", reason="y" * 120))
+    folded = Folded(headings=[Heading(name="c")], rows=["A", "B", "C"], models=["m", "n"], cells=cells)
+    text = markdown(ITEM, folded)
+    assert f"Empty (A, B): {'x' * 117}...\n" in text and f"Empty (C): {'y' * 120}\n" in text
+    assert "## m\n" in text and "## n\n" in text and "| A | ours | - |" in text
+    assert text.startswith("# cocktail Table IX: t\n") and "hint" not in text
+
+
+def test_what_a_table_shows_in_place_of_the_papers():
+    item = replace(ITEM, columns=(Column(name="q", data="longbench", task="qasper"),), base="", groups=())
+    assert notes_of(item, Plan()) == []
+    notes = notes_of(item, Plan(models=("tiny",), data="mini", limit=3, max_new_tokens=5))
+    assert notes[0] == "Models here: tiny, in place of 7B."
+    assert notes[1].startswith("Data here: bundled (mini), in place of the paper's data sets.")
+    assert notes[2:] == [
+        "Settings here: B: kivi:int4 in place of kivi.",
+        "At most 3 samples per data set and task.",
+        "Answers end after 5 tokens.",
+    ]
+    assert notes_of(item, Plan(limit=3)) == ["At most 3 samples per data set."]
+    rows = tuple(replace(row, small="cocktail:encoder=bm25") for row in item.rows)
+    assert "Encoder here: BM25, which needs no weights, in place of Contriever." in notes_of(
+        replace(item, rows=rows), Plan(data="mini")
+    )
+    some = notes_of(replace(item, rows=(item.rows[0], rows[1])), Plan(data="standin"))
+    assert some[0].startswith("Encoder here (B): BM25")
+
+
+def test_the_list_says_what_an_item_needs_and_what_is_there(tmp_path):
+    plan = Plan(out=tmp_path)
+    assert needs(ITEM) == "llama2-7b; pg19" and state(ITEM, plan) == "nothing"
+    for folder in (tmp_path / ITEM.id / "tiny-mini", tmp_path / ITEM.id):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cells.json").touch()
+    assert state(ITEM, plan) == "done, tiny-mini"
+    lines = listing([ITEM], plan).splitlines()
+    assert lines[0] == "cocktail/table9  Table IX  t"
+    assert lines[1].split() == "needs llama2-7b; pg19; here: done, tiny-mini".split() and lines[3].startswith("1 items")
+
+
+def test_the_work_of_runs():
+    def of(data, *options, model="llama2-7b"):
+        return list(works(run_of("fp16", model, [f"dataset={data}", *options], Plan())))
+
+    assert of("efficiency", "dataset.prompts=[64,128]", "dataset.batches=[1,4]", "dataset.new_tokens=9") == [
+        Work(batch, prompt, 9, batch) for prompt in (64, 128) for batch in (1, 4)
+    ]
+    assert of("perplexity/wikitext2", "dataset.window=1024") == [Work(341_469 // 1024, 1024, 1)]
+    assert of("pg19", "dataset.lengths=[512]", "dataset.limit=5", "dataset.warm_up=2") == [Work(7, 512, 90)]
+    assert of("mini", "dataset.limit=5", "dataset.lengths=[512,1024]") == [Work(25, 512, 32), Work(25, 1024, 32)]
+    with pytest.raises(KeyError, match="not known"):
+        of("pg19", "dataset.limit=null")
+    (qmsum,) = of("longbench", "dataset.tasks=[qmsum]", "dataset.limit=3", model="llama3.1-8b")
+    assert (qmsum.samples, qmsum.prompt, qmsum.new) == (3, int(1.35 * 10614), 512)
+    assert [duration(t) for t in (89.9, 90, 5399, 5400)] == ["89.9 s", "1.5 min", "90.0 min", "1.5 h"]
