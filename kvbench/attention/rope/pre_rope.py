@@ -135,7 +135,8 @@ def stored(
     count, name = keys.shape[2], type(module).__name__
     if position_ids is None or position_ids.ndim != 2:
         raise ModelError(
-            f"{name} does not pass plain position ids to its attention, so keys cannot be stored before RoPE"
+            f"{name} does not pass plain position ids to its attention, so the cache cannot hold pre-RoPE keys.\n"
+            "  hint: choose a method that stores keys after RoPE, such as method=kivi"
         )
     if layer.index == 0:
         starts = layer.progress.padding.starts or [0] * layer.batch
