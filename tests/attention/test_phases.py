@@ -152,6 +152,10 @@ def test_a_layer_is_described_with_its_own_sizes_and_its_table_shared_with_layer
     first, second = map(work, made)
     assert (first.heads, first.key_dim, first.value_dim) == (3, 64, 128)
     assert first.room == sum(segment.capacity for segment in made[0].stores()[0].segments) > 80
+    sides = stub([exact(6, start=3)], [exact(6)])
+    sides.heads, sides.key_dim, sides.value_dim = 1, 128, 128
+    room = phases.assembled(sides, [(0, 0)], [[(3, 0, 6)]], torch.zeros(1, 1, 3)).room
+    assert room == sides.stores()[0].tail.capacity != sides.stores()[1].tail.capacity  # of the keys
     assert first.counts == [[(0, 0, 48), (48, 0, 16), (0, 16, 16)]] and first.table.tolist() == [
         [list(line) for line in first.counts[0]]
     ]
@@ -167,7 +171,7 @@ def test_a_layer_is_described_with_its_own_sizes_and_its_table_shared_with_layer
         assert phases.shared_table(made[0], [[(0, 0, number)]]).tolist() == [[[0, 0, number]]]
     assert len(tables) <= 65  # steps of a long answer leave no table each behind
     made[0].rotation = lambda keys, positions: keys
-    with pytest.raises(NotServed, match="the cache holds pre-RoPE keys"):
+    with pytest.raises(NotServed, match="RoPE"):
         work(made[0])
 
 

@@ -152,3 +152,26 @@ def test_a_block_is_the_most_that_is_dequantized_at_once(monkeypatch):
         start for start, _ in reference.blocks(layer, row)
     ][1:]
     assert reference.blocks(layer, row)[0][0] == 0 and reference.blocks(layer, row)[-1][1] == slots
+
+
+def test_a_block_has_as_many_tokens_as_make_its_elements(monkeypatch):
+    """Two rows of two heads, and values wider than keys."""
+    monkeypatch.setattr(reference, "BLOCK", 4)
+    monkeypatch.setattr(reference, "ELEMENTS", 10 * 2 * 2 * 128)
+    layer = zoo.new_layer(load_method("fp16"))
+    zoo.feed(layer, zoo.random_kv(25, 2, channels=64)[0], zoo.random_kv(25, 2, channels=128)[1])
+    assert reference.blocks(layer, slice(0, 2)) == [(0, 10), (10, 20), (20, 25)]
+    assert reference.blocks(layer, slice(1, 2)) == [(0, 20), (20, 25)]
+    monkeypatch.setattr(reference, "BLOCK", 12)
+    assert reference.blocks(layer, slice(0, 2)) == [(0, 12), (12, 24), (24, 25)]
+
+
+@pytest.mark.parametrize(
+    "logits", [Logits(), Logits(None, torch.tensor([3.0, -2.0, 0.5, 6.0]))], ids=["plain", "sinks"]
+)
+def test_rows_of_padding_only_attend_to_nothing(logits):
+    layer, query = zoo.new_layer(load_method("fp16")), torch.randn(1, 4, 3, 64)
+    zoo.feed(layer, zoo.random_kv(0, channels=64)[0], zoo.random_kv(0, channels=32)[1])
+    out, weights = reference.merge_blocks(layer, slice(0, 1), query, None, 0.2, logits, keep=True)
+    assert out.shape == (1, 4, 3, 32) and not out.any() and weights.shape == (1, 4, 3, 0)
+    assert reference.merge_blocks(layer, slice(0, 1), query, None, 0.2, logits)[1] is None

@@ -48,7 +48,7 @@ def query(heads=1, count=1, rows=1, channels=64):
         (query(16, 8), work(channel(4, 64), token(4, 64)), None),
         (query(43, 3), work(channel(4, 64), token(4, 64)), "43 query heads a KV head x 3 tokens"),
         (query(32, 5), work(channel(4, 64), token(4, 64), heads=8), None),
-        (query(4, 1, 16383), work(channel(4, 64), token(4, 64), heads=4), None),
+        (query(5, 1, 13107), work(channel(4, 64), token(4, 64), heads=5), None),  # 65535 in all
         (query(4, 1, 16384), work(channel(4, 64), token(4, 64), heads=4), "16384 rows of 4 heads, more than 65535"),
         (query(), work(token(4, 128), token(4, 64)), "groups of 128 channels in keys of 64"),
         (query(), work(channel(4, 128), token(4, 128)), "groups of 128 channels in values of 64"),
