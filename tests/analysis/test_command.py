@@ -25,6 +25,11 @@ def test_rows_arrays_and_table_beside_each_other(tmp_path, capsys):
     assert rows == outcome.rows and len(rows) == 6 and {row["setting"] for row in rows} == set(settings)
     assert outcome.exact["prompt_mass"].shape == outcome.errors["fp16"]["l1"].shape == (2, 8, 6, outcome.bins.count)
     assert np.allclose(outcome.exact["mass"].sum(-1), 1, atol=1e-5)
+    assert np.allclose(outcome.exact["prompt_mass"].sum(-1), 1, atol=1e-5)
+    lengths = np.array([prompt["prompt_tokens"] for prompt in outcome.prompts])[:, None]
+    # two steps see their own token too, and the last five queries of a prompt up to four tokens fewer than all
+    assert np.allclose(outcome.exact["visible"].sum(-1), np.tile(lengths + 1.5, (1, 8)))
+    assert np.allclose(outcome.exact["prompt_visible"].sum(-1), np.tile(lengths - 2, (1, 8)))
     for prompt in outcome.prompts:
         assert outcome.positions["mean"][prompt["id"]].shape == (2, prompt["prompt_tokens"] + 2)
     l1 = [outcome.figures(name, "l1") for name in settings]

@@ -197,6 +197,14 @@ def test_an_answer_ends_at_the_first_end_token_after_the_first_step():
         assert len(observation.steps) == wanted
 
 
+def test_what_a_method_packs_at_once_is_packed_when_it_is_compared():
+    """So no token is in full precision, not even the newest; with other methods the newest one is."""
+    settings = {name: made(name) for name in ("atom", "logquant")}
+    observation, _ = observed(loaded_of(), text_of(40), settings, Options(steps=2, bins=BINS))
+    exact = {name: [float(e.full.sum()) for of_step in of for e in of_step] for name, of in observation.errors.items()}
+    assert set(exact["atom"]) == {0.0} and min(exact["logquant"]) > 0
+
+
 def test_defaults_of_an_analysis():
     assert Options() == Options(
         steps=16, prompt_queries=0, positions=False, spike=10.0, bins=Bins(2, 17), block=1024, queries=64
