@@ -148,8 +148,11 @@ class Method:
 
     def new_cache(self, model: Any, prompts: Any, max_length: int) -> Any:
         self.calls.append((model, prompts, max_length))
-        bill = SimpleNamespace(as_dict=lambda: {"used": {"total": 3}, "reserved": {"total": 8}})
-        return cache_of(notes=self.notes, bill=lambda row: bill)
+
+        def bill(row: int) -> Any:
+            return SimpleNamespace(as_dict=lambda: {"used": {"total": 3 + row}, "reserved": {"total": 8}})
+
+        return cache_of(notes=self.notes, bill=bill)
 
 
 def answered(monkeypatch, samples, *, first=False, notes=None, decoding=None, model=None, text=None) -> Any:
@@ -221,6 +224,7 @@ def test_a_batch_is_generated_with_the_settings_of_the_run_and_of_its_samples(mo
     assert [row["prompt_tokens"] for row in run.rows] == [18, 20]
     assert [row[MEASURED]["batch_rows"] for row in run.rows] == [2, 2]
     assert [row["kv_bytes"]["reserved"]["total"] for row in run.rows] == [4, 4]
+    assert [row["kv_bytes"]["used"]["total"] for row in run.rows] == [3, 4]
     assert not any("method" in row for row in run.rows)
 
 
@@ -248,5 +252,7 @@ def test_prompts_are_cut_to_the_models_limit_and_wrapped(monkeypatch) -> None:
     run = answered(monkeypatch, [sample(prompt=long)], model={"prompt_limit": 50, "chat": "<{prompt}>"})
     assert run.rows[0]["prompt_tokens"] == 50 and run.rows[0]["truncated"] == 1 + 206 + 2 - 50
     assert run.tokenizer.decode(run.args[2][0, -1:]) == ">"
+    own = sample(prompt=long, rules=PromptRules(limit=30))
+    assert answered(monkeypatch, [own], model={"prompt_limit": 50}).rows[0]["prompt_tokens"] == 30
     given = sample(rules=PromptRules(ids=tuple(range(5, 65)), limit=20))
     assert answered(monkeypatch, [given]).rows[0]["prompt_tokens"] == 60  # only what the model can hold counts

@@ -147,6 +147,7 @@ def test_the_garbage_collector_is_left_as_it_was(write, enabled) -> None:
         ("'facts.cu'", True),
         ("'facts.csv'", False),
         ("'../facts.json'", False),
+        ("'deep/../../facts.json'", False),
         ("'absent.json'", False),
         ("'a facts.json'", False),
     ],

@@ -137,5 +137,6 @@ def test_what_was_recorded_first_stays_and_what_is_new_is_added(cache, store) ->
     model = store.origin()["model"]
     cached(cache, "datasets--some--data", OTHER, {"qa.jsonl": b"[]"})
     task = Data((HubSource(file="{task}.jsonl", hub_id="some/data"), "qa"))
-    origins.settle(store, checked(hub_id=None), task)  # the weights are gone from here
+    cached(cache, "models--some--model", OTHER, WEIGHTS)  # the same weights, fetched again from another commit
+    origins.settle(store, checked(), task)
     assert set(store.origin()) == {"model", "data"} and store.origin()["model"] == model

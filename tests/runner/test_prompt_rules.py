@@ -71,9 +71,9 @@ def test_a_prompt_given_in_token_ids_is_used_unchanged(tokenizer) -> None:
     given = sample(rules=PromptRules(ids=tuple(range(2048)), ids_context=(2, 7)))
     assert encode(given, tokenizer, chat="<{prompt}>", limit=10, room=2048) == EncodedPrompt(tuple(range(2048)), (2, 7))
     assert encode(given, tokenizer, limit=2048).ids == encode(given, tokenizer).ids == tuple(range(2048))
-    with pytest.raises(DataError, match=r"2048 tokens, but only 2047 fit next to the answer.*\n.*lengths=\[1024\]"):
+    with pytest.raises(DataError, match=r"2048 tokens, but only 2047(.|\n)*lengths=\[1024\]"):
         encode(given, tokenizer, limit=9999, room=2047)
-    with pytest.raises(DataError, match=r"only 1000 fit.*\n.*lengths=\[1000\]"):
+    with pytest.raises(DataError, match=r"only 1000(.|\n)*lengths=\[1000\]"):
         encode(given, tokenizer, limit=1000)
 
 

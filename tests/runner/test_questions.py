@@ -112,7 +112,7 @@ def asked(
             context_span=(6, 9),
             query="Who?",
             stop=("T",),
-            rules=PromptRules(limit=5),
+            rules=PromptRules(limit=5, ids=(1, 2, 3)),
         )
         for number in range(count)
     ]
