@@ -126,7 +126,7 @@ def test_generated_texts_are_those_of_no_evaluation(monkeypatch, tmp_path) -> No
     from kvbench.tasks.mini import heldout
 
     prompts = command.mini()
-    assert len(prompts) == len(set(prompts)) > 1 and command.mini() == prompts
+    assert len(prompts) == len(set(prompts)) > 1
     monkeypatch.setattr(command.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     (tmp_path / "b.py").write_text("b")
     (tmp_path / "a.py").write_bytes(b"a\xff")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -92,6 +93,7 @@ def logger(monkeypatch) -> Iterator[Recorder]:
     def opened(*_: Any) -> Iterator[Session]:
         yield Session()
 
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # nobody pulls the plug here
     monkeypatch.setattr(ranks, "opened", opened)
     monkeypatch.setattr(loggers, "load", lambda *args: recorder)
     monkeypatch.setattr(sources, "code", lambda config: dict(CODE))
