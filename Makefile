@@ -56,7 +56,7 @@ run: install  ## the main job: tiny model, mini data, fp16 against kivi 4 and 2 
 test: install  ## all tests that need no GPU and no network (under 8 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-test-slow:  ## tests that take minutes, among them the notebooks from top to bottom
+test-slow:  ## tests that take minutes: the notebooks, and every paper table and figure through a stand-in for the hub
 	$(MAKE) install EXTRAS=test,lint,notebooks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1800
 

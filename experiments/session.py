@@ -14,6 +14,7 @@ from experiments.fold.sources import missing_runs, sources_of
 from experiments.item import Computed, Grid, Item
 from experiments.plan import Plan
 from experiments.runs import Launcher, Outcome, Run, execute_all
+from experiments.state import states
 from experiments.write import write
 from kvbench.errors import KvbenchError
 
@@ -113,13 +114,14 @@ def notes_of(item: Grid, plan: Plan) -> list[str]:
 
 
 def listing(items: Sequence[Item], plan: Plan) -> str:
-    """Return the list of all items: id, number, title, needs, and the state of their runs."""
+    """Return the list of all items: id, number, title, needs, and the results that exist here."""
     width = max(len(item.id) for item in items)
     numbers = max(len(item.number) for item in items)
     lines = []
     for item in items:
         lines.append(f"{item.id:{width}}  {item.number:{numbers}}  {item.title}")
-        lines.append(f"{'':{width}}  needs {needs(item)}; here: {state(item, plan)}")
+        lines.append(f"{'':{width}}  needs {needs(item)}")
+        lines += [f"{'':{width}}  here: {state}" for state in states(item, plan) or ["nothing"]]
     return "\n".join([*lines, "", f"{len(items)} items. `python -m experiments ITEM` makes one, `--dry-run` says how."])
 
 
@@ -130,12 +132,3 @@ def needs(item: Item) -> str:
     assert isinstance(item, Grid)
     data = dict.fromkeys(column.data for column in item.columns)
     return f"{', '.join(model.preset for model in item.models)}; {', '.join(data)}"
-
-
-def state(item: Item, plan: Plan) -> str:
-    """Return what lies in the item's folder: the paper's own models and data, and smaller scales."""
-    folder = plan.out / item.id
-    scales = [path.parent.name for path in sorted(folder.glob("*/cells.json"))]
-    if (folder / "cells.json").exists():
-        scales.insert(0, "done")
-    return ", ".join(scales) or "nothing"

@@ -27,6 +27,11 @@ def write(item: Item, folded: Folded, plan: Plan) -> tuple[Path, str]:
         "caption": " ".join(item.caption.split()),
         "data": plan.data,
         "limit": plan.limit,
+        "options": {
+            "models": list(plan.models),
+            "max_new_tokens": plan.max_new_tokens,
+            "lengths": list(plan.lengths),
+        },
         "marks": list(folded.marks),
         "notes": list(folded.notes),
         "headings": [asdict(heading) for heading in folded.headings],

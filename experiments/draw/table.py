@@ -6,12 +6,13 @@ import csv
 import io
 import math
 from collections.abc import Sequence
+from textwrap import shorten
 
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
 from experiments.item import Item
 
-#: characters of a reason in a table's cell; the whole is in cells.json
-SHORT = 120
+#: characters of a reason below a table; the whole is in cells.json
+LONGEST = 240
 
 
 def markdown(item: Item, folded: Folded) -> str:
@@ -111,8 +112,7 @@ def _reasons(folded: Folded) -> list[str]:
     places: dict[str, list[str]] = {}
     for cell in folded.cells:
         if cell.ours is None and cell.reason:
-            reason = cell.reason.split("\n")[0]
-            text = reason if len(reason) <= SHORT else reason[: SHORT - 3] + "..."
+            text = shorten(cell.reason.split("\n")[0], LONGEST, placeholder=" ...")
             places.setdefault(text, []).append(cell.row or cell.column)
     lines = [f"Empty ({', '.join(dict.fromkeys(rows))}): {text}" for text, rows in places.items()]
     return [*lines, ""] if lines else []

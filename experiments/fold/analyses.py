@@ -160,8 +160,22 @@ def _make(configs: list[tuple[RunConfig, str]], settings: dict[str, str], steps:
             say(f"attention of {loaded.name}: {done} of {len(prompts)} prompts")
 
     analyse(loaded, prompts, methods, chosen, report, outcome)
-    outcome.save(folder, {"settings_text": settings, "steps": steps})
+    about = {"settings_text": settings, "steps": steps, "code": code_digest(), "origin": origin_of(configs)}
+    outcome.save(folder, about)
     shutil.rmtree(half, ignore_errors=True)
+
+
+def origin_of(configs: Sequence[tuple[RunConfig, str]]) -> dict[str, Any]:
+    """Return repository, commit and checksums of the model (None if it is local) and of all data sets from the hub.
+
+    Args:
+        configs: the configurations of one model with each data set.
+    """
+    from kvbench.runner import origins
+
+    parts = [origins.of(config, config.task) for config, _ in configs]
+    model = next((part["model"] for part in parts if "model" in part), None)
+    return {"model": model, "data": [entry for part in parts for entry in part.get("data", ())]}
 
 
 @cache

@@ -197,8 +197,8 @@ def judged(
     paper: float | None = None,
     unit: str = "",
 ) -> Verdict:
-    """Return the verdict on the mean of ``first - second`` over prompts; without `first` the claim was not run."""
-    if first is None or second is None:
+    """Return the verdict on the mean of ``first - second`` over prompts; without any the claim was not run."""
+    if first is None or second is None or not len(first):
         return Verdict(
             claim=text,
             model=model,

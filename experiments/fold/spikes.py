@@ -83,7 +83,8 @@ def steps(item: Computed, plan: Plan) -> Folded:
                 continue
             shares = [shared(of_steps, highest, tokens) for of_steps, tokens in _positions(made.outcome, 2)]
             numbers = 100 * np.array(shares)
-            cells.append(_cell(model, column.name, heading, *mean(numbers), len(numbers), made))
+            figure = mean(numbers) if shares else (math.nan, math.nan)
+            cells.append(_cell(model, column.name, heading, *figure, len(numbers), made))
             text = f"high positions change from step to step ({column.name}: fewer than {high:g} % are shared)"
             verdicts.append(judged(text, model.title, numbers, 0.0, -math.inf, high, unit="%"))
             drawn.append(_step_panels(made.outcome, highest, f"{model.title}, {column.name}"))
@@ -270,8 +271,11 @@ def _stems(scores: np.ndarray) -> dict[str, Any]:
 
 
 def _cell(model: Model, row: str, heading: Heading, number: float, error: float, count: int, made: Analysis) -> Cell:
+    place: dict[str, Any] = {"model": model.title, "row": row, "column": heading.name}
+    if math.isnan(number):
+        return Cell(**place, reason="too few spikes, or too few decode steps, for this figure", runs=(made.id,))
     known = None if math.isnan(error) else error
-    return Cell(model=model.title, row=row, column=heading.name, ours=number, stderr=known, n=count, runs=(made.id,))
+    return Cell(**place, ours=number, stderr=known, n=count, runs=(made.id,))
 
 
 def _verdict(
@@ -281,13 +285,13 @@ def _verdict(
         claim=text,
         model=model.title,
         paper=None,
-        ours=number,
+        ours=None if math.isnan(number) else number,
         stderr=error,
         n=count,
         low=low,
         high=high,
         unit="",
-        verdict=verdict(number, error, low, high),
+        verdict="not run" if math.isnan(number) else verdict(number, error, low, high),
     )
 
 

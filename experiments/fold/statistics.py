@@ -12,7 +12,9 @@ from experiments.fold.figures import error
 from experiments.item import MINI, Computed, Described, Model
 from experiments.plan import Plan
 from experiments.runs import composed, run_of
+from kvbench.config.run_config import RunConfig, check
 from kvbench.errors import KvbenchError
+from kvbench.runner.origins import of
 from kvbench.tasks.base import Sample
 
 #: headings, and the column of the published CSV with the number
@@ -30,33 +32,45 @@ def of_datasets(item: Computed, plan: Plan) -> Folded:
     rows: Sequence[Described] = item.options["rows"]
     if plan.data == "mini":
         rows = [Described(name=f"{column.name} (bundled)", data=column) for column in MINI]
-    cells = [cell for row in rows for cell in _cells(item, row, plan)]
+    cells: list[Cell] = []
+    sources: dict[str, None] = {}
+    for row in rows:
+        own, commits = _cells(item, row, plan)
+        cells += own
+        sources |= dict.fromkeys(commits)
     return Folded(
         headings=[Heading(name=COUNT, digits=0), Heading(name=LENGTH, unit="words", digits=0)],
         rows=[row.name for row in rows],
         models=[""],
         cells=cells,
-        notes=["Length: LongBench's own count (words, or characters in Chinese); elsewhere words of the prompt."],
+        notes=[
+            "Length: LongBench's own count (words, or characters in Chinese); elsewhere words of the prompt.",
+            *([f"Records of {'; '.join(sources)}."] if sources else []),
+        ],
         marks=["format only: generated records, no result"] if plan.data == "standin" else [],
     )
 
 
-def _cells(item: Computed, row: Described, plan: Plan) -> list[Cell]:
+def _cells(item: Computed, row: Described, plan: Plan) -> tuple[list[Cell], list[str]]:
+    """Return the cells of a data set, and ``OWNER/NAME at commit HASH`` of its files that came from the hub."""
     place = {"model": "", "row": row.name}
     printed = {
         COUNT: _printed(item, row, "records", plan),
         LENGTH: _printed(item, row, "avg_len", plan),
     }
     try:
-        lengths = [float(_length(sample)) for sample in _samples(row, plan)]
+        config = _config(row, plan)
+        samples = [sample for sample in config.task.samples() if row.data.task in ("", sample.task)]
+        lengths = [float(_length(sample)) for sample in samples]
     except KvbenchError as problem:
         reason = str(problem)
-        return [Cell(**place, column=name, paper=number, reason=reason) for name, number in printed.items()]
+        return [Cell(**place, column=name, paper=number, reason=reason) for name, number in printed.items()], []
     count = Cell(**place, column=COUNT, paper=printed[COUNT], ours=float(len(lengths)), n=len(lengths))
     mean = Cell(
         **place, column=LENGTH, paper=printed[LENGTH], ours=fmean(lengths), stderr=error(lengths), n=len(lengths)
     )
-    return [count, mean]
+    commits = [f"{entry['hub_id']} at commit {entry['revision']}" for entry in of(config, config.task).get("data", ())]
+    return [count, mean], commits
 
 
 def _printed(item: Computed, row: Described, value: str, plan: Plan) -> float | None:
@@ -65,13 +79,10 @@ def _printed(item: Computed, row: Described, value: str, plan: Plan) -> float | 
     return published.lookup(item.published, row.data.published, value)
 
 
-def _samples(row: Described, plan: Plan) -> list[Sample]:
-    """Return the samples of a data set, of one task where the column names one."""
-    from kvbench.config.run_config import check
-
+def _config(row: Described, plan: Plan) -> RunConfig:
+    """Return the configuration of a run over a data set, of one task where the column names one."""
     data = data_overrides(row.data, plan, Model("tiny"))
-    task = check(composed(run_of("fp16", "tiny", data, plan).overrides)).task
-    return [sample for sample in task.samples() if row.data.task in ("", sample.task)]
+    return check(composed(run_of("fp16", "tiny", data, plan).overrides))
 
 
 def _length(sample: Sample) -> int:

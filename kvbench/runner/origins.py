@@ -1,4 +1,4 @@
-"""Origins of a run's model and data on the hub: repository, commit and checksums, stored with the run.
+"""Origins of a run's model, encoder and data on the hub: repository, commit and checksums, stored with the run.
 
 The run id covers the revision in the configuration, which may be a branch. A run therefore records the commit of its
 first samples, and raises an error if it is resumed with the weights of another commit. Data need no such check, because
@@ -14,12 +14,16 @@ from kvbench.config.run_config import RunConfig
 from kvbench.errors import ModelError
 from kvbench.hub.record import note
 from kvbench.hub.repository import Repository
+from kvbench.methods.base import Method
 from kvbench.models.download import wanted
 from kvbench.models.locate import is_cached, repository_of
 from kvbench.models.spec import ModelConfig
 from kvbench.results.store import RunStore
 from kvbench.tasks.base import Task
 from kvbench.tasks.hub_files import cached
+
+#: endings of the files with weights
+WEIGHTS = (".safetensors", ".bin")
 
 
 def settle(store: RunStore, checked: RunConfig, task: Task) -> None:
@@ -35,7 +39,7 @@ def settle(store: RunStore, checked: RunConfig, task: Task) -> None:
         DiskError: the record cannot be written.
     """
     before = store.origin()
-    now = {**_model(checked.model), **_data(task, checked.dataset.get("path"))}
+    now = of(checked, task)
     first, here = before.get("model"), now.get("model")
     if first and here and first["sha256"] != here["sha256"]:
         raise ModelError(
@@ -46,6 +50,20 @@ def settle(store: RunStore, checked: RunConfig, task: Task) -> None:
         )
     if {**now, **before} != before:
         store.write_origin({**now, **before})
+
+
+def of(checked: RunConfig, task: Task) -> dict[str, Any]:
+    """Return repository, commit and checksums of those files of model, encoder and data that are in the hub's cache.
+
+    Args:
+        checked: configuration of the run.
+        task: data set of the run.
+
+    Returns:
+        ``model`` and ``encoder`` with ``hub_id``, ``revision`` and ``sha256``, and ``data`` with a list of the same
+        entries. A key is absent if the files are local or not complete yet, and ``encoder`` if the method has none.
+    """
+    return {**_model(checked.model), **_encoder(checked.method), **_data(task, checked.dataset.get("path"))}
 
 
 def noted(store: RunStore) -> dict[str, Any]:
@@ -66,8 +84,23 @@ def _model(model: ModelConfig) -> dict[str, Any]:
     if folder is None or not is_cached(model):
         return {}
     files = wanted([file.name for file in folder.iterdir() if file.is_file()])
-    weights = [name for name in files if name.endswith((".safetensors", ".bin"))]
-    return {"model": _entry(repository, [(name, folder / name) for name in weights])}
+    return {"model": _entry(repository, [(name, folder / name) for name in files if name.endswith(WEIGHTS)])}
+
+
+def _encoder(method: Method) -> dict[str, Any]:
+    """Return repository, commit and checksums of a retrieval encoder's weights under ``encoder``; else empty."""
+    from kvbench.retrieval.encoders import HUB
+    from kvbench.retrieval.weights import wanted
+
+    name = str(getattr(method, "encoder", ""))
+    if name not in HUB and ("/" not in name or Path(name).is_dir()):
+        return {}
+    repository = Repository(HUB.get(name, name))
+    folder = repository.snapshot()
+    if folder is None:
+        return {}
+    files = wanted([file.name for file in folder.iterdir() if file.is_file()])
+    return {"encoder": _entry(repository, [(name, folder / name) for name in files if name.endswith(WEIGHTS)])}
 
 
 def _data(task: Task, path: str | None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Tables as text, and pictures where matplotlib is missing."""
 
 import builtins
+from dataclasses import replace
 
 import pytest
 
@@ -45,6 +46,15 @@ def test_paper_ours_and_difference():
         assert line in text
     assert "Empty (a 2): no weights" in text and "hint" not in text
     assert "| more | tiny | +0.50 | +2.00 ±0.50 | 10 | above 0 % | holds |" in text
+
+
+def test_a_long_reason_ends_with_a_whole_word():
+    reason = "the weights are " + "far away " * 40
+    cells = [Cell(model="tiny", row="a 1", column="score", reason=text) for text in (reason, reason[:240])]
+    lines = markdown(ITEM, replace(folded(), cells=cells)).splitlines()
+    first, second = (line.removeprefix("Empty (a 1): ") for line in lines if line.startswith("Empty"))
+    assert second == reason[:240].strip()
+    assert len(first) <= 240 and first.endswith(" ...") and reason.startswith(first.removesuffix("..."))
 
 
 def test_generated_records_show_no_difference():

@@ -96,6 +96,17 @@ def test_from_runs_to_files_and_on_where_it_stopped(plan, capsys, monkeypatch):
     assert session.make([ITEM], plan, "local", 1, fold_only=True) == 0
     assert "| FP16 | ours |" in capsys.readouterr().out
 
+    here = "here: tiny, mini, limit 1, max-new-tokens 2, lengths 512: 6 of 9 cells"
+    assert session.listing([ITEM], plan).splitlines()[2].strip() == here
+    path = plan.runs / full["runs"][0] / "metrics.json"
+    metrics = json.loads(path.read_text())
+    for parts in metrics["sources"].values():
+        parts["cache"] = "0" * 12
+    path.write_text(json.dumps(metrics))
+    assert f"{here}; 1 of 4 runs is of older code: cache\n" in session.listing([ITEM], plan)
+    path.write_text(json.dumps({**metrics, "status": "interrupted"}))
+    assert f"{here}; 1 of 4 runs is incomplete\n" in session.listing([ITEM], plan)
+
 
 def test_run_ids_are_those_of_the_typed_command(empty, monkeypatch):
     run = next(run for run in missing_runs(ITEM, empty) if "method=fp16" in run.overrides)

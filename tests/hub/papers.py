@@ -1,6 +1,7 @@
 """The papers' repositories as the stand-in serves them: tiny's first layers under their ids, and made-up records.
 
-Layouts are those of the hub: an archive, parquet shards, gzipped and plain JSON lines. All texts are generated here.
+The layers are cut into heads as wide as those of the papers' models, so that every group size fits. Layouts are those
+of the hub: an archive, parquet shards, gzipped and plain JSON lines. All texts are generated here.
 """
 
 from __future__ import annotations
@@ -98,8 +99,9 @@ def texts(count: int, words: int) -> list[dict[str, str]]:
 
 def files_of(hub_id: str) -> dict[str, bytes]:
     """Return the files of a repository of a data set."""
-    if hub_id == "emozilla/pg19-test":  # two shards, with the digest that early uploads have in their names
-        shards = {f"data/test-0000{n}-of-00002-29a571947c0b5ccc.parquet": table(texts(2, 3000)) for n in range(2)}
+    if hub_id == "emozilla/pg19-test":  # two shards, with the digest that early uploads have in their names; the first
+        # 8,000 tokens of a book are left out
+        shards = {f"data/test-0000{n}-of-00002-29a571947c0b5ccc.parquet": table(texts(3, 9000)) for n in range(2)}
         return {"README.md": b"# PG-19", **shards}
     if hub_id == "allenai/multi_lexsum":
         cases = [{"id": str(n), "case_documents": ["a", "b"], "summary/short": text(n, 9)} for n in range(5)]
@@ -139,25 +141,32 @@ def add_datasets(hub: Hub) -> None:
 def add_model(hub: Hub, preset: str, *, refuses: int | None = None) -> str:
     """Add tiny's first layers as two shards with a chat template, under a preset's id and commit; return the id."""
     group = yaml.safe_load(options("model")[preset].read_text(encoding="utf-8"))
-    hub.add(group["hub_id"], _tiny(), refuses=refuses)
+    shape = group["architecture"]
+    head_dim = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
+    hub.add(group["hub_id"], _tiny(head_dim), refuses=refuses)
     if group["revision"]:
         hub.pin(group["hub_id"], group["revision"])
     return str(group["hub_id"])
 
 
 @cache
-def _tiny() -> dict[str, bytes]:
+def _tiny(head_dim: int) -> dict[str, bytes]:
+    """Return the files of a checkpoint with tiny's first layers, and one KV head of the first `head_dim` channels."""
     from safetensors.torch import load_file, save
 
     folder = local_folder("kvbench:tiny")
     assert folder is not None
     files = {name: (folder / name).read_bytes() for name in ("generation_config.json", "tokenizer.json")}
     config = json.loads((folder / "config.json").read_text())
-    files["config.json"] = json.dumps({**config, "num_hidden_layers": LAYERS}).encode()
+    heads = {"num_attention_heads": config["hidden_size"] // head_dim, "num_key_value_heads": 1, "head_dim": head_dim}
+    files["config.json"] = json.dumps({**config, **heads, "num_hidden_layers": LAYERS}).encode()
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
     template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
     files["tokenizer_config.json"] = json.dumps({**tokenizer, "chat_template": template}).encode()
     tensors, index = load_file(folder / "model.safetensors"), {}
+    for name in tensors:
+        if "k_proj" in name or "v_proj" in name:
+            tensors[name] = tensors[name][:head_dim].contiguous()
     names = sorted(name for name in tensors if ".layers." not in name or int(name.split(".layers.")[1][0]) < LAYERS)
     for number, part in enumerate((names[: len(names) // 2], names[len(names) // 2 :]), start=1):
         shard = f"model-0000{number}-of-00002.safetensors"
@@ -167,8 +176,8 @@ def _tiny() -> dict[str, bytes]:
     return {**files, "README.md": b"# a model", "consolidated.safetensors": b"another copy of the weights"}
 
 
-def add_encoder(hub: Hub, folder: Path) -> None:
-    """Add a BERT of a few hundred parameters as Contriever, which is a plain checkpoint without pooling."""
+def add_encoders(hub: Hub, folder: Path) -> None:
+    """Add a BERT of a few hundred parameters as Contriever and as LLM-Embedder, plain checkpoints without pooling."""
     import torch
     from transformers import BertConfig, BertModel, BertTokenizer
 
@@ -178,4 +187,6 @@ def add_encoder(hub: Hub, folder: Path) -> None:
     BertModel(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(folder)
     folder.joinpath("vocab.txt").write_text("\n".join(words))
     BertTokenizer(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
-    hub.add("facebook/contriever", {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()})
+    files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    for name in ("facebook/contriever", "BAAI/llm-embedder"):
+        hub.add(name, files)

@@ -17,7 +17,7 @@ from kvbench.cli.main import main
 from kvbench.config.downloads import downloads
 from kvbench.hub.record import recorded
 from kvbench.hub.repository import Repository
-from tests.hub.papers import add_datasets, add_encoder, add_model, datasets
+from tests.hub.papers import add_datasets, add_encoders, add_model, datasets
 from tests.hub.standin import Hub, reachable, serving
 
 #: answers of a few tokens, and no line in a table of all runs
@@ -26,12 +26,12 @@ SHORT = ["decoding.max_new_tokens=3", "logger=none", "runtime.device=cpu"]
 
 @pytest.fixture(scope="module")
 def stocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
-    """A hub with all data sets, three models of the papers and an encoder."""
+    """A hub with all data sets, three models of the papers and the encoders."""
     with serving() as hub:
         add_datasets(hub)
         for preset in ("llama2-7b", "llama3.1-8b-instruct", "lwm-text-chat-128k"):
             add_model(hub, preset)
-        add_encoder(hub, tmp_path_factory.mktemp("encoder"))
+        add_encoders(hub, tmp_path_factory.mktemp("encoder"))
         yield hub
 
 
@@ -61,6 +61,9 @@ def test_cocktail_as_typed(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None
     model = hub.repositories["meta-llama/Llama-2-7b-hf"]
     assert origin["model"]["hub_id"] == "meta-llama/Llama-2-7b-hf" and origin["model"]["revision"] == model.main
     assert set(origin["model"]["sha256"]) == {f"model-0000{n}-of-00002.safetensors" for n in (1, 2)}
+    encoder = hub.repositories["facebook/contriever"].main
+    assert (origin["encoder"]["hub_id"], origin["encoder"]["revision"]) == ("facebook/contriever", encoder)
+    assert set(origin["encoder"]["sha256"]) == {"model.safetensors"}
     (archive,) = origin["data"]
     assert archive["revision"] == "5e628be450b7e67fb7ae6e201bd6d8f7056f7672" and set(archive["sha256"]) == {"data.zip"}
     assert metrics()["samples"]["done"] == 8
@@ -199,29 +202,16 @@ def test_sizes_without_a_hub_are_estimates_or_unknown(
     ]
 
 
-@pytest.mark.parametrize(
-    ("item", "options"),
-    [
-        pytest.param("cocktail/table3", ["--limit", "1"], marks=pytest.mark.slow),  # six runs
-        pytest.param("logquant/table1", ["--limit", "1", "--models", "llama3.1-8b-instruct"], marks=pytest.mark.slow),
-        ("quantspec/table2", ["--limit", "1", "--lengths", "256"]),
-    ],
-)
-def test_a_table_of_each_paper(
-    item: str,
-    options: list[str],
-    hub: Hub,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """By the command of experiments, on the paper's models and data."""
+def test_a_table(hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One item by the command of experiments, on the paper's model and data; ``test_items.py`` has all of them."""
     monkeypatch.setattr(runs, "_absent", {})  # what other tests of this process did not have
     runs.identify.cache_clear()
-    assert experiments([item, *options, "--max-new-tokens", "2", "--device", "cpu", "--out", "out"]) == 0
+    options = ["--limit", "1", "--lengths", "256", "--max-new-tokens", "2", "--device", "cpu", "--out", "out"]
+    assert experiments(["quantspec/table2", *options]) == 0
     shown = capsys.readouterr()
     records = [json.loads(file.read_text()) for file in Path("results/runs").glob("*/metrics.json")]
-    assert [metrics["error"] for metrics in records if metrics["status"] != "ok"] == [] and records
+    assert [metrics["error"] for metrics in records if metrics["status"] != "ok"] == [] and len(records) == 4
     assert all(metrics["data"]["origin"]["model"] for metrics in records)
     assert "] absent " not in shown.err and "] failed " not in shown.err
-    (table,) = Path("out", item).rglob("table.csv")
+    table = Path("out/quantspec/table2/table.csv")
     assert table.read_text().count("\n") > 2 and f"-> {table.parent}" in shown.out
