@@ -194,12 +194,12 @@ class SentenceTransformer(Embedding):
         return [LLM_EMBEDDER["query"] + query, *(LLM_EMBEDDER["text"] + text for text in texts)]
 
     def ready(self) -> None:
-        """Raise ModelError if weights are not on this machine, the hub does not answer, and no vectors are stored."""
+        """Raise ModelError if the weights are not on this machine, the hub is silent, and no vectors are stored."""
         from huggingface_hub import try_to_load_from_cache
 
         if os.path.isdir(self.path) or isinstance(try_to_load_from_cache(self.path, "config.json"), str):
             return
-        if not hub_answers() and not len(self.store):
+        if not hub_answers() and not self.store.knows(self.name):
             raise cannot_load(self.name, self.path, "it is neither a folder nor in the hub's cache")
 
     def load(self) -> None:
@@ -235,8 +235,8 @@ class OpenAI(Embedding):
             raise ModelError(NO_KEY)
 
     def ready(self) -> None:
-        """Raise ModelError if ``OPENAI_API_KEY`` is not set and no vectors are stored."""
-        if not os.environ.get("OPENAI_API_KEY") and not len(self.store):
+        """Raise ModelError if ``OPENAI_API_KEY`` is not set and none of its vectors is stored."""
+        if not os.environ.get("OPENAI_API_KEY") and not self.store.knows(self.name):
             raise ModelError(NO_KEY)
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:

@@ -15,6 +15,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+#: name under which vectors are recorded that were stored before names were
+ANY = "*"
+
 
 class EmbeddingStore:
     """Store of embedding vectors in an SQLite file, which several processes may use at the same time.
@@ -43,8 +46,9 @@ class EmbeddingStore:
         db = sqlite3.connect(target, timeout=30)
         db.execute("CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB NOT NULL)")
         columns = "key BLOB, machine TEXT, seconds REAL NOT NULL, PRIMARY KEY (key, machine)"
-        with suppress(sqlite3.Error):  # a read-only file from before costs were recorded
+        with suppress(sqlite3.Error):  # a read-only file from before costs or names were recorded
             db.execute(f"CREATE TABLE IF NOT EXISTS costs ({columns})")
+            db.execute("CREATE TABLE IF NOT EXISTS names (name TEXT PRIMARY KEY)")
         db.commit()
         return db
 
@@ -81,12 +85,21 @@ class EmbeddingStore:
                 vectors[text] = list(vector)
         return vectors
 
-    def __len__(self) -> int:
-        """Return the number of stored vectors, of all encoders."""
+    def knows(self, name: str) -> bool:
+        """Return True if vectors of the encoder `name` are stored.
+
+        A store that was made before names were recorded may have vectors of any encoder, so it knows every name.
+        """
         try:
-            return int(self._db.execute("SELECT COUNT(*) FROM vectors").fetchone()[0])
+            names = {row[0] for row in self._db.execute("SELECT name FROM names")}
         except sqlite3.Error:
-            return 0
+            names = set()
+        if names:
+            return name in names or ANY in names
+        try:
+            return self._db.execute("SELECT 1 FROM vectors LIMIT 1").fetchone() is not None
+        except sqlite3.Error:
+            return False
 
     def costs(self, name: str, texts: Sequence[str], machine: str) -> dict[str, float]:
         """Return the time that encoding took for each of several texts.
@@ -124,6 +137,8 @@ class EmbeddingStore:
         seconds_each = seconds / max(len(rows), 1)
         costs = [(key, machine, seconds_each) for key, _ in rows]
         try:
+            old = self.knows(ANY)  # vectors whose encoder is not recorded
+            self._db.executemany("INSERT OR IGNORE INTO names VALUES (?)", [(name,), *([(ANY,)] if old else [])])
             self._db.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?)", rows)
             self._db.executemany("INSERT OR REPLACE INTO costs VALUES (?, ?, ?)", costs)
             self._db.commit()

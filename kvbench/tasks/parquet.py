@@ -78,12 +78,18 @@ def _on_disk(found: Found, folder: Path) -> Iterator[list[Path]]:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Silence the log of the package `datasets` inside a ``with`` block; errors are still raised as exceptions."""
+    """Silence the package `datasets` inside a ``with`` block; errors are still raised as exceptions.
+
+    It writes no log, and does not report each use to a server of its own, for which it would wait up to three seconds.
+    """
+    from datasets import config
     from datasets.utils import logging
 
-    level = logging.get_verbosity()
+    level, counts = logging.get_verbosity(), config.HF_UPDATE_DOWNLOAD_COUNTS
     logging.set_verbosity(logging.CRITICAL)
+    config.HF_UPDATE_DOWNLOAD_COUNTS = False
     try:
         yield
     finally:
         logging.set_verbosity(level)
+        config.HF_UPDATE_DOWNLOAD_COUNTS = counts

@@ -5,6 +5,7 @@ import re
 import sqlite3
 import sys
 import types
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -86,7 +87,19 @@ def test_kept_vectors_and_their_costs_are_of_one_encoder(tmp_path):
     store.put("two", {"a": [3.0], "b": [4.0]}, "here", 8.0)
     assert store.get("one", ["a", "b"]) == {"a": [1.0]} and store.get("two", ["a", "b"]) == {"a": [3.0], "b": [4.0]}
     assert store.costs("one", ["a"], "here") == {"a": 2.0} and store.costs("two", ["a"], "here") == {"a": 4.0}
-    assert len(store) == 3
+    assert store.knows("one") and store.knows("two") and not store.knows("three")
+
+
+def test_a_store_from_before_names_were_recorded_may_know_any_encoder(tmp_path):
+    path = tmp_path / "v.sqlite"
+    EmbeddingStore(path).put("one", {"a": [1.0]}, "here", 2.0)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("DROP TABLE names")
+        db.commit()
+    store = EmbeddingStore(path)
+    assert store.knows("one") and store.knows("another")
+    store.put("two", {"b": [1.0]}, "here", 2.0)
+    assert store.knows("one") and store.knows("another") and store.get("one", ["a"]) == {"a": [1.0]}
 
 
 class Clocked(Counting):
@@ -204,11 +217,13 @@ def test_what_cannot_be_had_is_said_before_anything_is_loaded(monkeypatch, tmp_p
     monkeypatch.setattr(encoders, "hub_answers", lambda: False)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     empty, full = EmbeddingStore(None), EmbeddingStore(tmp_path / "v.sqlite")
-    full.put("contriever", {"a": [1.0]}, "a machine", 1.0)
+    full.put("minilm", {"a": [1.0]}, "a machine", 1.0)
     contriever = partial(encoders.SentenceTransformer, "contriever", "nobody/no-such-model")
     for made, said in ((contriever, "method.encoder=bm25"), (encoders.OpenAI, "export OPENAI_API_KEY")):
-        with pytest.raises(ModelError, match=said):
-            made(empty).ready()
+        for store in (empty, full):  # which has vectors of another encoder
+            with pytest.raises(ModelError, match=said):
+                made(store).ready()
+        full.put(made(full).name, {"a": [1.0]}, "a machine", 1.0)
         made(full).ready()  # perhaps nothing has to be encoded
     encoders.SentenceTransformer("x", str(tmp_path), empty).ready()
     monkeypatch.setattr(encoders, "find_spec", lambda name: None)

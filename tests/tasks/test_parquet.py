@@ -16,6 +16,7 @@ from pyarrow import parquet
 from kvbench.errors import DataError
 from kvbench.tasks import data
 from kvbench.tasks.data import Found, HubSource, read_records
+from tests.hub.loopback import watched
 
 #: texts of several scripts, lists that are empty, nested fields, and a column in which every value is null
 RECORDS: list[dict[str, Any]] = [
@@ -91,3 +92,13 @@ def test_reading_leaves_nothing_behind_and_logs_nothing(
         read_records(Found(tmp_path / "b.parquet"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "b.parquet"]
     assert capsys.readouterr().err == "" and library.get_verbosity() == level != logging.CRITICAL
+
+
+def test_no_other_machine_learns_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("datasets.config.HF_UPDATE_DOWNLOAD_COUNTS", True)
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([{"a": 1}]), path)
+    with watched() as strangers:
+        assert list(read_records(Found(path))) == [{"a": 1}]
+    assert strangers == []
