@@ -35,7 +35,7 @@ def _state(item: Item, path: Path, plan: Plan) -> str:
         return str(error).splitlines()[0]
     cells = content["cells"]
     count = sum(cell["ours"] is not None for cell in cells)
-    text = f"{scale(item, path.parent, content)}: {count} of {len(cells)} cells"
+    text = f"{scale(item, path.parent, content)}: {count} of {len(cells)} cell{'s' * (len(cells) != 1)}"
     faults = list(_faults({name for cell in cells for name in cell["runs"]}, plan.runs))
     return "; ".join([text, *faults])
 

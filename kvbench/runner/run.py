@@ -214,6 +214,7 @@ class _Run:
                 bar.total = len(self.samples)
                 if not self._batch(session, batch, bar):
                     return
+            origins.settle(self.store, self.checked, self.task)  # the first search may have fetched the encoder
 
     def _batches(self, session: Session, missing: list[Sample]) -> Iterator[list[Sample]]:
         """Yield the batches of the missing samples; an adaptive task is asked again after each batch."""
