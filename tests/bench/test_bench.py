@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -191,6 +192,69 @@ def test_a_mix_is_expected_at_the_rates_of_its_formats():
     for key, other in (("path", "triton"), ("context", 4096), ("q_len", 5), ("model", "8b"), ("batch", 2)):
         assert kernel.expected(mix, [rows[0], {**rows[1], key: other}]) is None, key
     assert kernel.expected(mix, [rows[0], {**rows[1], "us": None}]) is None
+
+
+def test_tokens_in_full_precision_are_as_fast_as_the_best_baseline():
+    """By the bytes of the KV heads, of which an 8B model has a quarter as many as query heads."""
+    at = {"model": "8b", "batch": 2, "context": 4096, "q_len": 1, "path": "cuda", "best": "flash", "best_us": 100.0}
+    exact = 4 * 8 * 2 * 4096 * 128
+    mix = {**at, "format": "mix", "bytes_by_format": {"fp16": exact // 4}}
+    assert kernel.expected(mix, []) == pytest.approx(25.0)
+
+
+@pytest.fixture
+def device(monkeypatch, tmp_path):
+    """A device whose kernels take 10 us, except those of INT8, which fail."""
+
+    def measure(name, at, path, args):
+        if name == "int8":
+            raise RuntimeError("no\nkernel")
+        size = sum(layer_bytes(FORMATS[name], at).values())
+        row = {**asdict(at), "format": name, "path": "cuda", "bytes": size, "error": 1e-3}
+        row["bytes_by_format"] = layer_bytes(FORMATS[name], at)
+        return row | {"us": 10.0, "p10": 9.0, "p90": 11.0, "rounds": 7, "GB_s": size / 1e4}
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA X")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(kernel, "measure", measure)
+    monkeypatch.setattr(kernel.ceiling, "measure", lambda seconds: ceiling.Ceiling([(1000, 1.0)], "triton"))
+    monkeypatch.setattr(kernel.baselines, "measure", lambda *given: {"flash": Time(40.0, 1, 1, 7), "cudnn": "no"})
+    monkeypatch.setattr(kernel.report, "machine", dict)
+    monkeypatch.setattr(kernel.report, "healthy", lambda: True)
+    return ["--out", str(tmp_path), "--models", "7b", "--contexts", "4k"]
+
+
+def test_the_kernels_command_writes_rows_with_what_they_are_compared_with(device, tmp_path, capsys):
+    assert command.main(["kernel", *device, "--formats", "int2_g128", "int4_g128", "mix"]) == 0
+    content = json.loads((tmp_path / "kernel.json").read_text())
+    two, four, mix = content["rows"]
+    assert (two["best"], two["best_us"], two["ceiling_GB_s"]) == ("flash", 40.0, 1.0)
+    assert two["floor_us"] == two["bytes"] / 1000 and two["expected_us"] is four["expected_us"] is None
+    assert mix["expected_us"] == kernel.expected(mix, content["rows"]) > 0
+    assert content["baselines"] == {
+        "7b B1 4k q1": {"flash": {"us": 40.0, "p10": 1, "p90": 1, "rounds": 7}, "cudnn": "no"}
+    }
+    more = 100 * (10.0 / mix["expected_us"] - 1)
+    assert f"7b B1 4k q1 mix (cuda): {more:+.0f}% compared with" in capsys.readouterr().out
+    assert command.main(["kernel", *device, "--formats", "int4_g128", "--no-baselines", "--path", "both"]) == 0
+    content = json.loads((tmp_path / "kernel.json").read_text())
+    assert len(content["rows"]) == 2 and content["rows"][0]["best"] is None and content["baselines"] == {}
+
+
+def test_a_kernel_that_fails_is_a_row_and_a_new_process_goes_on(device, tmp_path, monkeypatch):
+    formats = ["--formats", "int4_g128", "int8", "int2_g128"]
+    assert command.main(["kernel", *device, *formats]) == 1
+    rows = json.loads((tmp_path / "kernel.json").read_text())["rows"]
+    assert [row.get("failed") for row in rows] == [None, "RuntimeError: no kernel", None]
+    monkeypatch.setattr(kernel.report, "healthy", lambda: False)
+    skips = []
+    monkeypatch.setattr(kernel, "rest", lambda args, skip: skips.append(skip) or [{**rows[2], "us": 77.0}])
+    assert command.main(["kernel", *device, *formats]) == 1
+    again = json.loads((tmp_path / "kernel.json").read_text())["rows"]
+    assert skips == [2] and [row.get("us") for row in again] == [10.0, None, 77.0]
+    assert command.main(["kernel", *device, *formats, "--skip", "2", "--name", "part"]) == 0
+    assert len(json.loads((tmp_path / "part.json").read_text())["rows"]) == 1
 
 
 def test_a_row_of_the_table_and_one_that_failed():

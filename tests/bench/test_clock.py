@@ -91,6 +91,8 @@ def test_reads_grow_as_long_as_memory_lasts(monkeypatch: pytest.MonkeyPatch) -> 
     assert buffers == [(size * mib // 4, torch.int32) for size in (4, 4, 16, 16, 64, 64)]
     assert timed == [(2, 0.3)] * 3 and reads.kernel == "triton"
     assert ceiling.SIZES == (4, 16, 64, 256, 1024, 4096)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (383 * mib, 0))
+    assert [size for size, _ in ceiling.measure().points] == [4 * mib, 16 * mib, 64 * mib]
 
 
 def test_a_ceiling_as_plain_data() -> None:

@@ -1,4 +1,4 @@
-"""Small parts of data sets: options of questions, templates, shards, splits, drawn spans, sizes of generated samples."""
+"""Small parts of data sets: options of questions, templates, shards, splits, drawn spans, generated samples."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_shards_of_a_split() -> None:
     with pytest.raises(DataError, match="lacks t-00000-of-00001"):
         whole_split(twice, "w", "what", "place")
     for files in (["a-00000-of-00001.parquet", "b-00000-of-00001.parquet"], ["a.parquet", "t-00000-of-00001.parquet"]):
-        with pytest.raises(DataError, match="matches 2 files of place .* that are not the shards of one split"):
+        with pytest.raises(DataError, match=r"matches 2 files of place .* that are not the shards of one split"):
             whole_split(files, "w", "what", "place")
 
 
