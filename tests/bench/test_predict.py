@@ -77,8 +77,27 @@ def test_speculation_is_drafts_and_a_verification(tmp_path, capsys):
     # lm_head stays in 16 bits, so a little above what drafts with 4 bits throughout and no exact tokens would take
     assert 1.72e-3 < row["draft_s"] < 1.72e-3 * 1.08 and row["verify_s"] == pytest.approx(4.71e-3, rel=0.01)
     assert row["weight_bytes"] - fp16["weight_bytes"] == 32 * (4 * 4096**2 + 3 * 4096 * 11008) * 4.25 / 8
-    assert row["decode_peak_bytes"] > row["weight_bytes"] + row["kv_bytes"]
+    logits = 5 * 32000 * (2 + 4)  # of the verification's five tokens
+    assert row["decode_peak_bytes"] == row["weight_bytes"] + row["kv_bytes"] + logits
     assert "acceptance of 0.9" in capsys.readouterr().out
+
+
+def test_a_drafts_own_cache_is_stored_and_not_read_by_the_verification(tmp_path):
+    asked = ["--contexts", "32k", "--methods", "quantspec:draft=streamingllm"]
+    row = predicted(tmp_path, *asked)["quantspec:draft=streamingllm"]
+    assert row["kv_bytes_per_step"] < 0.95 * row["kv_bytes"]
+
+
+def test_a_sliding_window_holds_what_the_next_token_sees(tmp_path):
+    config = {**vars(shape_config()), "model_type": "mistral", "sliding_window": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    row = predicted(tmp_path, "--model", str(tmp_path), "--contexts", "1k", "--methods", "fp16")["fp16"]
+    assert row["kv_bytes"] == 2 * 32 * 4096 * 63 * 2 and row["kv_of_fp16"] == 1
+
+
+def test_the_largest_batch_is_one_that_fits(tmp_path):
+    own = ["--bandwidth-TBs", "2", "--tflops", "100", "--memory-gb", "24", "--contexts", "4k", "--methods", "fp16"]
+    assert [predicted(tmp_path, *own, "--batches", batch)["fp16"]["fits"] for batch in ("4", "5")] == [True, False]
 
 
 def test_weights_of_drafts():
