@@ -9,11 +9,12 @@ from html.parser import HTMLParser
 
 import pytest
 
+from experiments.page.made import config, metrics, row, run_id, write
 from kvbench.cli import report
 from kvbench.page import page
 from kvbench.page.numbers import cut, encoded, plain, short
 from kvbench.results.columns import UNFINISHED
-from tests.page.report_support import config, data_of, metrics, row, run_id, write
+from tests.page.report_support import data_of
 
 NASTY = (
     "</script><script>alert(1)</script>",

@@ -54,13 +54,16 @@ function sorted(runs, column, down) {
     else known.push([value, run]);
   }
   const sign = down ? -1 : 1;
-  known.sort((a, b) => sign * compareValues(a[0], b[0]));
+  const rank = ranks(known.map((pair) => pair[0]));
+  known.sort((a, b) => sign * (rank(a[0]) - rank(b[0])));
   return [...known.map((pair) => pair[1]), ...unknown];
 }
 
 const collator = new Intl.Collator("en", { numeric: true });
 
-function compareValues(a, b) {
-  if (typeof a === "number" && typeof b === "number") return a - b;
-  return collator.compare(String(a), String(b));
+/* A number per value, in the order of the values: texts are compared once per distinct value, which is the slow part. */
+function ranks(values) {
+  if (values.every((value) => typeof value === "number")) return (value) => value;
+  const places = new Map([...new Set(values)].sort((a, b) => collator.compare(String(a), String(b))).map((value, i) => [value, i]));
+  return (value) => places.get(value);
 }

@@ -48,10 +48,12 @@ function scatter(all, cost, quality, width) {
   const ordered = [...runs].sort((a, b) => cost.value(a) - cost.value(b));
   const marks = ordered.map((run) => dot(run, x(cost.value(run)), y, quality, cost, front.includes(run)));
   roving(marks.map((group) => group.lastChild));
+  const onTop = (group) => (front.includes(ordered[marks.indexOf(group)]) ? 1 : 0);
+  const layers = [...marks].sort((a, b) => onTop(a) - onTop(b));  // the front lies above the others
   const label = `${caption}: ${runs.length} runs, ${front.length} on the Pareto front. Arrow keys go from run to run.`;
   const drawing = canvas(width, height, label,
     axes(box, x, y, { xTitle: cost.title, yTitle: quality.title, xText: cost.text, yText: (value) => digits(value).replace("-", MINUS) }),
-    shape("path", { class: "front", d: `${steps.join("")}H${box.right}` }), marks);
+    shape("path", { class: "front", d: `${steps.join("")}H${box.right}` }), layers);
   return figure(caption, drawing, `Line: the Pareto front, ${front.length} of ${runs.length} runs. Bars: ± standard error.`);
 }
 

@@ -1,7 +1,7 @@
 /* The table of runs. Only the rows in sight are in the document, so that thousands of runs stay quick. */
 
 const ROW = 34;
-const SPARE = 8;
+const SPARE = 6;
 
 const table = { box: null, body: null, head: null, runs: [], columns: [], from: -1, to: -1 };
 

@@ -1,0 +1,1 @@
+"""Measurements of the report's page with made-up runs."""

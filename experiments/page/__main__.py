@@ -1,0 +1,117 @@
+"""``python -m experiments.page``: size and times of the report's page with made-up runs, in a headless Chromium.
+
+The runs are written to a temporary folder, and the page is made of them by ``python -m kvbench.report --html``. Each
+time is the median over several visits. Needs the extra ``browser`` and a Chromium (:mod:`experiments.page.browser`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from experiments.page.browser import chromium, missing
+from experiments.page.made import many
+from kvbench.results.environment import cpu_name
+from kvbench.util import atomic
+
+#: seconds from the start of the navigation until the first row of the table is in the document
+FIRST_ROW = "performance.getEntriesByName('first row')[0].startTime"
+#: notes the moment at which the first row appears, before any script of the page runs
+WATCH = """
+new MutationObserver((_, observer) => {
+  if (!document.querySelector('.runs tbody .name')) return;
+  performance.mark('first row');
+  observer.disconnect();
+}).observe(document, { childList: true, subtree: true });
+"""
+#: milliseconds of an action until the next frame has been drawn
+TIMED = """() => new Promise((done) => {
+  const began = performance.now();
+  %s;
+  requestAnimationFrame(() => setTimeout(() => done(performance.now() - began)));
+})"""
+SORT = "document.querySelector('[data-key=\"%s\"]').click()"
+FILTER = (
+    "const b = document.querySelector('%s'); b.value = '%s'; b.dispatchEvent(new Event('input', { bubbles: true }))"
+)
+ACTIONS = {
+    "sort by score": SORT % "score",
+    "sort by name": SORT % "name",
+    "sort by a setting": SORT % "method.residual",
+    "filter by text": FILTER % ("#search", "kivi residual=64"),
+    "filter a column": FILTER % ("[data-filter=ratio]", "2..4"),
+    "clear the filters": "[...document.querySelectorAll('#filters button')].at(-1).click()",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and write ``page.json``; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.page", description=__doc__)
+    parser.add_argument("--runs", type=int, default=2000, help="number of made-up runs (default: %(default)s)")
+    parser.add_argument("--visits", type=int, default=5, help="visits to take the median of (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("results/report/page.json"), help="default: %(default)s")
+    arguments = parser.parse_args(argv)
+    reason = missing()
+    if reason:
+        print(f"error: {reason}", file=sys.stderr)
+        return 1
+    with TemporaryDirectory() as folder:
+        many(Path(folder) / "runs", arguments.runs)
+        page = Path(folder) / "report.html"
+        command = [sys.executable, "-m", "kvbench.report", "--results", f"{folder}/runs", "--html", str(page)]
+        seconds = timed(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
+        outcome = {
+            "runs": arguments.runs,
+            "page_bytes": page.stat().st_size,
+            "limit_bytes": 300_000 + 2_000 * arguments.runs,
+            "written_s": round(seconds, 1),
+            **visits(page, arguments.visits),
+        }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write(arguments.out, (json.dumps(outcome, indent=1) + "\n").encode())
+    print(json.dumps(outcome, indent=1))
+    return 0
+
+
+def visits(page: Path, count: int) -> dict[str, Any]:
+    """Return the medians over several visits, each in a new context: milliseconds by what was done."""
+    times: dict[str, list[float]] = {}
+    with chromium() as browser:
+        version = browser.version
+        for _ in range(count):
+            context = browser.new_context(viewport={"width": 1280, "height": 860})
+            tab = context.new_page()
+            tab.add_init_script(WATCH)
+            tab.goto(f"file://{page}")
+            tab.wait_for_selector(".runs tbody .name")
+            times.setdefault("first row", []).append(tab.evaluate(FIRST_ROW))
+            for name, action in ACTIONS.items():
+                times.setdefault(name, []).append(tab.evaluate(TIMED % action))
+            context.close()
+    return {
+        "visits": count,
+        "chromium": version,
+        "machine": f"{cpu_name()}, {platform.system()}",
+        "median_ms": {name: round(median(values), 1) for name, values in times.items()},
+        "all_ms": {name: [round(value, 1) for value in values] for name, values in times.items()},
+    }
+
+
+def timed(action: Callable[[], Any]) -> float:
+    """Return the seconds that an action takes."""
+    began = time.monotonic()
+    action()
+    return time.monotonic() - began
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,40 @@
+"""The page's plots as files."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.page.made import row, run_id, write
+from kvbench.cli import report
+from kvbench.page.figures import largest
+
+
+@pytest.mark.slow
+def test_the_plots_of_the_largest_group_are_written(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    runs = tmp_path / "runs"
+    write(runs, 1, "fp16")
+    write(runs, 2, label="kivi $x_{2$ \ud83d", groups={"method": {"residual": 64}})
+    write(runs, 3, "atom", setting=7)
+    assert report.main(["--results", str(runs), "--figures", str(tmp_path / "plots")]) == 0
+    assert "tiny, mini (key_value at 2048)" in capsys.readouterr().out
+    names = {"score-bytes", "score-tpot", "differences", "bytes", "tpot", "ttft"}
+    files = {path.name: path.read_bytes() for path in (tmp_path / "plots").iterdir()}
+    assert set(files) == {f"{name}.{suffix}" for name in names for suffix in ("png", "svg")}
+    assert all(files[f"{name}.png"].startswith(b"\x89PNG") and b"<svg" in files[f"{name}.svg"] for name in names)
+
+
+def test_the_largest_group_with_scores_is_drawn():
+    runs = [{"id": run_id(number, 1), "status": "ok"} for number in range(3)]
+    runs += [{"id": run_id(number, 2), "status": "ok", "score": [0.5]} for number in range(2)]
+    runs += [{"id": run_id(number, 3), "status": "error", "score": [0.5]} for number in range(5)]
+    assert largest(runs) == (run_id(0, 2).split("-")[0], runs[3:5])
+    assert largest([]) == ("", [])
+
+
+@pytest.mark.slow
+def test_without_finished_runs_nothing_is_drawn(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    write(tmp_path / "runs", 1, unfinished=True, rows=[row(0, 1.0)])
+    assert report.main(["--results", str(tmp_path / "runs"), "--figures", str(tmp_path / "plots")]) == 1
+    assert "no run has figures" in capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""The server shows the page on this machine only, and follows runs as they go."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from experiments.page.made import metrics, row, run_id, write
+from kvbench.cli import report
+from kvbench.cli.report_page import reader
+from kvbench.errors import KvbenchError
+from kvbench.page.data import Report
+from kvbench.page.server import Server
+from kvbench.results.store import find_runs
+from tests.page.report_support import data_of
+
+
+@contextmanager
+def serving(folder):
+    shown = Report(lambda: find_runs(folder), reader(), folder, folder / "none")
+    with Server(shown, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def get(server, path, **headers):
+    connection = http.client.HTTPConnection(*server.server_address)
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, answer.headers, body
+
+
+def test_the_page_follows_a_run_as_it_goes(tmp_path):
+    rows = [row(index, 1.0) for index in range(4)]
+    store = write(tmp_path, 1, rows=rows[:2], unfinished=True)
+    with serving(tmp_path) as server:
+        assert server.address == f"http://127.0.0.1:{server.server_port}/"
+        status, _, page = get(server, "/")
+        assert status == 200 and data_of(page.decode())["runs"][0]["done"] == 2
+        assert b'data-live="true"' in page and b"connect-src 'self'" in page
+        _, headers, _ = get(server, "/data.json")
+        mark = headers["X-Mark"]
+        assert get(server, f"/data.json?mark={mark}")[0] == 204
+        store.append(rows[2:3])
+        status, headers, body = get(server, f"/data.json?mark={mark}")
+        assert (status, json.loads(body)["runs"][0]["done"]) == (200, 3) and headers["X-Mark"] != mark
+        made = store.config()
+        store.append(rows[3:])
+        store.write_metrics(metrics(store.run_id, made, rows))
+        write(tmp_path, 2)
+        runs = {run["id"]: run for run in json.loads(get(server, "/data.json")[2])["runs"]}
+        assert runs[run_id(1)]["done"] == 4 and runs[run_id(1)]["status"] != "unfinished" and len(runs) == 2
+
+
+def test_other_names_and_paths_are_refused(tmp_path):
+    write(tmp_path, 1)
+    with serving(tmp_path) as server:
+        port = server.server_port
+        assert get(server, "/", Host=f"evil.example:{port}")[0] == 403
+        assert get(server, "/data.json", Host="127.0.0.1")[0] == 403
+        assert get(server, "/", Host=f"localhost:{port}")[0] == 200
+        assert get(server, "/../samples.jsonl")[0] == 404
+        assert server.socket.getsockname()[0] == "127.0.0.1"
+
+
+def test_a_folder_without_runs_is_served(tmp_path):
+    with serving(tmp_path / "later") as server:
+        assert json.loads(get(server, "/data.json")[2])["runs"] == []
+        write(tmp_path / "later", 1)
+        assert len(json.loads(get(server, "/data.json")[2])["runs"]) == 1
+
+
+def test_a_port_that_is_taken_is_said(tmp_path, capsys):
+    write(tmp_path, 1)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert report.main(["--results", str(tmp_path), "--serve", str(port)]) == 1
+        assert f"port {port} cannot be used" in capsys.readouterr().err
+    with pytest.raises(KvbenchError, match="port 70000 cannot be used"):
+        Server(Report(list, reader(), tmp_path, tmp_path), 70000)
