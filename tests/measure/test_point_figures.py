@@ -65,6 +65,10 @@ def test_tpot_is_a_mean_over_tokens_and_a_median_over_steps():
     found = times(drafted, [0.5], [0.0], batch=1, new_tokens=7)
     assert found["tpot_s"]["median"] == found["tpot_s"]["mean"] == 7 / 4
     assert first_tokens(drafted) == 2.0 and first_tokens(plain) == 1
+    drafted.rounds[0].emitted[:] = [2, 4, 0]
+    assert first_tokens(drafted) == 2.0
+    drafted.rounds[0].emitted[:] = [1, 4]
+    assert first_tokens(drafted) == 2.5
 
 
 def bill(used: int, reserved: int):

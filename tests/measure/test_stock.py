@@ -230,3 +230,28 @@ def test_methods_that_need_a_prompt_have_no_random_keys(observes, before_rope, s
 
     with pytest.raises(ConfigError, match=f"watching {said}, so it cannot be measured with random keys"):
         place(zoo.model("llama"), SimpleNamespace(method=Watching()), 1, 4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("speculation", [None, "speculation"])
+def test_decoding_goes_on_from_tokens_that_differ_between_the_rows(monkeypatch, speculation) -> None:
+    model, calls, phases, placed = zoo.model("llama"), [], [], []
+
+    def continued(
+        model: Any, cache: Any, token: torch.Tensor, mask: Any, lengths: torch.Tensor, *rest: Any, **named: Any
+    ):
+        calls.append((token.tolist(), mask, lengths.tolist(), rest[-1], named))
+        return {"step_s": [0.5], "stepping": "eager"}
+
+    monkeypatch.setattr(random_fill, "continued", continued)
+    monkeypatch.setattr(random_fill, "place", lambda *args: placed.append(args[1:]))
+    monkeypatch.setattr(random_fill, "prepare", lambda model, drafting: phases.append(drafting))
+    cache: Any = SimpleNamespace(method=SimpleNamespace(speculation=speculation))
+    observer: Any = SimpleNamespace(phase=phases.append)
+    sampling = How(new_tokens=4).sampling(3)
+    named = {"max_new_tokens": 7, "sampling": sampling, "graphs": "always", "compile": True, "seed": 5}
+    found = random_fill.go_on(model, cache, 3, 40, observer=observer, **named)
+    vocabulary = model.config.vocab_size
+    settings = {"speculation": speculation, "graphs": "always", "compile": True}
+    assert calls == [([3, 20 % vocabulary, 37 % vocabulary], None, [40] * 3, 7, settings)]
+    assert placed == [(cache, 3, 40, 5)] and phases == [speculation, "prefill", "decode", "end"]
+    assert (found.ttft_s, found.prompt_tokens, found.step_s, found.text) == (0.0, [40] * 3, [0.5], [])

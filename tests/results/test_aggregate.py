@@ -64,6 +64,11 @@ def test_no_common_sample_no_difference():
     assert aggregate.scores([made(0, 1.0)], {"kv/9": made(9, 0.0)})["kv"]["vs_fp16"] is None
 
 
+def test_the_newest_scorer_of_the_rows_is_named():
+    rows = [{**made(index, 1.0), "scorer_version": version} for index, version in enumerate((2, 3, 1))]
+    assert aggregate.scores(rows)["kv"]["scorer_version"] == 3
+
+
 def test_rows_of_another_scorer_are_not_compared():
     old = {**made(0, 0.0), "scorer_version": 0}
     assert aggregate.scores([made(0, 1.0)], {"kv/0": old})["kv"]["vs_fp16"] is None

@@ -92,6 +92,10 @@ def test_reasons_for_caution(tmp_path) -> None:
     a = stored(tmp_path, "a", [row("t/0", 1.0)])
     assert compare.compare(a, stored(tmp_path, "b", [row("t/0", 1.0)])).notes == []
     other = stored(tmp_path, "c", [row("t/0", 1.0, version=2)], "9876543210")
+    more = stored(tmp_path, "d", [row("t/0", 1.0), row("t/1", 1.0)])
+    for pair in ((a, more), (more, a)):
+        (note,) = compare.compare(*pair).notes
+        assert note.endswith("; the 1 that both have are compared")
     notes = compare.compare(a, other).notes
     assert len(notes) == 2
     assert notes[0] == "the runs differ not only in the method, but also in the model, data, decoding or seed"

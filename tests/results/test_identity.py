@@ -49,6 +49,7 @@ def test_weights_of_another_commit_are_another_run():
     [
         ({"model": {"name": "other"}}, False),
         ({"model": {"dtype": "bfloat16"}}, False),
+        ({"model": {"preset": "tiny"}}, False),
         ({"decoding": {"temperature": 1.0}}, False),
         ({"decoding": {"max_new_tokens": 7}}, False),
         ({"runtime": {"seed": 1}}, False),
