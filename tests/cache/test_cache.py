@@ -65,6 +65,9 @@ def test_keys_and_values_of_different_sizes_count_each_by_its_own():
     feed(cache, zoo.random_kv(6, channels=32)[0].half(), zoo.random_kv(6, channels=16)[1].half())
     bill = cache.bill()
     assert bill.used.window == bill.fp16_equivalent == 6 * 2 * (32 + 16) * 2 and bill.width == 2
+    sliding = KVCache(load_method("fp16"), 2, windows=[5, None])
+    feed(sliding, *zoo.random_kv(8))
+    assert sliding.bill().fp16_equivalent == TOKEN * (4 + 8)  # what stock transformers keeps
 
 
 # -- rollback -------------------------------------------------------------------------------------------------------
@@ -211,6 +214,7 @@ def test_rows_of_a_batch_may_come_in_groups():
     for row, start in enumerate((0, 2, 1)):
         assert torch.equal(cache.layers[0].stores()[1].tail.view(slice(row, row + 1))[0], values[row, :, start:])
     with pytest.raises(RuntimeError), cache.only(slice(0, 1), 3):
+        assert not cache.layers[1].sealed  # rows may be prefilled once more
         raise RuntimeError
     assert cache.progress.prefill.group is None
 

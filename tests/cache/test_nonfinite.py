@@ -80,6 +80,16 @@ def test_a_token_that_is_not_finite_is_named_when_it_is_packed(side, name, row):
     assert (keys.packed.side, values.packed.side) == ("key", "value")
 
 
+def test_a_value_is_named_by_its_position_although_its_key_has_been_packed_and_moved():
+    layer = KVLayer(load_method("logquant", quantizer="int8", window=8), 0, Progress())
+    keys, values = zoo.random_kv(24)
+    values[0, 1, 5, 3] = float("nan")
+    for first, last in ((0, 22), (22, 24)):
+        zoo.feed(layer, keys[:, :, first:last], values[:, :, first:last])
+    with pytest.raises(NonFiniteError, match=r"value at position 5 \(row 0, KV head 1, channel 3\)"):
+        layer.settle()
+
+
 def test_an_error_about_finite_tails_stays_what_it_is():
     layer = kivi_layer([0, 0])
     zoo.feed(layer, *zoo.random_kv(40, 2))

@@ -118,7 +118,7 @@ def test_the_layer_that_holds_a_nan_is_named():
 
 @pytest.mark.parametrize(
     ("quantizer", "side", "count"),
-    [(AffineQuantizer(4, None, "token"), "value", 2), (AffineQuantizer(2, 32), "key", 1)],
+    [(AffineQuantizer(2, None, "token"), "value", 2), (AffineQuantizer(2, 32), "key", 1)],
     ids=["by token", "by channel"],
 )
 def test_warming_up_compiles_what_packs_a_token_alone_too(quantizer, side, count, monkeypatch):
@@ -138,7 +138,7 @@ def test_warming_up_compiles_what_packs_a_token_alone_too(quantizer, side, count
 def test_warming_up_packs_nothing():
     """Kernels run over no tokens: buffers, lengths and the record stay as they were, even where x holds NaN."""
     watch = Watch(torch.device("cpu"))
-    for quantizer, side in ((AffineQuantizer(4, None, "token"), "value"), (AffineQuantizer(2, 32), "key")):
+    for quantizer, side in ((AffineQuantizer(2, None, "token"), "value"), (AffineQuantizer(2, 32), "key")):
         window, segment = layers(quantizer, side, torch.float16, watch)[0]
         segment.append(ALL, window.view(ALL)[:, :, :32])
         before = [buffer.clone() for buffer in segment.words + segment.params]

@@ -52,9 +52,9 @@ def test_padding_behind_a_real_token_is_refused():
     for mask in ([[1, 1, 1], [0, 1, 0]], [[1, 1, 1], [1, 0, 1]]):
         with pytest.raises(CacheError, match=r"row 1 has masked tokens .*a later turn must not be padded"):
             Padding().infer(torch.tensor(mask).bool(), 2, 3)
-    padding = Padding()
-    padding.infer(torch.tensor([[0, 0, 0], [0, 1, 1]]).bool(), 2, 3)
-    assert (padding.starts, padding.started) == ([3, 1], [False, True])
+    for padding in (Padding(), Padding([9, 9])):  # the first mask decides
+        padding.infer(torch.tensor([[0, 0, 0], [0, 1, 1]]).bool(), 2, 3)
+        assert (padding.starts, padding.started) == ([3, 1], [False, True])
 
 
 def test_padding_of_rows_is_chosen_and_copied():
@@ -69,10 +69,10 @@ def test_padding_of_rows_is_chosen_and_copied():
 
 
 def test_a_token_is_real_if_it_may_attend_to_itself():
-    additive = torch.full((1, 1, 4, 6), LEAST)
-    additive[0, 0, torch.arange(4), torch.arange(2, 6)] = torch.tensor([0.0, -100.0, LEAST, -torch.inf])
-    assert self_visible(additive, 3, 4).tolist() == [[True, True, False, False]] * 3
-    assert self_visible(additive.half().clamp(min=-65504.0), 1, 4).tolist() == [[True, True, False, False]]
+    additive = torch.full((1, 1, 5, 7), LEAST)
+    additive[0, 0, torch.arange(5), torch.arange(2, 7)] = torch.tensor([0.0, -100.0, LEAST, -torch.inf, 0.9 * LEAST])
+    assert self_visible(additive, 3, 5).tolist() == [[True, True, False, False, False]] * 3
+    assert self_visible(additive.half().clamp(min=-65504.0), 1, 5).tolist() == [[True, True, False, False, False]]
     square = torch.zeros(2, 1, 3, 5).bool()
     square[1, 0, 1, 3] = True
     assert self_visible(square, 2, 3).tolist() == [[False] * 3, [False, True, False]]

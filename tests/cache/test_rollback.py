@@ -269,6 +269,18 @@ def test_tokens_are_final_once_the_layer_has_packed_or_dropped_any(name, fields,
     assert layer.firm == firm[-1:]
 
 
+def test_tokens_that_are_packed_one_by_one_are_final_once_older_ones_have_left_the_window():
+    layer = zoo.new_layer(load_method("atom"))
+    layer.window = 9
+    zoo.feed(layer, *zoo.random_kv(20))
+    zoo.feed(layer, *zoo.random_kv(19))
+    layer.settle()
+    assert layer.length(slice(0, 1)) == 39 and layer.firm == [0]
+    zoo.feed(layer, *zoo.random_kv(1))
+    layer.settle()  # 32 tokens are hidden and go
+    assert layer.length(slice(0, 1)) == 8 and layer.firm == [40]
+
+
 def test_a_method_that_sums_attention_up_cannot_give_back_what_has_settled():
     class Summing(FP16):
         observe_steps = True

@@ -46,6 +46,8 @@ def test_rows_move_and_copies_are_independent():
     assert twin.at(1, torch.arange(4)).tolist() == [5, 6, 7, 8]
     twin.select([1, 1, 0])
     assert [twin.at(row, torch.tensor([0])).item() for row in range(3)] == [5, 5, 0]
+    twin.see(torch.tensor([[20], [30], [40]]), 4, [0, 0, 0])  # copies of a row go on by themselves
+    assert [twin.at(row, torch.tensor([4])).item() for row in range(3)] == [20, 30, 40]
 
 
 def test_padding_before_several_runs_has_position_0():
@@ -87,8 +89,10 @@ def test_slots_are_rotated_by_the_positions_of_their_tokens():
     assert moved[0, 0, :, 0].round().tolist() == [1, 2, 3]
     layer.order[0] = torch.tensor([7, 0, 1, 2, 3, 4, 5, 6])
     one = slice(0, 1)
-    moved = rope.rotated_slots(layer, one, 0, 3, keys[one, :, :3]) - keys[one, :, :3]
-    assert moved[0, 1, :, 2].round().tolist() == [7, 0, 1]
+    moved = rope.rotated_slots(layer, one, 0, 4, keys[one, :, :4]) - keys[one, :, :4]
+    assert moved[0, 1, :, 2].round().tolist() == [7, 0, 1, 2]
+    moved = rope.rotated_slots(layer, one, 5, 7, keys[one, :, :2]) - keys[one, :, :2]
+    assert moved[0, 1, :, 2].round().tolist() == [4, 5]
     layer.order[0] = torch.arange(8).expand(2, 8)
     with pytest.raises(CacheError, match=r"before RoPE.* heads"):
         rope.rotated_slots(layer, one, 0, 3, keys[one, :, :3])

@@ -61,7 +61,9 @@ def test_positions_of_new_tokens_are_added_behind_those_that_a_method_recorded()
     layer = placed(load_method("fp16"), 6, [0, 0])
     assert layer.ordered(0) is None and layer.positions(0).tolist() == list(range(6))
     layer.order = [torch.tensor([5, 0, 1, 2, 3, 4]), torch.tensor([[0, 1, 2, 3, 4, 5], [1, 0, 2, 3, 4, 5]])]
-    zoo.feed(layer, *zoo.random_kv(2, 2))
+    zoo.feed(layer, *zoo.random_kv(1, 2))
+    assert layer.positions(0).tolist() == [5, 0, 1, 2, 3, 4, 6]
+    zoo.feed(layer, *zoo.random_kv(1, 2))
     assert layer.positions(0).tolist() == [5, 0, 1, 2, 3, 4, 6, 7]
     assert layer.positions(1).tolist() == [[0, 1, 2, 3, 4, 5, 6, 7], [1, 0, 2, 3, 4, 5, 6, 7]]
     assert [order.shape[-1] for order in layer.order if order is not None] == [8, 8]
