@@ -64,16 +64,18 @@ def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None
 
 
 def speedup(metrics: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> float | None:
-    """Return the speed-up of a run over fp16: fp16's median TPOT divided by the run's.
+    """Return the speed-up of a run over its fp16 run: fp16's median TPOT divided by the run's median TPOT.
 
-    If both ran on several devices, the result is the mean of the devices' ratios.
+    Only times from the same device are compared. If both runs were timed on several devices, the result is the mean of
+    one ratio per device.
 
     Args:
         metrics: content of the run's `metrics.json`.
         baseline: content of the fp16 run's `metrics.json`; None if there is no such run.
 
     Returns:
-        The ratio; None if fp16 was not timed on the same device with the same batch size.
+        The ratio, greater than 1 if the run is faster than fp16. None if there is no fp16 run, if it used another batch
+        size, or if no device has timed both runs.
     """
     if not baseline or metrics["config"].get("batch_size") != baseline["config"].get("batch_size"):
         return None

@@ -35,14 +35,16 @@ Say = Callable[[str], None]
 
 
 class RunStore:
-    """The directory of one run.
+    """The directory of one run, with methods that read and write its files.
 
-    Reading needs no lock. Write only inside :meth:`hold`, so that two processes do not both compute the same samples.
+    Reading needs no lock. Write only inside a ``with`` block of :meth:`hold`, which locks the directory, so that two
+    processes do not both compute the same samples.
 
     Args:
-        results_dir: directory of all runs, for example ``results/runs``.
-        run_id: name of this run's directory (:mod:`kvbench.results.identity`).
-        say: function that shows a line to the user, for example about damage or about waiting for another process.
+        results_dir: directory that contains the directories of all runs, for example ``results/runs``.
+        run_id: id of the run, which is also the name of its directory (:mod:`kvbench.results.identity`).
+        say: function that is called with one-line messages for the user, for example about a damaged line or about
+            waiting for another process.
     """
 
     def __init__(self, results_dir: Path | str, run_id: str, say: Say = lambda line: None) -> None:
@@ -52,18 +54,18 @@ class RunStore:
 
     @property
     def samples_path(self) -> Path:
-        """Path of `samples.jsonl`, the file with the recorded results of the samples."""
+        """Path of `samples.jsonl`, which has one line per finished sample."""
         return self.path / "samples.jsonl"
 
     @contextmanager
     def hold(self, timeout_s: float = -1, *, quiet: bool = False) -> Iterator[None]:
-        """Lock the run inside a ``with`` block.
+        """Hold the run's lock for the duration of a ``with`` block.
 
-        If another process holds the lock, a message is shown and the call waits. If that process is killed, the
-        operating system releases the lock.
+        If another process holds the lock, the call shows a message and waits. A process that is killed leaves no lock
+        behind, because the operating system releases it.
 
         Args:
-            timeout_s: longest wait in seconds; a negative number waits without limit.
+            timeout_s: maximum time to wait in seconds; a negative number waits without limit.
             quiet: True to wait without a message.
 
         Raises:
@@ -105,11 +107,13 @@ class RunStore:
             ) from None
 
     def start(self, config: Mapping[str, Any], environment: Mapping[str, Any] | None = None) -> None:
-        """Write `config.yaml`, the first file of a run, which marks its directory as a run.
+        """Write `config.yaml`, without which a directory does not count as a run; call this before all other writes.
+
+        Temporary files that an interrupted process has left in the directory are removed.
 
         Args:
             config: the resolved configuration.
-            environment: content of `env.json`, which is then written too; None to leave that file as it is.
+            environment: content to write to `env.json`; None to leave that file as it is.
 
         Raises:
             DiskError: a file cannot be written.
@@ -121,9 +125,10 @@ class RunStore:
             self.write_environment(environment)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """Write `env.json`, and replace the file of an earlier command for the same run.
+        """Write `env.json`, which describes the machine and the package versions of the latest command for this run.
 
-        The devices of earlier samples remain known, because each row records its device.
+        An existing `env.json` is replaced. The devices on which earlier samples ran are still known, because each row
+        of `samples.jsonl` records its device.
 
         Raises:
             DiskError: the file cannot be written.
@@ -131,18 +136,18 @@ class RunStore:
         lines.write_atomically(self.path / "env.json", _json(environment))
 
     def environment(self) -> dict[str, Any] | None:
-        """Return the content of `env.json`; None if the file is missing or cannot be read."""
+        """Return the content of `env.json`, machine and package versions; None if the file is missing or unreadable."""
         return _read_json(self.path / "env.json")
 
     def origin(self) -> dict[str, Any]:
-        """Return the content of `origin.json`; empty if the file does not exist.
+        """Return the content of `origin.json`: commits and checksums of model and data files that came from the hub.
 
-        It holds the commits and checksums of the models and data that came from the hub.
+        The result is empty if the file is missing or unreadable.
         """
         return _read_json(self.path / "origin.json") or {}
 
     def write_origin(self, origin: Mapping[str, Any]) -> None:
-        """Write `origin.json`, for a run whose model or data came from the hub. Raises DiskError."""
+        """Write `origin.json`, the commits and checksums of model and data files from the hub. Raises DiskError."""
         lines.write_atomically(self.path / "origin.json", _json(origin))
 
     def config(self) -> dict[str, Any] | None:
@@ -155,13 +160,17 @@ class RunStore:
         return content if isinstance(content, dict) else None
 
     def samples(self) -> Samples:
-        """Read `samples.jsonl` without changing it; safe while another process appends."""
+        """Return the rows of `samples.jsonl` and a list of its damaged lines, without changing the file.
+
+        It is safe to call this while another process appends rows.
+        """
         return lines.read(self.samples_path)
 
     def recover(self) -> dict[str, Row]:
-        """Return all valid rows by sample id, and repair `samples.jsonl` if it has damaged lines.
+        """Return all valid rows by sample id, and remove damaged lines from `samples.jsonl`.
 
-        Damaged lines are reported to the user and moved to another file. Call this only inside :meth:`hold`.
+        Each damaged line is reported to the user and moved to `samples.damaged`; its sample has to be run again. Call
+        this only inside :meth:`hold`.
         """
         samples = self.samples()
         for number, _, problem in samples.damaged:
@@ -187,7 +196,7 @@ class RunStore:
             return None
 
     def problem(self) -> str | None:
-        """Return a message about the defect of an invalid `metrics.json`; None if the file is valid or missing."""
+        """Return a message that says what is wrong with `metrics.json`; None if the file is valid or missing."""
         path = self.path / "metrics.json"
         if path.is_symlink() or path.exists():
             content = _read_json(path)
@@ -197,14 +206,18 @@ class RunStore:
         return None
 
     def deliveries(self) -> dict[str, Any]:
-        """Return, for each destination of a logger, the digest of the metrics that were last sent there."""
+        """Return which metrics loggers have sent: for each destination, the digest of the metrics last sent there.
+
+        Destinations are named as in :meth:`record_delivery`. The result is empty if nothing was sent.
+        """
         return _read_json(self.path / _DELIVERED) or {}
 
     def record_delivery(self, destination: str, digest: str) -> None:
-        """Record that metrics were sent to a logger.
+        """Record that a logger has sent the run's metrics, so that it does not send the same metrics there again.
 
         Args:
-            destination: name of the place to which the logger sends, such as a Weights & Biases project.
+            destination: name of the place to which they were sent, for example of a Weights & Biases project
+                (:meth:`kvbench.loggers.base.Logger.destination`).
             digest: digest of the metrics that were sent.
 
         Raises:
@@ -213,12 +226,16 @@ class RunStore:
         lines.write_atomically(self.path / _DELIVERED, _json({**self.deliveries(), destination: digest}))
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Write `metrics.json`, the last file of a run, atomically. Raises DiskError."""
+        """Write `metrics.json` atomically; it is written after all other files of a run. Raises DiskError."""
         lines.write_atomically(self.path / "metrics.json", _json(metrics))
 
 
 def find_runs(results_dir: Path | str) -> list[RunStore]:
-    """Return the stores of all runs in a directory, the most recently changed last; empty if it does not exist."""
+    """Return a :class:`RunStore` for each run in a directory, ordered by the time of the last change, newest last.
+
+    Args:
+        results_dir: directory that contains the directories of the runs. If it does not exist, the result is empty.
+    """
     root = Path(results_dir)
     if not root.is_dir():
         return []

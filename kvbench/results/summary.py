@@ -35,23 +35,24 @@ def build(
     """Compute the content of a run's `metrics.json` (:mod:`kvbench.results.record`).
 
     Args:
-        store: the run.
+        store: the run. The fp16 run to compare it with is looked up in the same results directory.
         config: the resolved configuration.
         status: ``ok``, ``oom``, ``error`` or ``interrupted``.
-        rows: the rows of the requested samples that are finished. Rows of warm-up samples count only for the memory
-            peak.
-        left_out: ids of finished samples that are no longer requested, because the limit was reduced; no figure
-            includes them.
+        rows: the rows of those requested samples that are finished. Rows of warm-up samples are used only for peak
+            memory.
+        left_out: ids of samples that are finished but no longer requested, because the limit was reduced. They are
+            listed in the result; their rows must not be in `rows`.
         requested: number of requested samples.
         task_version: version of the task.
         environment: the result of :func:`kvbench.results.environment.environment`.
-        device: name of the device whose timings become the top-level figures; None for the device with the most
-            samples.
-        oom: ``{bytes_asked, sample, message, code}`` if memory ran out, else None.
+        device: name of the device whose times the top-level keys (``ttft_s``, ``tpot_s``, ``tokens_per_s``) report, if
+            rows come from several devices. None for the device with the most samples.
+        oom: ``{bytes_asked, sample, message, code}`` if the run ended because memory ran out, else None.
         errors: ``{sample, type, message, traceback}`` of each error.
-        code: digests of the current code, by part (`kvbench.runner.sources`). If older code produced some of the
-            samples, the status ``ok`` becomes ``older``. None skips this check.
-        data: ``identity`` and ``notes`` of the data set.
+        code: digest of each part of the current source code (:mod:`kvbench.runner.sources`). If other code produced
+            some of the samples, the status ``older`` replaces ``ok``. None skips this comparison.
+        data: what the key ``data`` of the result holds: ``identity`` and ``notes`` of the data set, and ``origin`` if
+            files came from the hub.
     """
     peak = aggregate.peak_bytes(rows)
     rows = [row for row in rows if not row.get("warm_up")]
@@ -127,13 +128,13 @@ def baseline(store: RunStore) -> RunStore | None:
 
 
 def pair_siblings(store: RunStore) -> int:
-    """Add the differences from fp16 to the `metrics.json` of runs that finished before their fp16 run.
+    """Add the differences from fp16 to the `metrics.json` of each run that finished before this fp16 run.
 
-    Runs on which another process is working are skipped, because that process adds the differences itself. Runs whose
-    rows have changed since their scores were computed are skipped with a message.
+    Runs that another process is working on are skipped, because that process adds the differences itself. A run is also
+    skipped, with a message, if its `metrics.json` was not computed from the rows that it has now.
 
     Args:
-        store: an fp16 run that has finished; nothing is done for other runs.
+        store: a finished fp16 run; for any other run, nothing is done.
 
     Returns:
         The number of `metrics.json` files that were updated.
@@ -197,18 +198,18 @@ def _same_setting(store: RunStore) -> list[RunStore]:
 def older_code(
     counts: Mapping[str, int], parts: Mapping[str, Code], oom: Mapping[str, Any] | None, now: Code
 ) -> dict[str, Any] | None:
-    """Return how many samples were produced by code that has changed since, and the parts of it that have changed.
+    """Return how many samples were produced by other code than the current one, and which parts of the code differ.
 
     Args:
-        counts: number of rows by version of the code (:func:`kvbench.results.code.kinds`).
-        parts: digests of the parts of each version (:func:`kvbench.results.code.kinds`).
-        oom: details of an out-of-memory error, which record the code that was running; None without such an error.
-            That code is compared too.
-        now: digests of the current code.
+        counts: for each version of the code, the number of rows that it produced (:func:`kvbench.results.code.kinds`).
+        parts: for each version of the code, the digests of its parts (:func:`kvbench.results.code.kinds`).
+        oom: record of an out-of-memory error; its key ``code`` holds the digests of the code that ran out of memory.
+            This code is compared too. None if memory did not run out.
+        now: digests of the parts of the current code.
 
     Returns:
-        ``samples``, the number of samples, and ``parts``, the parts of the code that have changed since; None if all is
-        from the current code.
+        A dict with ``samples``, the number of such samples, and ``parts``, the names of the differing parts. None if
+        the current code produced everything.
     """
     rows = older(counts, parts, now)
     names = changed(oom.get("code"), now) if oom else []

@@ -33,13 +33,13 @@ Metrics = Mapping[str, Any]
 
 
 def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | None = None) -> str:
-    """Return the table of a sweep, or of one run, as text for a terminal, with notes below it.
+    """Return the table of one run or of a sweep as text for a terminal, with notes below it.
 
     Args:
-        runs: contents of the runs' `metrics.json`. If a run has a ``run_dir``, its file is read again, because a later
-            fp16 run adds differences to earlier runs.
+        runs: content of each run's `metrics.json`. If it has the key ``run_dir``, the file in that directory is read
+            again (:func:`reread`).
         width: width in characters; None for the width of the terminal (:func:`kvbench.util.table.fit`).
-        color: True or False to force colours on or off; None for colours if standard output is a terminal.
+        color: True or False to force colours on or off; None to use colours only if standard output is a terminal.
     """
     runs = [reread(run) for run in runs]
     width = table.fit(width)
@@ -50,14 +50,14 @@ def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | 
 
 
 def screen(runs: Sequence[Metrics], width: int = table.WIDTH) -> Group:
-    """Return the table of runs as a terminal shows it.
+    """Return the table of runs as an object that rich prints to a terminal.
 
-    The table has one line per run. If that is too wide, it has one column per run, and it is split into several tables
-    if it is still too wide.
+    The table has one line per run. A table that is too wide is transposed, so that it has one column per run; if it is
+    still too wide, its columns are divided among several tables.
 
     Args:
-        runs: contents of the runs' `metrics.json`.
-        width: width in characters.
+        runs: content of each run's `metrics.json`.
+        width: available width in characters.
     """
     header, body = grid(runs)
     return table.Grid(header, body, across=True).fitted(width)
@@ -76,7 +76,8 @@ def markdown(runs: Sequence[Metrics]) -> str:
 def to_csv(runs: Sequence[Metrics]) -> str:
     """Return the table of runs as CSV with plain numbers in bytes and seconds, for a spreadsheet or pandas.
 
-    It has one line per run, or one per point if the runs measured points.
+    There is one line per run. If any run measured time and memory (``dataset=efficiency``), there is one line for each
+    of its points instead; a point is a prompt length with a batch size.
     """
     runs = [reread(run) for run in runs]
     lines, chosen = _lines(runs)
@@ -90,9 +91,10 @@ def to_csv(runs: Sequence[Metrics]) -> str:
 
 
 def grid(runs: Sequence[Metrics]) -> tuple[list[str], list[list[Cell]]]:
-    """Return the table of runs as a list of headings and a list of rows of cells.
+    """Return the column headings and the rows of cells of the table that :func:`screen` and :func:`markdown` show.
 
-    There is one row per run, or one per point if the runs measured points.
+    There is one row per run. If any run measured time and memory (``dataset=efficiency``), there is one row for each of
+    its points instead; a point is a prompt length with a batch size.
     """
     lines, chosen = _lines(runs, TABLE)
     body = [[column.cell(line) for column in chosen if column.cell is not None] for line in lines]
@@ -130,12 +132,14 @@ def _points(line: RunLine, fits: Mapping[int, Any], *, repeat_name: bool) -> lis
 
 
 def reread(run: Metrics) -> dict[str, Any]:
-    """Return the current content of a run's `metrics.json`, with defaults for keys that older versions did not write.
+    """Return a run's metrics, read again from its `metrics.json` if possible.
 
-    The file is read again if the run has a ``run_dir`` and the file there is valid.
+    The file may have changed since, because an fp16 run that finishes later adds differences to it. If `run` has no key
+    ``run_dir``, or the file there is invalid or belongs to another run, the result is `run` itself. Keys that older
+    versions of kvbench did not write get their defaults.
 
     Args:
-        run: content of the `metrics.json`, possibly with the added key ``run_dir``.
+        run: content of the `metrics.json`, possibly with the added key ``run_dir``, the run's directory.
     """
     if run.get("run_dir"):
         try:

@@ -31,15 +31,16 @@ def key(
     optional: bool = False,
     **limits: Any,
 ) -> Any:
-    """Return a dataclass field with a description and limits of its values, for the JSON schema.
+    """Declare a dataclass field, with a description and limits that appear in the JSON schema.
 
     Args:
-        about: description of the key in the schema.
-        default: value for content without the key.
-        factory: function that returns the value for content without the key, for lists and dicts.
-        optional: True to omit the key from JSON if its value is None.
-        **limits: keywords of JSON schema, for example ``minimum`` or ``pattern``, and ``keys``, a pattern for the keys
-            of a dict. Only the schema contains them; :func:`read` does not check them.
+        about: description of the key.
+        default: value of the field if the JSON does not have the key.
+        factory: function that returns this value, in place of `default`; needed for lists and dicts.
+        optional: True to leave the key out of the JSON if its value is None.
+        **limits: keywords of JSON schema, for example ``minimum=0`` or ``pattern="..."``. In addition, ``keys`` is a
+            regular expression for the keys of a dict. Limits are only written to the schema; :func:`read` does not
+            check them.
     """
     metadata = {"about": about, "optional": optional, "limits": limits}
     if optional and default is dataclasses.MISSING and factory is dataclasses.MISSING:
@@ -50,26 +51,28 @@ def key(
 
 
 def read(cls: type[Tree], content: Any, where: str = "", *, strict: bool = False) -> Tree:
-    """Convert parsed JSON to a dataclass with nested dataclasses; missing keys get their defaults.
+    """Convert parsed JSON to a dataclass, including nested dataclasses. Missing keys get their defaults.
 
     Args:
         cls: the outermost dataclass.
         content: the parsed JSON.
-        where: for messages, the dotted key under which `content` was found in a larger document; empty for a document.
-        strict: True to raise an error for unknown keys, which are otherwise ignored.
+        where: dotted key of `content` in a larger document, which error messages put before the keys; empty if
+            `content` is a whole document.
+        strict: True to raise an error for unknown keys; False to ignore them.
 
     Raises:
-        ShapeError: a key without a default is missing, or a value has the wrong type.
+        ShapeError: a key without a default is missing, a value has the wrong type, or a key is unknown and `strict` is
+            True.
     """
     return _read(cls, content, where, strict)  # type: ignore[no-any-return]
 
 
 def plain(tree: Any, *, complete: bool = False) -> Any:
-    """Convert a dataclass with nested dataclasses to plain data for JSON.
+    """Convert a dataclass, including nested dataclasses, to dicts and lists that can be written as JSON.
 
     Args:
         tree: the outermost dataclass.
-        complete: True to include optional keys whose value is None.
+        complete: True to include all keys; False to leave out those that were declared ``optional`` and are None.
     """
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         content = {}
@@ -86,7 +89,7 @@ def plain(tree: Any, *, complete: bool = False) -> Any:
 
 
 def schema(cls: type, title: str) -> dict[str, Any]:
-    """Return the JSON schema (2020-12) of the JSON to which :func:`plain` converts a dataclass.
+    """Return the JSON schema (draft 2020-12) that describes the output of :func:`plain` for a dataclass.
 
     Args:
         cls: the outermost dataclass.

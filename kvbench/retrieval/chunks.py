@@ -14,16 +14,16 @@ REACH = 16
 
 @dataclass(frozen=True)
 class Chunked:
-    """One prompt whose context is cut into chunks.
+    """A prompt whose context has been cut into chunks, with the text to search for in them.
 
     Args:
-        first: index of the first chunk's first token in the prompt, not counting padding.
+        first: index of the first token of the first chunk in the prompt, not counting padding.
         size: number of tokens per chunk.
-        texts: text of each chunk, in order. Tokens at the end of the context that do not fill a chunk are left out.
+        texts: text of each chunk, in order. The last tokens of the context are in no chunk if they do not fill one.
         query: text to search for.
-        query_source: origin of the query. ``input`` is the question that the sample gives, ``template`` the prompt's
-            text after the context, and ``last_chunk`` the last `size` tokens of the context. ``last_64_tokens`` is the
-            end of a prompt without a known context; everything before it then counts as the context.
+        query_source: where `query` comes from. ``input``: the sample's question. ``template``: the prompt's text after
+            the context. ``last_chunk``: the last `size` tokens of the context. ``last_64_tokens``: the last 64 tokens
+            of a prompt whose context is unknown.
     """
 
     first: int
@@ -47,19 +47,20 @@ def cut(
     otherwise: str | None = None,
     whole_words: bool = False,
 ) -> Chunked:
-    """Cut a prompt's context into chunks of `size` tokens, and choose the query (Cocktail, sec. III-B).
+    """Cut a prompt's context into chunks of `size` tokens, and choose the text to search for (Cocktail, sec. III-B).
 
     Args:
         ids: the prompt's token ids, without padding.
         decode: function that converts token ids to text.
         size: number of tokens per chunk.
-        context: half-open token range of the context; None if it is unknown.
+        context: half-open token range of the context. None if it is unknown; all tokens but the last 64 are then
+            treated as the context, and the last 64 are searched for if `query` is empty.
         query: text of the question; may be empty.
-        otherwise: which text to use as the query if `query` is empty and the context is known: ``template`` or None
-            for the prompt's text after the context, or ``last_chunk`` for the last `size` tokens of the context. The
-            latter is for prompts without a question after the context, such as code to complete.
-        whole_words: if True, a word that a chunk boundary splits appears in full in the texts of both chunks. The
-            tokens of the chunks stay the same.
+        otherwise: what to search for if `query` is empty and the context is known. ``template`` or None: the prompt's
+            text after the context. ``last_chunk``: the last `size` tokens of the context, for prompts without a
+            question after the context, such as code to complete.
+        whole_words: True to complete words that a chunk boundary splits, so that they appear in full in the texts of
+            both chunks. The token ranges of the chunks stay the same.
     """
     if context is None:
         border = max(0, len(ids) - LAST_TOKENS)
@@ -87,14 +88,14 @@ def text_in_words(
 ) -> str:
     """Return the text of a chunk, with its first and last word completed from the tokens around the chunk.
 
-    Words are separated by whitespace. A word is not completed if no whitespace is found within :data:`REACH` tokens
-    beyond the chunk, or if a character is split between tokens.
+    Words are separated by whitespace. A word stays incomplete if it extends more than :data:`REACH` tokens beyond the
+    chunk, or if a character at the boundary is split between two tokens.
 
     Args:
         ids: the prompt's token ids.
         decode: function that converts token ids to text.
         span: half-open token range of the chunk.
-        context: half-open token range of the context; words are completed only from tokens in it.
+        context: half-open token range of the context; tokens outside it are not used.
     """
     start, stop = span
     begin, end = max(context[0], start - REACH), min(context[1], stop + REACH)

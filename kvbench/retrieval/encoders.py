@@ -53,7 +53,7 @@ PROBE_SECONDS = 1.5
 
 
 class Encoder(ABC):
-    """Base class of encoders, which score how similar texts are to a query."""
+    """Base class of encoders. An encoder scores how similar texts are to a query."""
 
     #: seconds that the searches so far would have taken in addition, had no vector been stored, less those that only
     #: the first search of a process takes (loading of weights)
@@ -65,21 +65,25 @@ class Encoder(ABC):
 
     @abstractmethod
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Return one number per text, in order; a larger number means more similar to the query."""
+        """Return the similarity of each text to the query, in the order of the texts; larger means more similar."""
 
     @abstractmethod
     def ready(self) -> None:
-        """Raise ModelError if the encoder's weights, API key or package are unavailable. Nothing is loaded."""
+        """Raise ModelError if the encoder's weights, API key or package are missing. Nothing is loaded."""
 
 
 class BM25(Encoder):
-    """Keyword search by BM25 in Lucene's variant, computed by the package bm25s over lower-cased words.
+    """Encoder that scores texts by keyword search: Lucene's variant of BM25 over lower-cased words.
+
+    The package bm25s computes the scores.
 
     A word is a sequence of letters, digits and underscores. A single character is a word too, because keys in retrieval
     tasks may be single characters. In scripts without spaces between words, each character is a word, as in Lucene's
-    standard analyzer. English stop words are left out, as in bm25s and Lucene's English analyzer. Otherwise the "is",
-    "the" and "of" of a question would rank any prose above the records of a list. A side effect is that a key that is
-    the single letter "a" is not found.
+    standard analyzer.
+
+    English stop words are left out, as in bm25s and Lucene's English analyzer. Otherwise the "is", "the" and "of" of a
+    question would give any prose a higher score than a list of records. A key that consists of the letter "a" is
+    therefore not found.
     """
 
     whole_words = True
@@ -112,7 +116,7 @@ class BM25(Encoder):
 class Embedding(Encoder):
     """Base class of encoders that score a text by the cosine similarity of embedding vectors (Cocktail, eq. 1).
 
-    Each text is encoded only once, because its vector is stored.
+    Vectors are stored and used again, by later processes too.
 
     Args:
         name: name of the encoder, under which its vectors are stored.
@@ -126,24 +130,28 @@ class Embedding(Encoder):
 
     @abstractmethod
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return the embedding vector of each text, in order. Raises ModelError if that fails."""
+        """Return the embedding vector of each text, in order. Raises ModelError if the texts cannot be encoded."""
 
     def prepare(self, query: str, texts: Sequence[str]) -> list[str]:
-        """Return the strings to encode: the query first, then the texts, with any instructions of the encoder."""
+        """Return the strings to encode, the query first, with the instructions that the encoder expects before them."""
         return [query, *texts]
 
     def load(self) -> None:
-        """Load the weights if they are not loaded yet, or check the API key. Raises ModelError if that fails."""
+        """Prepare for :meth:`embed`: load the weights, or check the API key. Raises ModelError if they are missing."""
 
     def machine(self) -> str:
-        """Return a description of the machine that computes vectors, under which their times are stored."""
+        """Return a description of this machine; encoding times are stored under it (:meth:`EmbeddingStore.costs`)."""
         return machine()
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Return the cosine similarity of the query and each text, in the order of the texts, in double precision.
+        """Return the cosine similarity of each text to the query, in the order of the texts, in double precision.
 
-        Texts without a stored vector are encoded. A text whose encoding time on this machine is unknown is encoded too,
-        in order to time it, but its stored vector is used.
+        Texts without a stored vector are encoded. A text with a stored vector is encoded again only if its encoding
+        time on this machine is unknown, because the reported time of a search includes it; the stored vector is used
+        even then.
+
+        Raises:
+            ModelError: a vector is not stored, and the text cannot be encoded.
         """
         wanted = self.prepare(query, texts)
         by_text = self.store.get(self.name, wanted)
@@ -188,13 +196,16 @@ class SentenceTransformer(Embedding):
         self._model: Any = None
 
     def prepare(self, query: str, texts: Sequence[str]) -> list[str]:
-        """Return the query, then the texts; for LLM-Embedder, an instruction is put before each."""
+        """Return the query, then the texts. For LLM-Embedder, each string begins with the model's instruction."""
         if self.name != "llm_embedder":
             return super().prepare(query, texts)
         return [LLM_EMBEDDER["query"] + query, *(LLM_EMBEDDER["text"] + text for text in texts)]
 
     def ready(self) -> None:
-        """Raise ModelError if the weights are not on this machine, the hub is silent, and no vectors are stored."""
+        """Raise ModelError if there is no source of vectors.
+
+        The sources are the weights on this machine, a hub that answers, and stored vectors of this encoder.
+        """
         from huggingface_hub import try_to_load_from_cache
 
         if os.path.isdir(self.path) or isinstance(try_to_load_from_cache(self.path, "config.json"), str):
@@ -208,14 +219,14 @@ class SentenceTransformer(Embedding):
             self._model = load_sentence_transformer(self.path if "/" in self.name else self.name, self.path)
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return the embedding vector of each text, in order, in fp32. Raises ModelError without the weights."""
+        """Return the embedding vector of each text, in order, in fp32. Raises ModelError if there are no weights."""
         self.load()
         vectors = self._model.encode(list(texts), batch_size=self.batch, show_progress_bar=False)
         return [[float(x) for x in vector] for vector in vectors]
 
 
 class OpenAI(Embedding):
-    """Encoder that asks an OpenAI-compatible embeddings endpoint.
+    """Encoder that gets embedding vectors from OpenAI's API or a compatible server.
 
     Environment variables configure it: ``OPENAI_API_KEY``, which is never logged, ``OPENAI_BASE_URL`` for another
     server, and ``OPENAI_EMBEDDING_MODEL`` for a model other than ``text-embedding-ada-002``.
@@ -230,12 +241,12 @@ class OpenAI(Embedding):
         super().__init__(f"openai/{self.model}" + ("" if base == OPENAI_URL else f" {base}"), store)
 
     def load(self) -> None:
-        """Raise ModelError unless ``OPENAI_API_KEY`` is set; there is nothing to load."""
+        """Raise ModelError unless ``OPENAI_API_KEY`` is set. There are no weights to load."""
         if not os.environ.get("OPENAI_API_KEY"):
             raise ModelError(NO_KEY)
 
     def ready(self) -> None:
-        """Raise ModelError if ``OPENAI_API_KEY`` is not set and none of its vectors is stored."""
+        """Raise ModelError if ``OPENAI_API_KEY`` is not set and no vectors of this encoder are stored."""
         if not os.environ.get("OPENAI_API_KEY") and not self.store.knows(self.name):
             raise ModelError(NO_KEY)
 
@@ -268,14 +279,14 @@ class OpenAI(Embedding):
 
 
 def openai_endpoint() -> tuple[str, str]:
-    """Return the name of the model and the base URL that ``encoder=openai`` uses, from environment variables."""
+    """Return the model name and the base URL for ``encoder=openai``, from environment variables or the defaults."""
     model = os.environ.get("OPENAI_EMBEDDING_MODEL") or OPENAI_MODEL
     return model, (os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
 
 
 @lru_cache(maxsize=1)
 def machine() -> str:
-    """Return a description of this machine that determines an encoder's speed: processor, threads and GPU."""
+    """Return the hardware that decides an encoder's speed, as text: processor, number of torch threads, and GPU."""
     import torch
 
     from kvbench.profiling.device import device_name
@@ -318,12 +329,12 @@ def load_sentence_transformer(name: str, path: str) -> Any:
 
 
 def cannot_load(name: str, path: str, reason: str) -> ModelError:
-    """Return the ModelError for weights that are unavailable, with a hint that names other encoders.
+    """Return the error for an encoder whose weights cannot be loaded; its hint says what to use instead.
 
     Args:
         name: name of the encoder.
         path: folder or repository of its checkpoint.
-        reason: reason why the weights cannot be loaded.
+        reason: why the weights cannot be loaded.
     """
     return ModelError(
         f"the encoder '{name}' ({path}) cannot be loaded ({reason}). Either its weights are not on this machine, "
@@ -334,9 +345,9 @@ def cannot_load(name: str, path: str, reason: str) -> ModelError:
 
 
 def hub_answers() -> bool:
-    """Return True if the hub's host accepts a connection within :data:`PROBE_SECONDS`.
+    """Return True if the hub's host accepts a connection within :data:`PROBE_SECONDS`; False in offline mode.
 
-    The check saves a minute of retries by the hub's client.
+    Without this check, the hub's client would retry for a minute if there is no network.
     """
     from urllib.parse import urlparse
 
@@ -362,12 +373,10 @@ def hub_answers() -> bool:
 
 @lru_cache(maxsize=8)
 def encoder(name: str) -> Encoder:
-    """Return the encoder for a value of ``method.encoder``.
-
-    Later calls with the same name return the same object.
+    """Return the encoder that ``method.encoder`` names; the same object for every call with the same name.
 
     Args:
-        name: one of :data:`NAMED`, or a sentence-transformers model as a repository on the hub or a folder.
+        name: one of :data:`NAMED`, or a sentence-transformers model: its repository on the hub, or its folder.
 
     Raises:
         ConfigError: `name` is none of these.
@@ -384,8 +393,8 @@ def encoder(name: str) -> Encoder:
 def stored_name(name: str) -> str:
     """Return the name under which an encoder's vectors are stored.
 
-    For a folder, the name includes a digest of the sizes and times of its files, so that a model that has been trained
-    further does not use old vectors.
+    The name of a folder is extended by a digest of the sizes and modification times of its files, so that vectors of an
+    earlier model in the same folder are not used.
     """
     if name in NAMED or not os.path.isdir(name):
         return name
@@ -395,7 +404,7 @@ def stored_name(name: str) -> str:
 
 
 def packages(name: str) -> tuple[Package, ...]:
-    """Return the Python packages that an encoder needs."""
+    """Return the Python packages that the encoder called `name` needs."""
     module = {"bm25": "bm25s", "openai": "httpx"}.get(name, "sentence_transformers")
     hint = "pip install 'kvbench[retrieval]'" if name == "bm25" else f"pip install {module.replace('_', '-')}"
     return (Package(module, "method.encoder", name, f"run {hint}, or choose another method.encoder"),)

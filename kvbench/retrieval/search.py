@@ -15,12 +15,12 @@ LOW, MIDDLE, FULL = 2, 4, 16
 
 @dataclass(frozen=True)
 class Widths:
-    """Bit widths of a context's chunks.
+    """Bit widths of the chunks of one context.
 
     Args:
-        bits: bits per element of each chunk, 2, 4 or 16 (full precision).
-        t_low: chunks with a score below this threshold got 2 bits; None if the widths were chosen by rank.
-        t_high: chunks with a score above this threshold got 16 bits; None if the widths were chosen by rank.
+        bits: bits per element of each chunk: 2, 4 or 16 (full precision).
+        t_low: the threshold below which a chunk's score gave it 2 bits; None if the widths were chosen by rank.
+        t_high: the threshold above which a chunk's score gave it 16 bits; None if the widths were chosen by rank.
     """
 
     bits: tuple[int, ...]
@@ -36,13 +36,13 @@ def by_threshold(scores: Sequence[float], alpha: float, beta: float) -> Widths:
     """Choose bit widths by comparing scores with two thresholds (Cocktail, eq. 2 and 3).
 
     The thresholds are ``T_low = s_min + (s_max - s_min) alpha`` and ``T_high = s_max - (s_max - s_min) beta``. A chunk
-    gets 2 bits if its score is below T_low, 16 bits if it is above T_high, and 4 bits otherwise. Chunks with equal
-    scores, or a single chunk, thus get 4 bits, and with beta = 0 no chunk gets 16 bits.
+    gets 2 bits if its score is below T_low, 16 bits if it is above T_high, and 4 bits otherwise. A single chunk
+    therefore gets 4 bits, as do chunks that all have the same score; with beta = 0, no chunk gets 16 bits.
 
     Args:
         scores: similarity of each chunk to the query.
-        alpha: fraction of the range of scores below which chunks get 2 bits.
-        beta: fraction of the range of scores, counted from the top, above which chunks get 16 bits.
+        alpha: distance of T_low from the lowest score, as a fraction of the range of scores.
+        beta: distance of T_high from the highest score, as a fraction of the range of scores.
     """
     if not scores:
         return Widths((), None, None)
@@ -52,14 +52,14 @@ def by_threshold(scores: Sequence[float], alpha: float, beta: float) -> Widths:
 
 
 def by_rank(scores: Sequence[float], shares: Sequence[float]) -> Widths:
-    """Choose bit widths by rank, so that the cache has the same size for any scores.
+    """Choose bit widths by rank: fixed shares of the chunks get 16, 4 and 2 bits, whatever the scores are.
 
-    The most similar chunks get 16 bits, the next ones 4 bits and the rest 2 bits. Of equal scores, the earlier chunk
-    ranks higher.
+    The most similar chunks get 16 bits, the next ones 4 bits and the rest 2 bits. Of two chunks with the same score,
+    the earlier one ranks higher. The size of the cache therefore does not depend on the scores.
 
     Args:
         scores: similarity of each chunk to the query.
-        shares: proportions of the chunks with 16, 4 and 2 bits; their sum may be any positive number.
+        shares: proportions of the chunks with 16, 4 and 2 bits; they need not sum to 1.
     """
     total, n = sum(shares), len(scores)
     full = round(n * shares[0] / total)
@@ -72,10 +72,10 @@ def by_rank(scores: Sequence[float], shares: Sequence[float]) -> Widths:
 
 
 def shuffled(widths: Widths, seed: str) -> Widths:
-    """Return the same bit widths in random order, which is the paper's ablation without the search (module I).
+    """Return the same bit widths in random order: Cocktail's ablation in which the search (module I) is left out.
 
     Args:
-        widths: bit widths from a search.
+        widths: bit widths that a search has chosen.
         seed: seed of the random order.
     """
     bits = list(widths.bits)

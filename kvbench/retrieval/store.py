@@ -22,10 +22,10 @@ ANY = "*"
 class EmbeddingStore:
     """Store of embedding vectors in an SQLite file, which several processes may use at the same time.
 
-    If the file cannot be used, the vectors are stored in memory.
+    If the file cannot be opened or created, the vectors are kept in memory instead.
 
     Args:
-        path: the file; None to store vectors in memory.
+        path: the file; None to keep the vectors in memory.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -54,9 +54,10 @@ class EmbeddingStore:
 
     @classmethod
     def default(cls) -> EmbeddingStore:
-        """Open the store in the folder that the environment variable ``KVBENCH_CACHE`` names.
+        """Open this user's store, the file `embeddings.sqlite` in kvbench's cache folder.
 
-        Without the variable, the store is in the user's cache folder.
+        The environment variable ``KVBENCH_CACHE`` names that folder; without it, it is `kvbench` in the user's cache
+        folder.
         """
         root = os.environ.get("KVBENCH_CACHE") or os.path.join(
             os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "kvbench"
@@ -64,14 +65,14 @@ class EmbeddingStore:
         return cls(Path(root) / "embeddings.sqlite")
 
     def get(self, name: str, texts: Sequence[str]) -> dict[str, list[float]]:
-        """Return the stored vectors of texts, in fp32.
+        """Return the vectors that are stored for texts, in fp32.
 
         Args:
             name: name of the encoder.
-            texts: the encoded texts.
+            texts: the texts, as they were encoded.
 
         Returns:
-            Vectors by text, without those that are missing or damaged.
+            A dict from text to vector. Texts whose vector is not stored or is damaged are missing.
         """
         vectors = {}
         for text in set(texts):
@@ -102,15 +103,15 @@ class EmbeddingStore:
             return False
 
     def costs(self, name: str, texts: Sequence[str], machine: str) -> dict[str, float]:
-        """Return the time that encoding took for each of several texts.
+        """Return how long an encoder took to encode each of several texts on a machine.
 
         Args:
             name: name of the encoder.
-            texts: the encoded texts.
-            machine: description of the machine.
+            texts: the texts, as they were encoded.
+            machine: description of the machine, as given to :meth:`put`.
 
         Returns:
-            Seconds by text, without texts that were never timed on this machine.
+            A dict from text to seconds. Texts that were never timed on this machine are missing.
         """
         seconds = {}
         for text in set(texts):
@@ -125,13 +126,13 @@ class EmbeddingStore:
         return seconds
 
     def put(self, name: str, vectors: Mapping[str, Sequence[float]], machine: str, seconds: float) -> None:
-        """Store vectors and the time that their encoding took, divided equally among the texts.
+        """Store the vectors of texts that were encoded together, and the time that this took.
 
         Args:
             name: name of the encoder.
             vectors: vectors by text.
             machine: description of the machine that encoded the texts.
-            seconds: time that encoding all texts took, in seconds.
+            seconds: encoding time of all texts together; an equal share of it is stored for each text.
         """
         rows = [(_key(name, text), array.array("f", vector).tobytes()) for text, vector in vectors.items()]
         seconds_each = seconds / max(len(rows), 1)

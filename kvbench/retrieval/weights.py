@@ -15,11 +15,12 @@ _SMALL = ("*.json", "*.model", "*.jinja", "*.txt", "*.py")
 
 
 def fetch_weights(hub_id: str, announce: Callable[[Plan], None] = lambda files: None) -> Path:
-    """Download the missing files of an encoder into the hub's cache, and return the encoder's folder there.
+    """Download the files of an encoder that the hub's cache does not have, and return the encoder's folder there.
 
     Args:
-        hub_id: the repository, ``OWNER/NAME``.
-        announce: function that is called with the files and their sizes before a download.
+        hub_id: the encoder's repository, ``OWNER/NAME``.
+        announce: function that is called before a download, with the files and their sizes; it is not called if no file
+            is missing.
 
     Raises:
         HubError: the hub cannot be reached, or does not provide the encoder.
@@ -32,7 +33,10 @@ def fetch_weights(hub_id: str, announce: Callable[[Plan], None] = lambda files: 
 
 
 def wanted(files: Sequence[str]) -> list[str]:
-    """Return the files that sentence-transformers needs: one copy of the weights, and all small files.
+    """Return the paths of the files that sentence-transformers needs from a repository.
+
+    These are the weights (.safetensors, or .bin if there are none), the folders of layers after the model, such as
+    ``1_Pooling``, and all small files, such as the configuration and the tokenizer.
 
     Args:
         files: paths of all files of the repository.
