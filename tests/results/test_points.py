@@ -54,3 +54,19 @@ def test_one_point_gives_the_times_of_the_run_and_several_the_best_rate(count: i
     assert top["tokens_per_s"] == (10.0, 30.0)[count - 1]
     assert ("ttft_s" in top) == (count == 1)
     assert headline({"e@512": {"points": points([row(1, None, "oom")])}}) == {}
+
+
+def test_every_figure_of_a_point_is_kept_but_those_that_become_others() -> None:
+    timed = ("ttft_s", "search_s", "prefill_s", "first_step_s", "tpot_s", "itl_s", "tokens_per_s", "capture_s")
+    run = ("status", "stepping", "speculation", "path", "same", "fill", "new_tokens", "stock", "beyond")
+    sizes = ("weights", "over_used", "over_reserved", "predicted", "read_bytes", "GB_s", "ceiling", "read_share")
+    names = (*timed, *run, *sizes, "over_roof", "bytes_asked", "phase")
+    whole = row(2, 10.0)
+    point = whole["measured"]["point"]
+    point |= {name: point.get(name, name) for name in names} | {"prompt": 1, "prefill_path": "eager"}
+    found = points([whole])
+    assert found is not None
+    (figures,) = found["batches"].values()
+    assert {name: figures.pop(name) for name in names} == {name: point[name] for name in names}
+    kept = {"kv_used": 10, "kv_reserved": 20, "peak_prefill": 8, "peak_decode": 4, "kv_ratio": 4.0}
+    assert figures == {**kept, "kv_ratio_reserved": 2.0}

@@ -155,3 +155,20 @@ def test_an_fp16_run_brings_a_run_of_an_older_version_up_to_date(tmp_path):
     written = json.loads((store.path / "metrics.json").read_text())
     jsonschema.validate(written, record.schema())
     assert all(entry["vs_fp16"] for entry in written["scores"].values())
+
+
+def test_parts_that_contradict_each_other_are_named():
+    points = copy.deepcopy(OLDER[NAMES.index("2-points")])
+    assert record.problem(points) is None
+    assert record.problem({**points, "status": "oom", "oom": None}) == "status is oom, but the key oom is missing"
+    name, entry = next(iter(points["scores"].items()))
+    whole = name.partition("@")[0]
+    assert (record.problem({**points, "scores": {whole: entry}}) or "").startswith(f"scores.{whole} ")
+    (batch,) = entry["points"]["batches"]
+    figures = entry["points"]["batches"].pop(batch)
+    entry["points"]["batches"]["many"] = figures
+    assert record.problem(points) == f"scores.{name}.points.batches.many: many is not a batch size"
+    entry["points"]["batches"] = {batch: {**figures, "tokens_per_s": None}}
+    assert record.problem(points) == f"scores.{name}.points.batches.{batch}.tokens_per_s is missing"
+    entry["points"]["batches"][batch]["status"] = "oom"
+    assert record.problem(points) is None

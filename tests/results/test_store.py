@@ -13,6 +13,7 @@ from kvbench.errors import KvbenchError
 from kvbench.results import record
 from kvbench.results.samples import DiskError
 from kvbench.results.store import RunStore, find_runs
+from kvbench.util import atomic
 from tests.results.test_tables import run as table_row
 from tests.run_support import config
 
@@ -70,6 +71,16 @@ def test_what_is_written_comes_back(tmp_path):
     assert store.environment() == {"python": "3.11"}
     assert store.metrics() == record.filled(table_row("fp16"))
     assert [found.run_id for found in find_runs(tmp_path)] == ["run"]
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path):
+    store = RunStore(tmp_path, "run")
+    with store.hold():
+        for name in (f".metrics.json.1{atomic.ENDING}", f"mine{atomic.ENDING}"):
+            (store.path / name).write_text("half")
+        store.start(config(tmp_path))
+        assert not (store.path / "env.json").exists()
+    assert {path.name for path in store.path.iterdir()} == {f"mine{atomic.ENDING}", "config.yaml", ".lock", ".holder"}
 
 
 def test_unreadable_files_are_as_good_as_none(tmp_path):
