@@ -140,14 +140,14 @@ class RunStore:
         return _read_json(self.path / "env.json")
 
     def origin(self) -> dict[str, Any]:
-        """Return the content of `origin.json`: commits and checksums of model and data files that came from the hub.
+        """Return the content of `origin.json`: commits and checksums of the run's files from the hub.
 
         The result is empty if the file is missing or unreadable.
         """
         return _read_json(self.path / "origin.json") or {}
 
     def write_origin(self, origin: Mapping[str, Any]) -> None:
-        """Write `origin.json`, the commits and checksums of model and data files from the hub. Raises DiskError."""
+        """Write `origin.json`, the commits and checksums of the run's files from the hub. Raises DiskError."""
         lines.write_atomically(self.path / "origin.json", _json(origin))
 
     def config(self) -> dict[str, Any] | None:

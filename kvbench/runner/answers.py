@@ -32,13 +32,13 @@ from kvbench.tasks.base import Sample, Task
 
 @dataclass(frozen=True)
 class Answers:
-    """Strategy for samples with the work :class:`kvbench.tasks.work.Generate`: generates and scores their answers.
+    """Strategy that generates answers and scores them, for samples whose work is :class:`kvbench.tasks.work.Generate`.
 
     Args:
-        config: model, method, decoding and runtime of the run.
+        config: configuration of the run.
         loaded: the loaded model.
-        task: the data set, which scores the predictions.
-        machine: names of the device and the dtype, which rows record.
+        task: the data set, which scores the answers.
+        machine: names of the device and the dtype, which are copied into each row.
         options: kernels and back ends that the caches use.
     """
 
@@ -49,7 +49,7 @@ class Answers:
     options: Options
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
-        """Generate and score the answers of one batch, as :meth:`kvbench.runner.strategy.Strategy.rows` describes."""
+        """Generate and score the answers of a batch; arguments as for :meth:`kvbench.runner.strategy.Strategy.rows`."""
         decoding, runtime, tokenizer = self.config.decoding, self.config.runtime, self.loaded.tokenizer
         new_tokens = decoding.max_new_tokens or samples[0].max_new_tokens
         prompts = self._encode(samples, new_tokens)
@@ -112,15 +112,15 @@ class Answers:
 def generation_figures(
     machine: Machine, cache: Any, peaks: PhasePeaks, warm_up: bool, rows: int, generation: Generation
 ) -> dict[str, Any]:
-    """Return the measured figures (times, memory, attention path) that all rows of one batch share.
+    """Return the figures that are measured once per batch and copied into each row: times, memory, attention path.
 
     Args:
-        machine: names of device and dtype.
-        cache: the cache after the generation.
-        peaks: peak memory by phase.
-        warm_up: True for a warm-up batch, whose times are left out of all figures.
+        machine: names of the device and the dtype.
+        cache: the batch's cache after generation.
+        peaks: peak memory of prefill and of decoding.
+        warm_up: True for a warm-up batch, whose times are left out of all results.
         rows: number of rows in the batch.
-        generation: the generation, with its times.
+        generation: the generated tokens of the batch, with times.
     """
     return machine.measured(
         rows,
@@ -148,16 +148,16 @@ def answer_row(
     bill: dict[str, Any],
     measured: dict[str, Any],
 ) -> Row:
-    """Return the result row of one sample: its answer, scores, bytes and measured figures.
+    """Return the result row of one sample: its answer, scores, KV-cache bytes and measured figures.
 
     Args:
-        task: the data set, which scores the prediction.
+        task: the data set, which scores the answer.
         sample: the sample.
         prompt: the prompt of the sample in token ids.
-        generation: generation of the whole batch.
+        generation: the generated tokens of the whole batch, with times.
         index: index of the sample in the batch.
-        bill: bytes of the cache that belong to the sample.
-        measured: measured figures that the batch shares (:func:`generation_figures`).
+        bill: bytes of the cache that belong to the sample (:func:`kvbench.runner.rows.row_bill`).
+        measured: measured figures of the batch (:func:`generation_figures`).
     """
     tokens, finish = generation.tokens[index], generation.finish[index]
     nll = generation.answer_nll[index] if generation.answer_nll else None

@@ -12,12 +12,13 @@ from kvbench.tasks.base import Sample
 def plan(samples: Sequence[Sample], size: int) -> list[list[Sample]]:
     """Divide samples into batches, and return the batches in the order in which to run them.
 
-    The batch with the longest prompt comes first, because the first batch warms up and its peak memory is measured in
-    detail. If the task has warm-up samples, their batches come first instead. All other batches keep their order.
+    The batch with the longest prompt (in characters) runs first, because the first batch is a warm-up, and its peak
+    memory is measured in detail. If the task has its own warm-up samples, their batches run first instead. The other
+    batches keep the order of the samples.
 
     Args:
         samples: samples of one data set.
-        size: largest number of samples per batch.
+        size: maximum number of samples per batch.
     """
     planned = list(batches(samples, size))
     warming = [batch for batch in planned if batch[0].warm_up]
@@ -29,10 +30,14 @@ def plan(samples: Sequence[Sample], size: int) -> list[list[Sample]]:
 
 
 def batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
-    """Yield batches of at most `size` consecutive samples that can run together.
+    """Yield batches of consecutive samples that can run together.
 
-    Samples can run together if they have the same kind of work and the same rules for the end of an answer, and if
-    either all or none of them are warm-up samples.
+    The samples of a batch have the same kind of work, the same `max_new_tokens`, `stop`, `end_text` and
+    `say_something`, and are either all warm-up samples or none of them is.
+
+    Args:
+        samples: samples of one data set.
+        size: maximum number of samples per batch.
     """
     batch: list[Sample] = []
     for sample in samples:

@@ -17,13 +17,14 @@ MAX_ERRORS = 3
 
 @dataclass
 class Failures:
-    """The failures of a run so far.
+    """Records of the errors and of the out-of-memory error that occurred in a run so far.
 
     Args:
         label: short name of the run, for messages.
         code: digests of the current code (:mod:`kvbench.runner.sources`).
-        errors: one record per error; ``sample`` in a record is None if no sample caused the error.
-        oom: record of the out-of-memory error, in a sample or while the model was being loaded; None without one.
+        errors: ``{sample, type, message, traceback}`` of each error; ``sample`` is None for an error outside a sample.
+        oom: ``{bytes_asked, sample, message, code}`` of the out-of-memory error; ``sample`` is None if memory ran out
+            while the model was being loaded. None if memory did not run out.
     """
 
     label: str
@@ -33,11 +34,11 @@ class Failures:
 
     @property
     def status(self) -> str:
-        """The run's status: ``ok``, ``error`` or ``oom``."""
+        """The run's status: ``oom`` if memory ran out, else ``error`` if there was an error, else ``ok``."""
         return "oom" if self.oom is not None else "error" if self.errors else "ok"
 
     def samples(self) -> set[str | None]:
-        """Return the ids of the samples that failed."""
+        """Return the ids of the samples that raised errors; contains None for an error outside a sample."""
         return {error["sample"] for error in self.errors}
 
     def add(self, sample: str, error: Exception, show: Callable[[str], None]) -> bool:
@@ -49,7 +50,7 @@ class Failures:
             show: function that shows a message to the user.
 
         Returns:
-            False if :data:`MAX_ERRORS` samples have failed and the run must end, else True.
+            True if the run can go on; False if :data:`MAX_ERRORS` samples have failed, at which the run must end.
         """
         shown = [entry["message"] for entry in self.errors]
         self.errors.append({"sample": sample, **describe(error)})
@@ -60,11 +61,11 @@ class Failures:
         return len(self.errors) < MAX_ERRORS
 
     def ran_out(self, error: BaseException, sample: str | None) -> None:
-        """Record an out-of-memory error, which counts as a result of the run rather than a failure.
+        """Record and show an out-of-memory error. It gives the run the status ``oom``, a result rather than a failure.
 
         Args:
             error: the out-of-memory error.
-            sample: id of the sample; None if the model was being loaded.
+            sample: id of the sample that ran out of memory; None if the model was being loaded.
         """
         asked = bytes_asked(error)
         self.oom = {"bytes_asked": asked, "sample": sample, "message": str(error)[:1000], "code": self.code}
@@ -75,7 +76,10 @@ class Failures:
         )
 
     def say_repeats(self) -> None:
-        """Show which samples failed with a message that had already been shown for another sample."""
+        """Show which samples failed with the same message as an earlier sample.
+
+        Their own errors were not shown, because :meth:`add` shows each message only once.
+        """
         alike: dict[str, list[str]] = {}
         for error in self.errors:
             alike.setdefault(error["message"], []).append(str(error["sample"]))
@@ -88,15 +92,16 @@ class Failures:
 
 
 def lost(failure: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None, dict[str, Any] | None]:
-    """Return the status and the errors to record for a run that ends because another rank failed.
+    """Return how to record a run that ends because another rank failed.
 
     Args:
-        failure: the failure: ``rank``, ``kind`` (name of the exception's class), ``message``, and ``oom`` (True if
-            memory ran out).
+        failure: a dict that describes the failure: ``rank``, ``kind`` (name of the exception's class), ``message``, and
+            ``oom`` (True if memory ran out).
 
     Returns:
-        The status of the run (``interrupted``, ``oom`` or ``error``), the record for ``oom`` or None, and the record
-        for an error or None.
+        The status of the run (``interrupted``, ``oom`` or ``error``), the record of the out-of-memory error or None,
+        and the record of any other error or None. The records are those of :class:`Failures`, except that the first
+        does not contain ``code``.
     """
     message = f"rank {failure['rank']}: {failure['message']}"
     if failure["kind"] == "KeyboardInterrupt":

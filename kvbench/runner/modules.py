@@ -32,20 +32,22 @@ _QUANTIZER_METHODS = ({"encode", "decode"}, {"quantize", "dequantize"}, {"encode
 
 @dataclass(frozen=True)
 class Module:
-    """Facts about a Python module, read from its source file.
+    """Facts about a Python module, read from its source file without importing it.
+
+    Imports inside ``if TYPE_CHECKING:`` are ignored.
 
     Attributes:
-        digest: digest of the source's normal form (no comments, docstrings or formatting) and of the data files that
-            the source names.
-        without_scorer: the same digest without the class members that score (``score``, ``score_questions``,
-            ``scorer_version``).
-        scorer: digest of those members only; empty if there are none.
-        imports: dotted names that may be modules: for ``import a`` it is ``a``, for ``from a import b`` both ``a`` and
-            ``a.b``.
-        names: dict from each imported name, as the module uses it, to the dotted path from which it was imported.
-        stars: modules imported with ``*``.
+        digest: digest of the source without comments, docstrings and formatting, and of the data files in the module's
+            folder whose names occur in the source.
+        without_scorer: the same digest, but without the class members that score answers (``score``,
+            ``score_questions``, ``scorer_version``).
+        scorer: digest of only those members; empty if there are none.
+        imports: dotted names of what may be imported modules. ``import a`` gives ``a``. ``from a import b`` gives ``a``
+            and ``a.b``, because b may be a module.
+        names: for each name that an import binds, the dotted path that it refers to; for example ``np`` for ``numpy``.
+        stars: modules from which everything is imported (``from a import *``).
         bases: for each class, the dotted names of its base classes, as written in the source.
-        quantizers: names of the classes that have the methods of a quantizer.
+        quantizers: names of the classes that define the methods of a quantizer, such as `encode` and `decode`.
     """
 
     digest: str
@@ -98,7 +100,10 @@ def _data_files(stamp: Stamp) -> tuple[str, ...]:
 
 
 def find(name: str) -> ModuleSpec | None:
-    """Return the import spec of a module without importing the module or its package; None if it has no file."""
+    """Return the import spec of a module, without importing the module or the package that contains it.
+
+    The result is None if the module is not found or has no file.
+    """
     top, _, rest = name.partition(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -112,10 +117,10 @@ def find(name: str) -> ModuleSpec | None:
 
 
 def submodules(package: str) -> list[str]:
-    """Return the names of a package and of all modules in it; empty if there is no such package.
+    """Return the dotted names of a package and of all modules in it; empty if the package is not found.
 
     Args:
-        package: dotted name of a package. For a plain module, only its own name is returned.
+        package: dotted name of the package. If it is a plain module, only this name is returned.
     """
     spec = find(package)
     if spec is None or spec.origin is None:
@@ -131,13 +136,13 @@ def submodules(package: str) -> list[str]:
 
 
 def lineage(target: str) -> list[str]:
-    """Return the names of the modules that define a class and its base classes, the module of the class itself first.
+    """Return the names of the modules in which a class and its base classes are defined, the class's own module first.
 
-    Modules of the standard library are left out. If no ``class`` statement defines the class, for example because a
-    function call creates it, the result is the module in `target`.
+    Modules of the standard library are left out. If no ``class`` statement for the class is found, for example because
+    a function call creates it, only the module named in `target` is returned.
 
     Args:
-        target: dotted path of the class, possibly through a module that only re-exports it.
+        target: dotted path of the class. Its module may define the class or only import it.
     """
     module, _, cls = target.rpartition(".")
     modules: dict[str, None] = {}
@@ -171,13 +176,14 @@ def _origins(name: str, content: Module, base: str) -> Iterator[tuple[str, str]]
 
 
 def is_quantizer(name: str, package: str) -> bool:
-    """Return True if a module defines a quantizer.
+    """Return True if a module contains a quantizer.
 
-    A class is a quantizer if it derives from a class in `package`, or if it has the methods of a quantizer.
+    A quantizer is a class that derives from a class in `package`, or that defines the methods of a quantizer, such as
+    `encode` and `decode`.
 
     Args:
         name: dotted name of the module.
-        package: dotted name of the package of quantizers.
+        package: dotted name of the package with kvbench's quantizers.
     """
     content = load(name)
     if content is None:
@@ -187,12 +193,12 @@ def is_quantizer(name: str, package: str) -> bool:
 
 
 def closure(names: Iterable[str], follow: Callable[[str], bool], closed: Collection[str] = ()) -> dict[str, Module]:
-    """Return a dict, keyed by name, of modules and all modules that they import directly or indirectly.
+    """Return the given modules and all modules that they import, directly or indirectly, as a dict by name.
 
     Args:
-        names: names of the modules to begin with; modules without a file are left out.
-        follow: function that returns True for the name of an imported module to include.
-        closed: names of modules whose imports are not followed.
+        names: names of the modules with which to begin; those without a file are left out.
+        follow: function that is called with the name of an imported module, and returns True to include it.
+        closed: names of modules that are included without the modules that they import.
     """
     modules: dict[str, Module] = {}
     waiting = list(names)

@@ -27,7 +27,10 @@ WEIGHTS = (".safetensors", ".bin")
 
 
 def settle(store: RunStore, checked: RunConfig, task: Task) -> None:
-    """Check that the model's commit is that of the run's first samples; record the commit if these do not exist yet.
+    """Compare the model's weights with those of the run's first samples; the first call records their origin instead.
+
+    The origin, `origin.json`, consists of the repository, commit and checksums of each of model, encoder and data
+    (:func:`of`). Weights that are not in the hub's cache are neither compared nor recorded.
 
     Args:
         store: files of the run, whose lock this process must hold.
@@ -35,7 +38,7 @@ def settle(store: RunStore, checked: RunConfig, task: Task) -> None:
         task: data set of the run.
 
     Raises:
-        ModelError: earlier samples of the run were made with weights of another commit; the message names both.
+        ModelError: the checksums of the model's weights differ from the recorded ones; the message names both commits.
         DiskError: the record cannot be written.
     """
     before = store.origin()
@@ -67,9 +70,9 @@ def of(checked: RunConfig, task: Task) -> dict[str, Any]:
 
 
 def noted(store: RunStore) -> dict[str, Any]:
-    """Return the recorded origin of model and data as the entry ``{"origin": ...}`` of `metrics.json`.
+    """Return ``{"origin": ...}``, the recorded origin of model, encoder and data, for `metrics.json`.
 
-    The result is empty if model and data were local files.
+    The result is an empty dict if nothing came from the hub.
     """
     origin = store.origin()
     return {"origin": origin} if origin else {}

@@ -26,13 +26,13 @@ from kvbench.tasks.work import ScoreText
 
 @dataclass(frozen=True)
 class TextSpans:
-    """Strategy for samples with the work :class:`kvbench.tasks.work.ScoreText`: measures the likelihood of a text.
+    """Strategy that measures the likelihood of texts, for samples whose work is :class:`kvbench.tasks.work.ScoreText`.
 
     Args:
         method: the configured method. If it is speculative, its cache is used without drafting.
         loaded: the loaded model.
-        task: the data set, which scores the (empty) predictions.
-        machine: names of the device and the dtype, which rows record.
+        task: the data set. Its scorer is called with empty answers, because nothing is generated.
+        machine: names of the device and the dtype, which are copied into each row.
         options: kernels and back ends that the caches use.
     """
 
@@ -43,10 +43,13 @@ class TextSpans:
     options: Options
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
-        """Measure the likelihood of one batch; arguments as for :meth:`kvbench.runner.strategy.Strategy.rows`.
+        """Measure the likelihood of each text of a batch, and return one row per text.
+
+        The arguments are those of :meth:`kvbench.runner.strategy.Strategy.rows`.
 
         Raises:
-            ConfigError: the method would have no effect in this mode, or a span is longer than the model's limit.
+            ConfigError: the method would have no effect in this mode or cannot run in it, or a text is longer than the
+                model's limit.
             NonFiniteError: the model's logits contain NaN or Inf.
         """
         spans = [span_of(sample) for sample in samples]
@@ -125,18 +128,19 @@ class TextSpans:
 
 
 def span_of(sample: Sample) -> ScoreText:
-    """Return the span of text whose likelihood a sample measures."""
+    """Return the work of a sample: the span of text whose likelihood is to be measured, and how to measure it."""
     assert isinstance(sample.work, ScoreText)
     return sample.work
 
 
 def check_mode(method: Method, mode: str, prompt: int) -> None:
-    """Raise ConfigError if the method would have no effect on perplexity, or cannot run, in the given mode.
+    """Raise ConfigError if a method would have no effect on perplexity, or cannot run, in the given mode.
 
     Args:
         method: the method of the run.
-        mode: ``decode``, ``simulated`` or ``fp16``.
-        prompt: number of tokens at the start of each span that form a prompt and are not scored.
+        mode: how perplexity is measured: ``decode``, ``simulated`` or ``fp16`` (explained in
+            :meth:`Method.check_windows`).
+        prompt: number of tokens at the start of each span of text that are read as a prompt and not scored.
     """
     method.check_windows(mode, prompt)
 

@@ -22,17 +22,17 @@ from kvbench.tasks.work import MeasurePoint
 
 @dataclass
 class Points:
-    """Strategy for samples that are points of ``dataset=efficiency``: measures time and memory at each point.
+    """Strategy that measures time and memory, for samples whose work is :class:`kvbench.tasks.work.MeasurePoint`.
 
-    A point (:class:`kvbench.tasks.work.MeasurePoint`) is a prompt length with a batch size.
+    These are the samples of ``dataset=efficiency``. Each is a point: a prompt length with a batch size.
 
     Args:
         method: the method whose caches are measured.
-        decoding: options of decoding: number of new tokens, and sampling.
-        runtime: options of the runtime: CUDA graphs, compilation, and the chunks and rows of a prefill.
+        decoding: number of new tokens, and options of sampling.
+        runtime: options of the runtime, such as CUDA graphs, compilation, and the chunk size of a prefill.
         loaded: the loaded model.
-        task: the data set, which scores the (empty) predictions.
-        machine: names of the device and the dtype, which rows record.
+        task: the data set. Its scorer is called with empty answers, because the content of answers does not matter.
+        machine: names of the device and the dtype, which are copied into each row.
         options: kernels and back ends that the caches use.
     """
 

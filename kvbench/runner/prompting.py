@@ -22,10 +22,10 @@ class EncodedPrompt:
     """One prompt in token ids.
 
     Attributes:
-        ids: token ids, special tokens and chat wrapper included.
-        context_span: first token of the context, and one past its last; None without a context. Tokens that are only
-            partly inside the context are not counted.
-        removed: number of tokens removed from the middle.
+        ids: token ids, including special tokens and the chat wrapper.
+        context_span: half-open token range of the context. A token that is only partly inside the context is left out.
+            None if there is no context.
+        removed: number of tokens that truncation has removed.
     """
 
     ids: tuple[int, ...]
@@ -36,25 +36,28 @@ class EncodedPrompt:
 def encode(
     sample: Sample, tokenizer: Any, *, chat: str = "none", limit: int | None = None, room: int | None = None
 ) -> EncodedPrompt:
-    """Return the prompt of a sample as token ids, in its chat wrapper and truncated to the limit.
+    """Convert a sample's prompt to token ids, with its chat wrapper, and truncate it if it exceeds `limit`.
 
-    Truncation removes tokens from the middle of the sample's own text, as LongBench does. The chat wrapper is not
-    truncated, and the context span is adjusted. A token across the border of the context counts as outside the context,
-    so that no part of the question is inside. With ``truncation="longbench"`` the text is instead truncated by
-    :func:`longbench_cut` before it is wrapped.
+    The sample's `truncation` says how a long prompt is treated. With ``middle``, tokens are removed from the middle of
+    the sample's own text, never from the wrapper. With ``longbench``, the text is cut by :func:`longbench_cut` before
+    it is wrapped. With ``refuse``, an error is raised.
+
+    The context span of the result takes the wrapper and the removed tokens into account. A token that crosses the
+    border of the context counts as outside, so that no part of the question is inside.
 
     Args:
         sample: the sample; its `rules` may omit the wrapper, add a system turn, or give the prompt in token ids.
         tokenizer: a fast Hugging Face tokenizer, which can return character offsets.
         chat: the chat wrapper: ``none``, ``template`` (the tokenizer's own template with one user turn), or a text that
             contains ``{prompt}``.
-        limit: largest number of tokens of the prompt, including the wrapper (with ``truncation="longbench"``, without
-            the wrapper); None for no limit.
-        room: largest number of prompt tokens that the model accepts; None for no limit. Prompts given in token ids must
-            fit `room` instead of `limit`, and prompts with ``truncation="longbench"`` must fit both.
+        limit: maximum number of prompt tokens; None for no limit. The wrapper is counted, except with
+            ``truncation="longbench"``.
+        room: number of prompt tokens that fit into the model together with the answer; None for no limit. It replaces
+            `limit` for a prompt given in token ids. With ``truncation="longbench"``, the text is cut further until the
+            wrapped prompt fits.
 
     Raises:
-        DataError: the prompt is too long and the task does not allow truncation, or the wrapper alone is too long.
+        DataError: the prompt is too long and must not be truncated, or the wrapper leaves no space for the text.
         ModelError: the tokenizer returns no offsets, or has no suitable chat template.
     """
     if sample.rules.ids is not None:
@@ -101,17 +104,17 @@ def _as_given(sample: Sample, ids: tuple[int, ...], room: int | None) -> Encoded
 def longbench_cut(prompt: str, tokenizer: Any, limit: int) -> tuple[str, int, int]:
     """Truncate a text by LongBench's rule (pred.py): keep the first and last ``limit // 2`` tokens, decoded to text.
 
-    Special tokens count towards the limit but are not part of the result. When the result is tokenized again, its
-    number of tokens may differ slightly from `limit`.
+    Special tokens count towards the limit but do not appear in the result. If the result is tokenized again, its length
+    may differ slightly from `limit`.
 
     Args:
         prompt: the text.
         tokenizer: the model's tokenizer.
-        limit: largest number of tokens to keep.
+        limit: maximum number of tokens to keep.
 
     Returns:
-        The truncated text, the number of its characters that come from the first half, and the number of tokens
-        removed. If the text has at most `limit` tokens, it is unchanged, and the last number is 0.
+        The truncated text, the number of its characters before the cut, and the number of tokens removed. A text of at
+        most `limit` tokens is returned unchanged, with its own length and 0.
     """
     ids = tokenizer(prompt, truncation=False, verbose=False)["input_ids"]
     if len(ids) <= limit:
@@ -147,7 +150,7 @@ def _longbench(sample: Sample, tokenizer: Any, chat: str, limit: int, room: int 
 
 
 def wrapper(chat: str, tokenizer: Any, system: str | None = None) -> tuple[str, str, bool]:
-    """Return the texts of a chat wrapper before and after the prompt.
+    """Return the text that a chat wrapper puts before a prompt, and the text that it puts after it.
 
     Args:
         chat: ``none``, ``template`` or a text that contains ``{prompt}``, as for :func:`encode`.
@@ -155,8 +158,8 @@ def wrapper(chat: str, tokenizer: Any, system: str | None = None) -> tuple[str, 
         system: text of a system turn before the user's turn; used only with ``chat="template"``. None for no such turn.
 
     Returns:
-        The text before the prompt, the text after it, and True if the tokenizer must still add its special tokens
-        (False if the template contains them).
+        The text before the prompt, the text after it, and True if the tokenizer has to add its special tokens to the
+        wrapped prompt; False if the chat template already contains them.
 
     Raises:
         ModelError: with ``chat="template"``, the tokenizer has no template, or the template rejects a turn or changes
@@ -196,19 +199,20 @@ def pad(
     decode: Callable[[Sequence[int]], str] | None = None,
     query_sources: Sequence[str | None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, Prompts]:
-    """Return a batch of prompts, padded on the left to the length of the longest.
+    """Combine prompts into a batch, padded on the left to the length of the longest.
 
     Args:
         prompts: the B prompts.
-        queries: the question of each prompt, with which some methods search the context.
+        queries: the question of each prompt, with which Cocktail searches the context; may be empty.
         pad_id: token id of the padding.
         device: device of the tensors.
-        decode: function that turns token ids into text; None if the method does not need texts.
-        query_sources: for each prompt, the text to search with if the question is empty (``Sample.query_source``).
+        decode: function that converts token ids to text, for methods that read the text of the context; None if the
+            method does not.
+        query_sources: for each prompt, what to search with if the question is empty (``Sample.query_source``).
 
     Returns:
-        A tuple: the token ids ``[B, T]``; the attention mask ``[B, T]``, 1 at real tokens, or None if no row is padded;
-        and the description of the prompts for ``method.new_cache``.
+        Three values: the token ids ``[B, T]``; the attention mask ``[B, T]``, 1 at real tokens, or None if no row is
+        padded; and the facts about the prompts that ``method.new_cache`` takes.
     """
     width = max(len(prompt.ids) for prompt in prompts)
     starts = [width - len(prompt.ids) for prompt in prompts]
@@ -239,7 +243,7 @@ def prompt_limit(configured: int | None, max_length: int | None, max_new_tokens:
 def own_limit(sample: Sample, model: ModelConfig) -> int | None:
     """Return the configured limit on prompt tokens: the sample's own limit, or else the model's ``prompt_limit``.
 
-    If the result is None, a prompt may be as long as the model allows.
+    The result is None if neither is set, or if the sample is to fill the model's context.
     """
     by_model, rules = sample.rules.limits, sample.rules
     limit = by_model.get(model.name, by_model.get(model.preset or "", rules.limit))
@@ -247,9 +251,9 @@ def own_limit(sample: Sample, model: ModelConfig) -> int | None:
 
 
 def end_ids(sample: Sample, tokenizer: Any) -> list[int]:
-    """Return the ids of tokens that end the answer to a sample, in addition to the model's end-of-sequence tokens.
+    """Return the tokens that end the answer to a sample, in addition to the model's end-of-sequence tokens.
 
-    This is the last token of the sample's `end_text`; the list is empty if there is no such text.
+    The list has one element, the last token of the sample's `end_text`. It is empty if the sample has no `end_text`.
     """
     if not sample.end_text:
         return []
@@ -257,7 +261,7 @@ def end_ids(sample: Sample, tokenizer: Any) -> list[int]:
 
 
 def answer_ids(sample: Sample, tokenizer: Any) -> list[int]:
-    """Return the token ids of the first reference answer in the form in which it would follow the prompt.
+    """Return the token ids of a sample's first reference answer, as they would follow the prompt.
 
     The list is empty if the sample has no reference answer.
     """
@@ -268,7 +272,7 @@ def answer_ids(sample: Sample, tokenizer: Any) -> list[int]:
 
 
 def sample_seed(seed: int, sample: Sample) -> int:
-    """Return the seed with which tokens are drawn for a sample; it depends only on `seed` and the id of the sample."""
+    """Return the seed for sampling the answer's tokens; it depends only on `seed` and the id of the sample."""
     return zlib.crc32(f"{seed}/{sample.id}".encode())
 
 

@@ -23,15 +23,15 @@ from kvbench.tasks.work import AskQuestions
 
 @dataclass(frozen=True)
 class SharedTexts:
-    """Strategy for samples with several questions about one text (:class:`kvbench.tasks.work.AskQuestions`).
+    """Strategy that asks several questions about one text, for samples with :class:`kvbench.tasks.work.AskQuestions`.
 
     The text is cached once, and each question is answered on a copy of this cache.
 
     Args:
-        config: model, method, decoding and runtime of the run.
+        config: configuration of the run.
         loaded: the loaded model.
-        task: the data set, which scores the predictions.
-        machine: the names of the device and of the dtype, to be recorded in each row.
+        task: the data set, which scores the answers.
+        machine: names of the device and the dtype, which are copied into each row.
         options: kernels and back ends that the caches use.
     """
 
@@ -88,10 +88,11 @@ class SharedTexts:
 
 
 def joined(generations: Sequence[Generation]) -> Generation:
-    """Join the answers to all questions about one text into a single generation with one row.
+    """Join the answers to all questions about one text into a single :class:`Generation` with one row.
 
-    Tokens and step times are concatenated, likelihoods are summed, and texts are joined by line feeds. The time to
-    first token and the number of prompt tokens are those of the first question.
+    Tokens and step times are concatenated, negative log-likelihoods are summed, and texts are joined by line feeds. The
+    time to first token and the number of prompt tokens are those of the first question. `finish` is ``length`` if any
+    answer reached the maximum length.
     """
     first = generations[0]
     return Generation(

@@ -30,12 +30,17 @@ LOADING_S = 600.0
 
 @contextmanager
 def joined(checked: RunConfig, task: Task) -> Iterator[Team | None]:
-    """Connect this process with the other ranks of the run, and yield their team; yield None for a single process.
+    """Connect this process with the other ranks of the run inside a ``with`` block; yields their team.
 
-    If an error ends the run on this rank, the other ranks are informed of it.
+    It yields None for a run on a single process. If an error ends the run on this rank, the other ranks are informed,
+    so that they do not wait for this one.
+
+    Args:
+        checked: configuration of the run.
+        task: data set of the run.
 
     Raises:
-        CombinationError: the data set can only be measured on one process.
+        CombinationError: the run has several ranks, but the data set can only be measured on a single process.
     """
     if checked.runtime.tensor_parallel is None:
         yield None
@@ -66,9 +71,10 @@ def joined(checked: RunConfig, task: Task) -> Iterator[Team | None]:
 
 @contextmanager
 def terminated_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM, which a scheduler sends, like Ctrl-C inside a ``with`` block.
+    """Raise KeyboardInterrupt if this process receives SIGTERM inside a ``with`` block.
 
-    The run is then recorded as interrupted, and the same command resumes it.
+    Schedulers send SIGTERM to end a job. The run is then recorded as interrupted, as after Ctrl-C, and the same command
+    resumes it. In a thread other than the main one, this has no effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -85,12 +91,16 @@ def terminated_as_interrupt() -> Iterator[None]:
 
 
 def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
-    """Run the same batches as rank 0 without writing results, and return ``{"status", "rank"}`` of this rank.
+    """Run the batches that rank 0 has planned, on a rank other than 0. No results are written.
 
     Args:
         checked: configuration of the run.
         task: data set of the run.
-        team: the ranks of the run; this process is not rank 0.
+        team: the ranks of the run.
+
+    Returns:
+        ``status``, which is ``ok``, or ``oom`` if a rank ran out of memory, and ``rank``, the number of this rank.
+        Errors in single samples do not change the status; rank 0 records them.
     """
     wanted = team.hear()
     if not wanted:
@@ -117,14 +127,15 @@ def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
 
 @contextmanager
 def opened(checked: RunConfig, task: Task, team: Team | None) -> Iterator[Session]:
-    """Load the model, yield a session with it, and free the memory of the model afterwards.
+    """Load the model inside a ``with`` block, and free its memory at the end of the block; yields a session.
 
-    Torch is imported only here, so a run without missing samples never imports it.
+    The run may not use more memory than ``runtime.memory_limit_gb``, if that is set. Torch is imported only here, so a
+    run without missing samples never imports it.
 
     Args:
         checked: configuration of the run.
         task: data set of the run.
-        team: the ranks of the run; None for a single process.
+        team: the ranks of the run, which load the model at the same time; None for a single process.
     """
     from kvbench.models.devices import homes
     from kvbench.profiling import onednn
@@ -152,10 +163,10 @@ def opened(checked: RunConfig, task: Task, team: Team | None) -> Iterator[Sessio
 
 
 def together(team: Team | None, act: Callable[[], Any]) -> Any:
-    """Call a function on every rank and return its value; if it fails on one rank, raise an error on all of them.
+    """Call a function on every rank, and return its value on this rank. If it fails on any rank, raise an error on all.
 
     Args:
-        team: the ranks, each of which must call this function; None for a single process.
+        team: the ranks, all of which must call :func:`together`; None for a single process.
         act: function to call.
     """
     if team is None:
@@ -170,10 +181,10 @@ def together(team: Team | None, act: Callable[[], Any]) -> Any:
 
 
 def batch(team: Team | None, session: Session, samples: list[Sample]) -> list[Row]:
-    """Run a batch, and return its rows with bytes summed over all ranks.
+    """Run a batch on every rank, and return its rows, with bytes summed over the ranks (:func:`merged`).
 
     Args:
-        team: the ranks, each of which must call this function; None for a single process.
+        team: the ranks, all of which must call this function with the same batch; None for a single process.
         session: session of this rank.
         samples: the samples of the batch.
 
@@ -196,7 +207,10 @@ def batch(team: Team | None, session: Session, samples: list[Sample]) -> list[Ro
 
 
 def merged(own: Row, everyone: Sequence[Row]) -> Row:
-    """Return a row with bytes summed over all ranks, and with the bytes of each rank in ``ranks``.
+    """Return a row with KV-cache bytes and peak memory summed over all ranks.
+
+    Under ``measured``, the row also lists the bytes of each rank, as ``ranks``. All other entries are those of this
+    rank.
 
     Args:
         own: this rank's row.

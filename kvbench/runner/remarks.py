@@ -14,16 +14,19 @@ SHOWN = 240
 
 
 def untouched(method: Method, rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Return why the method had no effect, if all samples were too short for it to pack or drop a token.
+    """Return the hyper-parameter that kept the method from having any effect, because all samples were too short.
+
+    A method has an effect as soon as it packs or drops a token. Many methods keep a number of tokens in full precision;
+    if no sample has more, nothing is packed.
 
     Args:
         method: the method of the run.
         rows: the rows of the run.
 
     Returns:
-        A dict: ``key`` and ``value``, the hyper-parameter that caused this; ``exact``, the largest number of tokens
-        that all stay in full precision with this value; and ``longest``, the largest number of tokens that a sample
-        had in the cache. None if the method may have had an effect.
+        None if the method may have had an effect. Otherwise a dict: ``key`` and ``value`` of the hyper-parameter;
+        ``exact``, the number of tokens that all stay in full precision with this value; and ``longest``, the number of
+        tokens in the cache for the longest sample.
     """
     reach = method.reach()
     cached = [
@@ -42,13 +45,17 @@ def _steps(row: Row) -> int:
 
 
 def shown(sample: Sample) -> dict[str, str]:
-    """Return what loggers show of a sample: beginning and end of its prompt, and its first reference answer."""
+    """Return the excerpts of a sample that loggers show.
+
+    They are ``prompt_head`` and ``prompt_tail``, up to :data:`SHOWN` characters each, and ``reference``, the first
+    reference answer, which is empty if there is none.
+    """
     head, tail = sample.prompt[:SHOWN], sample.prompt[max(SHOWN, len(sample.prompt) - SHOWN) :]
     return {"prompt_head": head, "prompt_tail": tail, "reference": sample.answers[0] if sample.answers else ""}
 
 
 def note(row: Row) -> str:
-    """Return the text to show after the progress bar: the id of a sample, and its score or else its status."""
+    """Return the text after the progress bar: a sample's id, and its score, or its status if it has no score."""
     score = row["scores"].get("score")
     if score is None and "status" in row:
         return f"{row['id']} {row['status']}"

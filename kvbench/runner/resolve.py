@@ -15,14 +15,14 @@ from kvbench.util.progress import say
 
 
 def material(config: Mapping[str, Any], checked: RunConfig, task: Task) -> dict[str, Any]:
-    """Return the JSON data that determines the outputs of a run; the run id is a hash of it.
+    """Return the JSON data from which the run id is computed: everything that determines the outputs of a run.
 
     See :func:`kvbench.results.identity.identity`.
 
     Args:
         config: the composed configuration as plain data.
         checked: the same configuration, checked and typed.
-        task: data set of the run. If it measures time or memory, the result also contains the machine.
+        task: data set of the run. If its results depend on the machine, the machine is part of the data.
     """
     data: dict[str, Any] = {"identity": task.identity(), "version": task.version}
     machine = task.machine_identity(checked.runtime, lambda: machine_name(checked))
@@ -32,7 +32,10 @@ def material(config: Mapping[str, Any], checked: RunConfig, task: Task) -> dict[
 
 
 def machine_name(checked: RunConfig) -> str:
-    """Return the name of the device, or the number and the name of the devices, on which a run would take place."""
+    """Return the name of the device on which a run would take place.
+
+    If the run would use several devices, the name begins with their number: ``2 x NVIDIA H200 (device_map)``.
+    """
     from kvbench.models.devices import homes
     from kvbench.profiling.device import device_name
     from kvbench.results.environment import cpu_name
@@ -43,9 +46,9 @@ def machine_name(checked: RunConfig) -> str:
 
 
 def fitted(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
-    """Return the configuration to record for a run, with the group sizes that are really used.
+    """Return the configuration that a run records: the composed one, with the group sizes that are really used.
 
-    Default group sizes that do not divide the model's head dimension are replaced. A replacement becomes part of the
+    A default group size is replaced if it does not divide the model's head dimension. The new size becomes part of the
     quantizer's name, for example ``int2+value.group_size=16``, and a message reports it.
 
     Args:
@@ -75,9 +78,9 @@ def _with(group: Mapping[str, Any], path: list[str], value: Any) -> dict[str, An
 
 
 def settled(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
-    """Return the configuration with all defaults filled in.
+    """Return the configuration with all defaults filled in, for the run id.
 
-    Thus a run has the same id whether a default value is written in the configuration or not.
+    A run thus has the same id whether a default value is written in the configuration or left out.
 
     Args:
         config: the composed configuration as plain data.

@@ -12,7 +12,7 @@ from kvbench.tasks.base import Sample
 
 @dataclass(frozen=True)
 class Machine:
-    """Names of the device and the dtype of a run, as its rows record them."""
+    """Names of a run's device and dtype, which are copied into each row."""
 
     device: str
     dtype: str
@@ -28,16 +28,16 @@ class Machine:
         step_s: Sequence[float] = (),
         **more: Any,
     ) -> dict[str, Any]:
-        """Return the measured figures of a row.
+        """Return what a row holds under the key ``measured``: figures that vary between repetitions and machines.
 
         Args:
             batch_rows: number of rows in the batch.
             peak_bytes: peak memory by phase; None if it was not measured.
             attention: attention path, and whether it reads packed codes; None if nothing ran.
-            warm_up: True for a warm-up batch, whose times are left out of all figures.
+            warm_up: True for a warm-up batch, whose times are left out of all results.
             ttft_s: time to the first token in seconds; None if unknown.
-            step_s: seconds of each decode step.
-            more: further figures to add to the result, by name.
+            step_s: time of each decode step in seconds.
+            more: further figures by name, which are added unchanged.
         """
         return {
             "device": self.device,
@@ -61,14 +61,14 @@ def head(
     prediction: str = "",
     tokens: Sequence[int] = (),
 ) -> Row:
-    """Return the first entries of a row, which identify the sample and contain the generated answer.
+    """Return the entries with which every row begins: they identify the sample and hold the generated answer.
 
     Args:
         sample: the sample.
         prompt_tokens: number of tokens of the prompt.
-        finish: why the answer ended: ``eos``, ``stop`` or ``length``. It is ``window`` for a span of text whose
-            likelihood was measured, and ``oom`` for a measurement of time and memory that ran out of memory.
-        truncated: number of tokens removed from the prompt.
+        finish: why the answer ended: ``eos``, ``stop`` or ``length``. ``window`` if the likelihood of a text was
+            measured instead, and ``oom`` if a measurement of time and memory ran out of memory.
+        truncated: number of tokens that truncation removed from the prompt.
         prediction: text of the answer.
         tokens: token ids of the answer.
     """
@@ -93,8 +93,8 @@ def row_bill(cache: Any, row: int, rows: int) -> dict[str, Any]:
         rows: number of rows in the batch.
 
     Returns:
-        The sizes that ``cache.bill()`` lists, as a dict. ``used`` holds the bytes of this row's tokens and ``reserved``
-        an equal share of all buffers, each by part of the cache (codes, scales, ...).
+        The content of ``cache.bill(row)`` as a dict. ``used`` holds the bytes of this row's tokens, and ``reserved`` an
+        equal share of the bytes of all buffers; both are divided by part of the cache (codes, scales, ...).
     """
     bill = cache.bill(row).as_dict()
     return {**bill, "reserved": {part: count // rows for part, count in bill["reserved"].items()}}

@@ -33,22 +33,23 @@ if TYPE_CHECKING:
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
     """Run the samples of one configuration that have no stored row yet, and return the run's metrics.
 
-    If no sample is missing, no model is loaded. Stored rows of an older scorer are scored again from their predictions.
+    If no sample is missing, no model is loaded. If the scorer has changed, stored answers are scored again.
 
     Args:
         config: the composed configuration as plain data: `model`, `method`, `quantizer`, `dataset`, `decoding`,
             `runtime`, `logger`.
 
     Returns:
-        The content of `metrics.json`, and the folder of that file as ``run_dir``. ``status`` is ``ok``, ``error`` if
-        samples failed (``error`` then has a message), or ``oom`` if memory ran out (``oom.bytes_asked`` then has the
-        bytes requested). ``oom`` is final unless ``runtime.retry=oom``. A rank other than 0 returns only ``status`` and
+        The content of `metrics.json`, and the directory of that file as ``run_dir``. ``status`` is ``ok``; ``older`` if
+        older code made some of the rows; ``error`` if samples failed (``error`` then holds a message); or ``oom`` if
+        memory ran out (``oom.bytes_asked`` then holds the number of bytes requested). After ``oom``, the same command
+        does not run the missing samples, unless ``runtime.retry=oom``. A rank other than 0 returns only ``status`` and
         ``rank``.
 
     Raises:
         ConfigError: a key, a value or a combination is wrong; nothing was written.
-        KvbenchError: the model or the data are unavailable, or another error occurred outside a sample. The run is
-            recorded with status ``error``, unless the error occurs before its missing samples are known.
+        KvbenchError: the model or the data are unavailable, or there was an error outside the samples. The run is
+            recorded with the status ``error`` if the list of its missing samples was known by then.
         DiskError: results cannot be written; those on disk stay readable.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the run is recorded as ``interrupted``.
     """

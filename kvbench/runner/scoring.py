@@ -13,14 +13,14 @@ from kvbench.tasks.work import AskQuestions
 
 
 def scored(task: Task, sample: Sample, prediction: str) -> dict[str, Any]:
-    """Score a prediction, and return the entries ``scores`` and ``scorer_version`` of its row.
+    """Score an answer, and return the entries ``scores`` and ``scorer_version`` of its row.
 
-    A score that is NaN or infinite is None.
+    A score that is NaN or infinite is recorded as None.
 
     Args:
-        task: the data set, which scores the prediction.
+        task: the data set, which scores the answer.
         sample: the sample.
-        prediction: the generated answer; for a sample with several questions, one answer per line.
+        prediction: the generated answer. For a sample with several questions, it has one line per question.
     """
     if isinstance(sample.work, AskQuestions):  # one answer per line
         scores = task.score_questions(sample, prediction.split("\n"))
@@ -33,14 +33,14 @@ def scored(task: Task, sample: Sample, prediction: str) -> dict[str, Any]:
 
 
 def rescored(task: Task, samples: Iterable[Sample], rows: Mapping[str, Row], code: str | None = None) -> list[Row]:
-    """Score stored predictions again if their scores come from another version of the scorer; return the changed rows.
+    """Score stored answers again if another version of the scorer has scored them, and return the changed rows.
 
     Args:
-        task: the data set, which scores the predictions.
-        samples: samples whose rows are considered.
+        task: the data set, which scores the answers.
+        samples: the samples whose rows are checked; those without a row are skipped.
         rows: stored rows by sample id.
-        code: digest of the scorer's current source code. Rows that record a different digest are scored again too.
-            None to compare versions only.
+        code: digest of the scorer's current source code; a row that records a different digest is scored again even if
+            the version is the same. None to compare only versions.
     """
     version = int(task.scorer_version)
     fresh = []
@@ -60,6 +60,6 @@ def rescored(task: Task, samples: Iterable[Sample], rows: Mapping[str, Row], cod
 
 
 def finite(value: Any) -> float | None:
-    """Return a number as a float, or None if it is NaN or infinite, which JSON cannot express."""
+    """Return a number as a float; None if it is NaN or infinite, which JSON cannot represent."""
     number = float(value)
     return number if math.isfinite(number) else None

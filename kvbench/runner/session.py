@@ -25,15 +25,15 @@ from kvbench.tasks.work import AskQuestions, Generate, MeasurePoint, ScoreText, 
 
 
 class Session:
-    """The loaded model of a run, with which batches of samples are run until :meth:`close`.
+    """The loaded model of a run, and the strategies that run batches of samples with it.
 
     Args:
         config: the checked configuration.
-        task: the data set, which scores the predictions.
+        task: the data set, which scores the answers.
 
     Attributes:
         device: device of the model's inputs.
-        machine: names of the device and the dtype, which rows record.
+        machine: names of the device and the dtype, which are copied into each row.
         report: function called with the progress of a long batch; None for no reports.
 
     Raises:
@@ -59,26 +59,29 @@ class Session:
         return batching.plan(samples, self.config.runtime.batch_size)
 
     def layout(self) -> dict[str, Any]:
-        """Return the devices of the model, and the way in which the model is distributed over them.
+        """Return the devices of the model, and how the model is distributed over them.
 
         Returns:
-            ``devices``, torch's names of all devices including those of other ranks, and ``layout``
-            (:class:`kvbench.models.load.LoadedModel`).
+            A dict: ``devices``, torch's names of all devices including those of other ranks, and ``layout``, for
+            example ``tensor_parallel`` (:class:`kvbench.models.load.LoadedModel`).
         """
         assert self._loaded is not None
         return {"devices": list(self._loaded.devices), "layout": self._loaded.layout}
 
     def close(self) -> None:
-        """Release the model, so that its memory is free for the next run of a sweep."""
+        """Release the model, so that its memory is free for the next run; the session cannot be used afterwards."""
         if self._loaded is not None:
             self.config.method.detach(self._loaded.model)
         self._loaded, self._strategies = None, {}
 
     def rows(self, samples: Sequence[Sample]) -> list[Row]:
-        """Run one batch of samples that have the same kind of work, and return one row per sample.
+        """Run one batch of samples with the strategy for their kind of work, and return one row per sample.
+
+        Args:
+            samples: the samples, which all have the same kind of work.
 
         Raises:
-            ConfigError: the runner does not support that kind of work.
+            ConfigError: there is no strategy for that kind of work.
             Exception: any error of :meth:`kvbench.runner.strategy.Strategy.rows`.
         """
         kind = type(samples[0].work)
@@ -95,7 +98,7 @@ class Session:
 
 
 def strategies(config: RunConfig, loaded: LoadedModel, task: Task, machine: Machine) -> dict[type[Work], Strategy]:
-    """Return a dict from each class of work (:mod:`kvbench.tasks.work`) to the strategy that runs its samples."""
+    """Return the strategy for each kind of work, as a dict keyed by the classes of :mod:`kvbench.tasks.work`."""
     options = Options(kernels=config.runtime.kernels, mlp_chunk=config.runtime.mlp_chunk)
     return {
         Generate: Answers(config, loaded, task, machine, options),

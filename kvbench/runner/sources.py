@@ -75,13 +75,14 @@ def code(config: Mapping[str, Any]) -> Code:
     """Return the digest of each part of the source code on which the outputs of a run depend.
 
     Args:
-        config: the composed configuration. Only the classes of `method` and `dataset` matter, and whether there is a
-            quantizer.
+        config: the composed configuration. Only three things matter: the class of `method`, the class of `dataset`, and
+            whether there is a quantizer.
 
     Returns:
-        Digests by part of the code: ``method`` (the class, its base classes, and what these import of kvbench's methods
-        and of the user's own modules), ``quantizer``, ``task``, ``scorer``, and the parts in :data:`SHARED`. A digest
-        is None if the part has no source file.
+        Digests by part of the code. ``method`` covers the method's class and base classes, and the modules of kvbench's
+        methods and of the user that they import. ``task`` does the same for the data set, without its scoring. The
+        other parts are ``quantizer``, ``scorer``, and those in :data:`SHARED`. A digest is None if the part has no
+        source file.
     """
     quantizer = config.get("quantizer") or {}
     method, task = (str(config[group].get("_target_") or "") for group in ("method", "dataset"))
@@ -89,7 +90,7 @@ def code(config: Mapping[str, Any]) -> Code:
 
 
 def shared() -> Code:
-    """Return the digests of those parts of kvbench's code that all methods and tasks use, by part (:data:`SHARED`)."""
+    """Return the digests of the parts of kvbench's code that all methods and tasks use, by name (:data:`SHARED`)."""
     digests: Code = {}
     for part, (packages, left_out) in SHARED.items():
         names = [name for package in packages for name in modules.submodules(package)]

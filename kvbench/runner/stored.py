@@ -19,19 +19,19 @@ _VERSIONED = ("method", "quantizer", "task")
 
 
 class OlderCodeError(KvbenchError):
-    """Error raised instead of adding samples to a run whose stored rows were made by older code."""
+    """Error for a run that lacks samples and has rows made by older code, because a run must not mix the two."""
 
 
 def split(rows: Mapping[str, Row], now: Code) -> tuple[dict[str, Row], dict[str, list[str]]]:
-    """Separate stored rows that were made by the current code from rows that were made by older code.
+    """Separate stored rows into those that the current code made and those that older code made.
 
     Args:
         rows: stored rows by sample id.
         now: digests of the current code (:mod:`kvbench.runner.sources`).
 
     Returns:
-        Two dicts keyed by sample id. The first has the rows that the current code made. The second has, for each other
-        row, the names of the parts of the code that have changed since.
+        Two dicts by sample id: the rows that the current code made, and for each other row the names of the parts of
+        the code that have changed since it was made.
     """
     older = {name: changed for name, row in rows.items() if (changed := codes.changed(codes.of(row), now))}
     return {name: row for name, row in rows.items() if name not in older}, older
@@ -47,7 +47,7 @@ def check(
     label: str,
     say: Callable[[str], None],
 ) -> None:
-    """Warn if stored rows were made by older code; raise an error instead if samples of the run are still missing.
+    """Raise OlderCodeError if older code made some rows of a run and samples are missing; only warn if none are.
 
     Args:
         rows: stored rows by sample id.
@@ -59,7 +59,7 @@ def check(
         say: function that shows a message to the user.
 
     Raises:
-        OlderCodeError: there are rows of older code, samples are missing, and ``runtime.mix_code`` is false.
+        OlderCodeError: there are rows made by older code, samples are missing, and ``runtime.mix_code`` is false.
     """
     stored = {name: rows[name] for name in wanted if name in rows}
     _, older = split(stored, now)
@@ -95,9 +95,10 @@ def _changes(stored: Mapping[str, Row], older: Mapping[str, list[str]], now: Cod
 
 
 def remedies(older: Mapping[str, list[str]], checked: RunConfig) -> str:
-    """Return a hint on what to do about rows made by older code.
+    """Return the hint for a run with rows made by older code, as text.
 
-    The user can run the samples again, or increase the version of a changed class to start a new run.
+    It names two remedies: to run these samples again, or to increase the `version` of a changed class, which starts a
+    new run.
 
     Args:
         older: for each such row, by sample id, the names of the parts of the code that have changed (:func:`split`).

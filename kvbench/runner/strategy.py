@@ -13,16 +13,16 @@ Report = Callable[[float, str], None]
 
 
 class Strategy(Protocol):
-    """Interface of the classes that run samples of one kind of work (:mod:`kvbench.tasks.work`)."""
+    """Interface of the classes that run samples; there is one class per kind of work (:mod:`kvbench.tasks.work`)."""
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
         """Run a batch and return one row per sample.
 
         Args:
             samples: samples with the same kind of work, `max_new_tokens`, `stop`, `end_text` and `say_something`.
-            first: True for the first batch of the session, which is a warm-up. Its rows are marked, and their times
-                are left out of all figures. On a CPU, the peak memory of this batch is measured by counting live
-                tensors, which slows it down.
+            first: True for the first batch of the session, which is a warm-up: its rows are marked, and their times are
+                left out of all results. On a CPU, the peak memory of this batch is measured by counting live tensors,
+                which slows it down.
             report: function called with the progress of a long batch; None for no reports.
 
         Raises:
