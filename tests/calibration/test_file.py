@@ -94,10 +94,12 @@ def test_a_model_is_known_up_to_the_rounding_of_its_weights() -> None:
     assert both.matches({"probe.keys": recorded, "probe.embedding": 2 * embedding})  # the keys decide
 
 
-def test_files_of_folders_come_by_name_and_hints_can_be_typed(tmp_path: Path) -> None:
+def test_files_of_folders_come_by_name_and_hints_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder, name in (("b", "z"), ("b", "a"), ("a", "m")):
         file.save(made(model=name), tmp_path / folder / f"{name}.safetensors")
     (tmp_path / "b" / "x.txt").write_text("no calibration")
+    listed = Path.glob  # file systems list their files in any order
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: sorted(listed(self, pattern), reverse=True))
     found = file.in_folders([tmp_path / "b", tmp_path / "none", tmp_path / "a"])
     assert [each.info["model"] for each in found] == ["a", "z", "m"]
     assert (

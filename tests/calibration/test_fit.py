@@ -35,8 +35,11 @@ def test_percentiles_do_not_depend_on_the_pieces(monkeypatch: pytest.MonkeyPatch
             patch.setattr(fit, "ELEMENTS", 3 * (200 if dim == 0 else 6))
             assert torch.equal(fit.quantiles(x, 0.95, dim), whole)
     with monkeypatch.context() as patch:
+        weights = torch.rand(x.shape, generator=torch.Generator().manual_seed(2)) ** 4
+        weighted = fit.fit_keys(x, weights, [2], 0.1).codebooks[2].levels
         books = fit.fit_keys(x, None, [2, 3], 0.1).codebooks
         patch.setattr(fit, "ELEMENTS", 7 * 6)
+        assert torch.equal(fit.fit_keys(x, weights, [2], 0.1).codebooks[2].levels, weighted)
         for width, book in fit.fit_keys(x, None, [2, 3], 0.1).codebooks.items():
             assert len(book.levels) == 1 << width
             assert torch.equal(book.levels, books[width].levels)

@@ -248,3 +248,10 @@ def test_a_sliding_window_drops_flushes_that_it_has_passed_whole_and_no_other(si
         assert (last[:flushes] < hidden).all()
         assert flushes == 0 or method.passed(hidden) % 8 == 0
     assert method.passed(149) >= 8 * 14
+
+
+def test_a_sliding_window_that_shows_exact_tokens_only_packs_none():
+    """It shows one token less than it is long; exact are fewer than 3 W, and the sinks."""
+    method = load_method("logquant", window=10, sinks=3)
+    assert [method.whole_window(window) for window in (None, 1, 33, 34)] == [False, True, True, False]
+    assert [load_method("logquant", window=10).whole_window(window) for window in (30, 31)] == [True, False]

@@ -98,3 +98,14 @@ def test_no_flag_says_that_packs_may_be_deferred():
 
     assert made().packs_together
     assert not Own(takes=("any",), quantizer=made().quantizer).packs_together
+
+
+def test_hidden_tokens_leave_in_groups_of_both_sides_or_32_at_a_time():
+    assert made(key=CHANNEL).unit(64) == made().unit(64) == 32
+    wide = FormatSpec(bits=4, group_size=64, axis="channel")
+    odd = FormatSpec(bits=4, group_size=48, axis="channel")
+    assert made(key=wide).unit(64) == 64
+    assert Rule(quantizer=QuantizerSpec(name="any", key=CHANNEL, value=odd)).unit(64) == 96
+    evicting = made(key=CHANNEL)
+    evicting.evict = True
+    assert evicting.unit(64) == 1

@@ -106,3 +106,11 @@ def test_another_error_of_score_stays_as_it_is():
 
     with pytest.raises(TypeError, match="of its own"):
         feed(new_layer(Own(rule=rule)), KEYS, VALUES)
+
+
+def test_a_budget_for_the_whole_prompt_asks_for_no_score():
+    """Nothing is chosen, so slots stay in the order of positions."""
+    assert Own(rule=None, budget=40).choose(KEYS, VALUES, None) is None
+    layer = new_layer(Own(rule=None, budget=99))
+    feed(layer, KEYS, VALUES)
+    assert layer.order == [None, None] and layer.positions(1).tolist() == list(range(40))
