@@ -16,16 +16,16 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class PromptRules:
-    """Rules by which a sample's prompt becomes tokens.
+    """Rules for turning a sample's prompt into token ids.
 
     Args:
         chat: whether the prompt is put into the model's chat wrapper.
-        system: text of a system turn, used only if the chat wrapper is the tokenizer's own template.
-        limit: maximum number of prompt tokens: a number, ``fill`` for ``model.max_length`` minus the tokens to
-            generate, or None for ``model.prompt_limit``.
-        limits: limits for single models, keyed by the name of the model or of its preset; they override `limit`.
-        ids: token ids of the whole prompt, used unchanged; None to tokenize the text.
-        ids_context: half-open token range that the context takes up in `ids`; None if the sample has no context.
+        system: text of a system turn; it is used only if the chat wrapper is the tokenizer's own template.
+        limit: maximum number of prompt tokens. ``fill`` allows as many as fit into ``model.max_length`` together with
+            the answer. None applies ``model.prompt_limit``.
+        limits: limits for particular models, keyed by the name of the model or of its preset; they override `limit`.
+        ids: token ids of the whole prompt, used unchanged; None to tokenize the prompt's text.
+        ids_context: half-open token range of the context in `ids`; None if the sample has no context.
     """
 
     chat: bool = True
@@ -38,37 +38,37 @@ class PromptRules:
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt with everything that a method, the decoder and the scorer need to know about it.
+    """One prompt with everything that the method, the decoder and the scorer need to know about it.
 
-    Spans are half-open character ranges of `prompt`; the runner turns them into token spans with the tokenizer's
-    offsets (after any chat wrapper and truncation).
+    The runner converts the character range of the context to a token range, after adding the chat wrapper and
+    truncating the prompt.
 
     Args:
-        id: stable and unique within the data set, for example ``needle@2048/17``; results are keyed by it.
+        id: unique name within the data set, the same in every run, for example ``needle@2048/17``. Results are stored
+            by it.
         task: name of the task, for example ``needle``.
-        length: nominal length in tokens, for tasks that are run at several lengths (the score is then keyed
-            ``task@length``); None for other tasks.
-        prompt: the whole prompt as text, before any chat wrapper.
-        context_span: character range of the context (the documents, without the question) in `prompt`; None if the
-            task does not separate context and question.
+        length: nominal length in tokens if the task is run at several lengths; each length then has its own score,
+            ``task@length``. None for other tasks.
+        prompt: the whole prompt as text, without a chat wrapper.
+        context_span: half-open character range of the context (the documents, without the question) in `prompt`; None
+            if the prompt is not divided into context and question.
         query: text of the question, with which Cocktail searches the context; may be empty.
-        query_source: which text to search with if `query` is empty, for example ``last_chunk`` for the last chunk of
-            the context; None leaves the choice to the method.
-        answers: reference answers; the metric defines how several of them are combined.
-        target: the first reference exactly as it would follow the prompt, for example with a leading space; None if
-            the first of `answers` follows the prompt unchanged.
-        answer_ids: token ids of the first reference, in place of `target`.
-        max_new_tokens: limit on generated tokens.
-        stop: strings at which generation ends; they are not part of the prediction.
+        query_source: what to search with if `query` is empty, for example ``last_chunk`` for the last chunk of the
+            context; None for the method's default.
+        answers: reference answers; the metric decides how to use several of them.
+        target: the first reference answer exactly as it would follow the prompt, for example with a leading space; None
+            if it would follow unchanged.
+        answer_ids: token ids of the first reference answer; None to tokenize its text.
+        max_new_tokens: maximum number of tokens to generate.
+        stop: strings at which generation ends; they are not part of the answer.
         end_text: text whose last token ends the answer, in addition to the model's end-of-sequence tokens.
-        say_something: True if the first generated token must not be one that ends the answer, so that no answer is
-            empty.
-        truncation: treatment of a prompt that is too long. ``middle`` cuts tokens from the middle of the prompt and
-            records their number. ``longbench`` follows LongBench: the prompt is cut before the chat wrapper is added,
-            and its first and last tokens are decoded back to text. ``refuse`` raises an error.
-        rules: rules by which the prompt becomes tokens.
-        work: what the runner does with the sample, for example generate an answer or score a text.
-        warm_up: whether the sample only warms up the device. Of its result, only the peak memory is used.
+        say_something: True to prevent empty answers: the first token may then not be one that ends the answer.
+        truncation: treatment of a prompt that is too long. ``middle`` removes tokens from the middle of the prompt.
+            ``longbench`` also does so, but as LongBench does: before the chat wrapper is added, and by decoding the
+            remaining tokens to text. ``refuse`` raises an error.
+        rules: rules for turning the prompt into token ids.
+        work: what the runner does with the sample, for example generate an answer or measure the likelihood of a text.
+        warm_up: True for a sample that only warms up the device; only its peak memory appears in the results.
         meta: JSON data for the scorer and for analyses; the runner never reads it.
     """
 
@@ -94,38 +94,38 @@ class Sample:
 
     @property
     def score_key(self) -> str:
-        """Key of the score in ``metrics.json`` to which the sample contributes: ``task`` or ``task@length``."""
+        """Key in `metrics.json` of the score that this sample is averaged into: ``task`` or ``task@length``."""
         return self.task if self.length is None else f"{self.task}@{self.length}"
 
     @property
     def continuation(self) -> str:
-        """Text of the first reference as it would follow the prompt; empty if the sample has no reference."""
+        """Text of the first reference answer as it would follow the prompt; empty if the sample has none."""
         if self.target is not None:
             return self.target
         return self.answers[0] if self.answers else ""
 
 
 class Setup(Protocol):
-    """Parts of a run's configuration (:class:`kvbench.config.run_config.RunConfig`) that a task may read."""
+    """The parts of a run's configuration that a task may read (:class:`kvbench.config.run_config.RunConfig`)."""
 
     @property
     def model(self) -> Any:
-        """Configuration of the model, with ``max_length``, ``prompt_limit``, ``weights`` and the model's names."""
+        """The model's configuration, including its names, ``max_length``, ``prompt_limit`` and ``weights``."""
         ...
 
     @property
     def method(self) -> Any:
-        """Configuration of the method, which also tells the perplexity task which of its modes can be used."""
+        """The method. Perplexity tasks ask it whether it works in the mode in which they measure."""
         ...
 
     @property
     def decoding(self) -> Any:
-        """Options of decoding: ``max_new_tokens``, ``stop`` and the sampling options."""
+        """The options of decoding: ``max_new_tokens``, ``stop`` and the options of sampling."""
         ...
 
     @property
     def runtime(self) -> Any:
-        """Options of the runtime: ``batch_size`` and the options of the device."""
+        """The options of the runtime, such as ``batch_size`` and the device."""
         ...
 
 
@@ -153,22 +153,22 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__}.samples")
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that identifies the content of the samples, without their number.
+        """Return JSON data that identifies what the samples contain; it is hashed into the run id.
 
-        The data is hashed into the run id.
+        The number of samples is not part of it, so a run can be extended by more samples.
         """
         raise NotImplementedError(f"{type(self).__name__}.identity")
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return the scores of one prediction by name.
+        """Return the scores of one answer by name.
 
         Args:
             sample: the sample that was run.
             prediction: the text that the model generated.
 
         Returns:
-            ``score`` in 0..1, and any variants, for example ``strict`` and ``flexible``. Empty if the task does not
-            score predictions.
+            ``score``, between 0 and 1, and any variants of it, for example ``strict`` and ``flexible``. Empty if the
+            task does not score answers.
         """
         raise NotImplementedError(f"{type(self).__name__}.score")
 
@@ -177,14 +177,14 @@ class Task:
 
         Args:
             sample: the sample with the questions.
-            predictions: the text generated for each question, in the order of the questions.
+            predictions: the text that the model generated for each question, in the order of the questions.
 
         Returns:
             ``score``, the mean of the questions' scores (:meth:`score`), and ``all``, which is 1.0 if every question
-            scores 1, else 0.0.
+            has the score 1 and 0.0 otherwise.
 
         Raises:
-            ValueError: the numbers of predictions and questions differ.
+            ValueError: the numbers of answers and questions differ.
         """
         assert isinstance(sample.work, AskQuestions)
         scores = [
@@ -196,63 +196,69 @@ class Task:
     def next_samples(self, rows: Mapping[str, Row]) -> Iterator[Sample]:
         """Yield all samples that are known so far, including those already run.
 
-        The runner calls this again after every row if :attr:`adaptive` is set.
+        If :attr:`adaptive` is set, later samples depend on results of earlier ones, and the runner calls this method
+        again after every sample.
 
         Args:
-            rows: recorded results of the samples already run, by sample id.
+            rows: stored rows of the samples already run, by sample id.
         """
         return self.samples()
 
     def check(self) -> None:
-        """Raise ConfigError if an option of the data set is invalid, regardless of the rest of the configuration."""
+        """Raise ConfigError if an option of the data set is invalid, whatever the model and the method are."""
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError if the rest of the configuration cannot run this data set."""
+        """Raise ConfigError if the data set cannot be run with the configured model, method, decoding and runtime.
+
+        Args:
+            config: the run's configuration.
+        """
 
     def packages(self) -> tuple[Package, ...]:
         """Return the optional Python packages that the data set needs with its current options."""
         return ()
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to download from the hub.
+        """Yield which files of the hub the data set needs, as pairs of a source and a name.
 
-        Each is a pair of a source and the name that replaces ``{task}`` in the source's `file`.
+        The name replaces ``{task}`` in the source's `file`. It is a task or a split, for example ``test``.
         """
         return iter(())
 
     def bind(self, tokenizer: Any) -> None:
-        """Receive the model's tokenizer; called before :meth:`samples` if :attr:`needs_tokenizer` is set."""
+        """Set the model's tokenizer; the runner does so before :meth:`samples` if :attr:`needs_tokenizer` is True."""
 
     def notes(self) -> dict[str, Any]:
-        """Return facts about the data that are recorded with the results but do not affect the run id."""
+        """Return facts about the data that are stored with the results but are not part of the run id."""
         return {}
 
     def machine_identity(self, runtime: Any, device: Callable[[], str]) -> dict[str, Any] | None:
-        """Return the facts about the machine, and the runtime options, on which the results depend.
+        """Return the facts about the machine on which the results depend, if they measure time or memory.
 
         Args:
             runtime: options of the `runtime` group.
-            device: returns the name of the device; calling it imports torch.
+            device: function that returns the name of the device; calling it imports torch.
 
         Returns:
-            JSON data that is hashed into the run id; None if the results do not depend on the machine.
+            The device's name and runtime options as JSON data, which is hashed into the run id. None if the results do
+            not depend on the machine.
         """
         return None
 
 
 class TokenTask(Task):
-    """Base class of data sets that build prompts of a given number of tokens, and so need the model's tokenizer."""
+    """Base class of data sets that need the model's tokenizer, because their prompts have a given number of tokens."""
 
     needs_tokenizer = True
     _tokenizer: Any = None
 
     def bind(self, tokenizer: Any) -> None:
-        """Receive the model's tokenizer."""
+        """Set the model's tokenizer."""
         self._tokenizer = tokenizer
 
     @property
     def tokenizer(self) -> Any:
-        """The model's tokenizer. Raises KvbenchError before :meth:`bind`."""
+        """The model's tokenizer. Raises KvbenchError if :meth:`bind` has not been called."""
         if self._tokenizer is None:
             raise KvbenchError(
                 f"{type(self).__name__}: samples are built from tokens, so bind(tokenizer) must be called first"
@@ -261,7 +267,7 @@ class TokenTask(Task):
 
 
 def check_shots(shots: int, train: Sequence[Any], place: object) -> None:
-    """Raise ConfigError if there are fewer training records than few-shot examples.
+    """Raise ConfigError if there are too few training records for the configured number of few-shot examples.
 
     Args:
         shots: number of few-shot examples per prompt.

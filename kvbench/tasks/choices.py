@@ -14,11 +14,11 @@ Option = tuple[str, str]
 
 
 def options(value: Any, field: str, place: str) -> list[Option]:
-    """Return the label and the text of each option of a question.
+    """Return the options of a multiple-choice question, each as a pair of its label and its text.
 
     Args:
-        value: a list of texts (their labels are then letters), a list of ``{"label", "text"}``, or ``{"label": [...],
-            "text": [...]}``, the form of ARC and OpenBookQA.
+        value: the options as the record holds them: a list of texts, which get the labels A, B, ...; a list of
+            ``{"label", "text"}``; or ``{"label": [...], "text": [...]}``, the form of ARC and OpenBookQA.
         field: name of the record's field that holds `value`, for messages.
         place: file and line of the record, for messages.
 
@@ -52,16 +52,16 @@ def options(value: Any, field: str, place: str) -> list[Option]:
 
 
 def listed(offered: Sequence[Option]) -> str:
-    """Return the options as they appear in a prompt: one per line, as ``A. text``."""
+    """Return the options as text for a prompt: one line per option, lettered in order, as ``A. text``."""
     return "\n".join(f"{letter}. {text}" for letter, (_, text) in zip(LETTERS, offered, strict=False))
 
 
 def correct(value: Any, offered: Sequence[Option], field: str, place: str) -> str:
-    """Return the letter of the right option.
+    """Return the letter of the right option, A for the first.
 
     Args:
-        value: the label, the text, or the 0-based index (an integer) of the right option. If `offered` is empty, the
-            letter itself.
+        value: the right option as the record gives it: its label, its text, or its index from 0 (an integer). If
+            `offered` is empty, it must be the letter itself.
         offered: label and text of each option; empty if the record's prompt already contains the options.
         field: name of the record's field that holds `value`, for messages.
         place: file and line of the record, for messages.

@@ -32,18 +32,18 @@ class Continuation(TokenTask):
 
     Args:
         name: the data set's name in results.
-        text: ``pg19`` (books), ``text`` (files of `path`) or ``mini_text`` (Python's own).
+        text: the texts: ``pg19`` (books), ``text`` (files of `path`) or ``mini_text`` (texts that come with Python).
         path: a local file or folder; None reads from the hub.
         source: the file on the hub.
-        lengths: prompt lengths in tokens, the beginning-of-sequence token included.
-        limit: number of measured prompts per length; None for all.
-        warm_up: number of warm-up prompts per length. They run before the measured prompts and are left out of the
-            results, apart from peak memory.
-        per_document: maximum number of prompts per document; None cuts the whole document into consecutive prompts, as
-            the authors' code does.
+        lengths: prompt lengths in tokens, including the beginning-of-sequence token.
+        limit: maximum number of measured prompts per length; None for all that the texts provide.
+        warm_up: number of warm-up prompts per length. They run before the measured prompts; only their peak memory
+            appears in the results.
+        per_document: maximum number of prompts cut from one document; None to cut each document into consecutive
+            prompts up to its end, as the authors' code does.
         skip: number of tokens skipped at the beginning of each document.
         max_new_tokens: number of tokens to generate.
-        bos: whether the first token of each prompt is replaced by the beginning-of-sequence token.
+        bos: True to replace the first token of each prompt by the beginning-of-sequence token.
     """
 
     version = 1
@@ -65,13 +65,13 @@ class Continuation(TokenTask):
     )
 
     def check(self) -> None:
-        """Raise ConfigError for invalid prompt lengths, a malformed source, or a missing path."""
+        """Raise ConfigError if prompt lengths or the source are invalid, or if ``text=text`` is set without a path."""
         self.source.check()
         check_lengths(self.lengths)
         check_text(self.text, self.path)
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError if the longest prompt and its new tokens exceed what the model accepts."""
+        """Raise ConfigError if the longest prompt and its answer exceed what the model accepts."""
         check_fits(config, self.lengths, self.max_new_tokens)
 
     @cached_property
@@ -85,14 +85,14 @@ class Continuation(TokenTask):
         return data.fingerprint(({"text": text} for text in self.documents), ("text",))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield a pair per file to download: its source on the hub, and the name that replaces ``{task}`` there."""
+        """Yield which file of the hub the data set needs, as a pair of its source and a name (:meth:`Task.files`)."""
         return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
     def samples(self) -> Iterator[Sample]:
-        """Yield, for each length, the warm-up prompts and then the measured prompts.
+        """Yield the samples of each length, the warm-up prompts first.
 
         Raises:
-            DataError: the texts are too short for a length, or no prompt is left after the warm-up prompts.
+            DataError: every text is too short for a length, or no prompt is left after the warm-up prompts.
         """
         for length in self.lengths:
             count = 0
@@ -105,7 +105,7 @@ class Continuation(TokenTask):
             check_warm_up(self.name, count, length, self.warm_up, "dataset.per_document=null")
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that identifies the prompts, without their number and the model's tokenizer."""
+        """Return JSON data that identifies the prompts' content. Their number and the tokenizer are not part of it."""
         settings = ("text", "warm_up", "per_document", "skip", "max_new_tokens", "bos")
         return {
             "target": "continuation",
@@ -116,11 +116,11 @@ class Continuation(TokenTask):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return the number of documents and of warm-up prompts, which are recorded with the results."""
+        """Return the number of documents and the number of warm-up prompts per length, for `metrics.json`."""
         return {"documents": len(self.documents), "warm_up": self.warm_up}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return no scores, because the result is the likelihood of the text's own continuation."""
+        """Return no scores. The result of this data set is the likelihood of the text's own continuation."""
         return {}
 
     def _pieces(self, length: int) -> Iterator[Sample]:
@@ -168,14 +168,14 @@ class Continuation(TokenTask):
 
 
 def check_fits(config: Setup, lengths: tuple[int, ...], max_new_tokens: int) -> None:
-    """Raise ConfigError if the longest prompt does not fit the model together with its new tokens.
+    """Raise ConfigError if the longest prompt and its answer exceed what the model accepts.
 
-    Prompts of a fixed length are never truncated, so they must fit.
+    Prompts of a fixed length are never truncated, so all of them must fit.
 
     Args:
         config: the run's configuration.
         lengths: prompt lengths in tokens.
-        max_new_tokens: number of tokens to generate, unless ``decoding.max_new_tokens`` is set.
+        max_new_tokens: number of tokens to generate; ``decoding.max_new_tokens`` overrides it.
     """
     model, new = config.model, config.decoding.max_new_tokens or max_new_tokens
     most = min(model.max_length - new, model.prompt_limit or model.max_length)
@@ -204,14 +204,15 @@ def check_lengths(lengths: tuple[int, ...]) -> None:
 
 
 def check_warm_up(name: str, count: int, length: int, warm_up: int, more: str = "") -> None:
-    """Raise DataError if warm-up uses all prompts of one length, so that none is left to measure.
+    """Raise DataError if all prompts of one length are used for warm-up, so that none is left to measure.
 
     Args:
         name: the data set's name, for the message.
         count: number of prompts that the data provides at this length.
         length: prompt length in tokens.
         warm_up: configured number of warm-up prompts.
-        more: command-line override that would provide more prompts, for the hint; empty if there is none.
+        more: for the hint, a command-line override with which the data would provide more prompts; empty if there is
+            none.
     """
     if count <= warm_up:
         raise DataError(
@@ -223,5 +224,5 @@ def check_warm_up(name: str, count: int, length: int, warm_up: int, more: str = 
 
 
 def warmed(sample: Sample, warm_up: bool) -> Sample:
-    """Return a copy of `sample` that is marked as a warm-up sample if `warm_up` is True, else `sample` itself."""
+    """Return `sample` itself, or a copy of it marked as a warm-up sample if `warm_up` is True."""
     return replace(sample, warm_up=True) if warm_up else sample

@@ -58,21 +58,21 @@ def find(
     others: Mapping[str, str] | None = None,
     remedy: str = REMEDY,
 ) -> Found:
-    """Return the file with the records of a task, downloaded from the hub if necessary.
+    """Return the file that holds the records of a task. It is downloaded from the hub if necessary.
 
     Args:
         source: the file on the hub.
-        task: name of the task or split; it replaces ``{task}`` in `source` and is the name of local files.
+        task: name of the task or split. It replaces ``{task}`` in `source`; in a local folder, the file has this name.
         path: value of the option ``dataset.path``: a folder, a .zip archive or a single file. None reads the file from
             the hub's cache, or downloads it.
         what: the data set's name in messages.
-        endings: file name endings that are accepted in a local folder.
-        others: explanations of files that belong to other tasks, by file name without ending. If the folder has no file
-            for `task`, and the file with the most similar name is one of these, the error quotes the explanation.
-        remedy: hint of the error for a file that cannot be downloaded.
+        endings: endings of the file names that are considered in a local folder.
+        others: for the error if a local folder does not have the file: explanations of files with similar names that
+            belong to other tasks, keyed by file name without ending.
+        remedy: hint of the error if the file cannot be downloaded.
 
     Raises:
-        DataError: the file is not on this machine and cannot be downloaded, or several files match.
+        DataError: the file is neither on this machine nor available from the hub, or several local files match.
     """
     if path is not None:
         place, single = local(path, what)
@@ -85,18 +85,21 @@ def find(
 
 
 def is_single(path: str) -> bool:
-    """Return True if `path` is a single file of records: neither a folder nor a .zip archive."""
+    """Return True if `path` is a single file of records; False for a folder, a .zip archive, or a missing path."""
     place = Path(path).expanduser()
     return place.suffix != ".zip" and bool(is_file(place, "dataset.path="))
 
 
 def local(path: str, what: str, key: str = "dataset.path") -> tuple[Path, bool]:
-    """Check a path from the configuration, and return it expanded, with True for a file and False for a folder.
+    """Check a path from the configuration, and return it with ``~`` expanded.
 
     Args:
         path: value of the option; ``~`` is the home folder.
         what: the data set's name in messages.
         key: name of the option, for messages.
+
+    Returns:
+        The path, and True if it is a file or False if it is a folder.
 
     Raises:
         DataError: the path is empty, does not exist, or is neither a file nor a folder.
@@ -116,9 +119,13 @@ def local(path: str, what: str, key: str = "dataset.path") -> tuple[Path, bool]:
 
 
 def fingerprint(records: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
-    """Return the checksum of a data set: the first 16 hex digits of the SHA-256 over `fields` of all records.
+    """Return the checksum of a data set: 16 hex digits of the SHA-256 over the given fields of all records.
 
-    The checksum does not depend on the format of the file that held the records.
+    The format of the file that held the records does not affect it.
+
+    Args:
+        records: the records, in order.
+        fields: names of the fields to include.
     """
     digest = hashlib.sha256()
     for record in records:

@@ -33,24 +33,24 @@ STOCK = ("dynamic", "static", "static-compiled", "quanto4", "quanto2", "hqq4")
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency(Task):
-    """A grid of points at which time and memory are measured; a point is one prompt length with one batch size.
+    """Measurement of time and memory over a grid of points; a point is one prompt length with one batch size.
 
     Args:
         name: the data set's name in results.
         prompts: prompt lengths in tokens.
         batches: batch sizes, or ``grow`` for 1, 2, 4, ... until memory runs out.
         max_batch: largest batch size that ``grow`` tries.
-        bisect: maximum number of further batch sizes to try after memory has run out, by bisection between the largest
-            batch size that fitted and the smallest that did not.
+        bisect: maximum number of further batch sizes to try after memory has run out; they bisect the range between the
+            largest batch size that fitted and the smallest that did not.
         new_tokens: number of tokens generated for every sequence; generation never ends early.
         repeats: number of prefills timed for TTFT; their median is reported. Decoding follows the last prefill.
-        untimed: number of untimed prefills that run before the timed ones at each point.
-        warm_up: number of tokens generated once before anything is timed.
+        untimed: number of prefills at each point that run before the timed ones and are not timed.
+        warm_up: number of tokens that are generated once per run before anything is timed.
         fill: ``prefill`` runs the prompt through the model; ``random`` fills the cache with random keys and values
-            instead, and then no prefill is timed.
-        compare: number of tokens that are generated again with eager steps, to compare them with the tokens that CUDA
-            graphs generated; 0 for no comparison.
-        stock: caches of unmodified transformers that are also measured at each point (:data:`STOCK`).
+            instead, and no prefill is timed.
+        compare: number of tokens to generate a second time without CUDA graphs, to check that both ways give the same
+            tokens; 0 for no comparison.
+        stock: caches of unmodified transformers to measure at each point as well (:data:`STOCK`).
         seed: seed of the random words in the prompts.
     """
 
@@ -74,7 +74,7 @@ class Efficiency(Task):
     seed: int = bounded(0, minimum=0, maximum=MOST)
 
     def check(self) -> None:
-        """Raise ConfigError if the grid has no prompt length or no batch size."""
+        """Raise ConfigError if no prompt length or no batch size is given."""
         if not self.prompts:
             raise ConfigError(
                 "dataset.prompts", "[]", "does not contain a prompt length", hint="dataset.prompts=[4096]"
@@ -88,9 +88,10 @@ class Efficiency(Task):
             )
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError if the rest of the configuration cannot run a point of this task.
+        """Raise ConfigError if the points of the grid cannot be measured with the rest of the configuration.
 
-        A point is one prompt length with one batch size.
+        Examples are a prompt that exceeds the model's limit, and ``runtime.batch_size``, in place of which `batches` is
+        used.
         """
         new, longest = config.decoding.max_new_tokens or self.new_tokens, max(self.prompts)
         if new < 2:
@@ -121,38 +122,38 @@ class Efficiency(Task):
             )
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the points that are known before anything is measured."""
+        """Yield one sample for each point that is known before anything has been measured."""
         return self.next_samples({})
 
     def next_samples(self, rows: Mapping[str, Row]) -> Iterator[Sample]:
-        """Yield the points that are known so far, including those already measured.
+        """Yield one sample for each point that is known so far, including those already measured.
 
-        With ``batches=grow``, the next batch size of a prompt length is known only after the previous one has been
-        measured.
+        The next batch size may depend on whether the previous one fitted into memory. With ``batches=grow``, it is
+        known only after the previous one has been measured.
 
         Args:
-            rows: recorded results of the points already measured, by sample id.
+            rows: stored rows of the points already measured, by sample id.
         """
         for prompt in dict.fromkeys(self.prompts):
             for batch in self._batches(prompt, rows):
                 yield self._sample(prompt, batch)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings on which the figures of a point depend.
+        """Return the options that affect the figures of a point; they are hashed into the run id.
 
-        The grid itself is left out, so a larger grid adds points to the same run.
+        The prompt lengths and batch sizes are not among them, so a larger grid adds points to the same run.
         """
         settings = {key: getattr(self, key) for key in ("new_tokens", *SETTINGS)}
         settings = {key: value for key, value in settings.items() if key not in LATER or value != LATER[key]}
         return {"target": "efficiency", "version": self.version, **settings}
 
     def machine_identity(self, runtime: Any, device: Callable[[], str]) -> dict[str, Any]:
-        """Return the device's name and the runtime options that affect time or memory."""
+        """Return the device's name and the runtime options that affect time or memory, for the run id."""
         options = {key: value for key, value in dataclasses.asdict(runtime).items() if key not in _ELSEWHERE}
         return {"device": device(), **options}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return no scores, because a point has no prediction."""
+        """Return no scores, because the content of the generated tokens does not matter."""
         return {}
 
     def _batches(self, prompt: int, rows: Mapping[str, Row]) -> list[int]:
@@ -202,7 +203,7 @@ def point_id(prompt: int, batch: int) -> str:
 
 
 def doubling(most: int) -> Iterator[int]:
-    """Yield the powers of two below `most`, then `most` itself."""
+    """Yield the batch sizes 1, 2, 4, ... that are below `most`, then `most` itself."""
     batch = 1
     while batch < most:
         yield batch

@@ -10,11 +10,11 @@ from kvbench.tasks.template import Span
 
 @dataclass(frozen=True)
 class Entry:
-    """One record turned into a prompt, without few-shot examples.
+    """One record converted to a prompt, to which few-shot examples can still be added.
 
     Args:
-        prompt: the template filled with the record's fields.
-        context: half-open character range of the context in `prompt`; None if the data set names no context.
+        prompt: the template, filled with the record's fields.
+        context: half-open character range of the context in `prompt`; None if the data set does not define a context.
         query: the question, with which a retriever searches the context; may be empty.
         answers: reference answers.
         record: the record as read from the file.
@@ -30,5 +30,5 @@ class Entry:
 
     @property
     def target(self) -> str:
-        """The first answer, with a space before it unless the prompt already ends in whitespace."""
+        """The first answer as it would follow the prompt: after a space, unless the prompt ends in whitespace."""
         return self.answers[0] if self.prompt[-1:].isspace() else f" {self.answers[0]}"

@@ -46,11 +46,11 @@ DAMAGE = (
 
 @dataclass(frozen=True)
 class Found:
-    """A data file on this machine: a plain file, a member of an archive, or a file split into shards.
+    """A data file on this machine: a plain file, a member of an archive, or a file that is split into shards.
 
     Args:
         path: the file, the archive, or the first shard.
-        member: name of the member in the archive; None for a file.
+        member: name of the member in the archive; None if `path` is not an archive.
         more: the other shards, in order.
     """
 
@@ -64,11 +64,11 @@ class Found:
         return str(self.path) if self.member is None else f"{self.path}!{self.member}"
 
     def each(self) -> tuple[Found, ...]:
-        """Return one object per shard, in order; only the file itself if it is not split into shards."""
+        """Return each shard as an object of its own, in order; a file that is not split is returned as the only one."""
         return tuple(Found(path, self.member) for path in (self.path, *self.more))
 
     def check(self) -> None:
-        """Raise DataError unless `path` is a regular file that is not larger than :data:`MAX_FILE`."""
+        """Raise DataError unless `path` is a regular file whose packed size is within the limit :data:`MAX_FILE`."""
         try:
             if not is_file(self.path, ""):
                 raise DataError(f"{self.path} is not a file.\n  hint: name a file, not a folder")
@@ -78,10 +78,11 @@ class Found:
             raise DataError(f"{self} cannot be read: {error}.\n  hint: download the file again") from error
 
     def content(self) -> bytes:
-        """Return the unpacked bytes.
+        """Return the whole content of the file, unpacked.
 
         Raises:
-            DataError: the file is damaged, cannot be read, exceeds :data:`MAX_FILE`, or does not fit into memory.
+            DataError: the file is damaged, cannot be read, exceeds the limit :data:`MAX_FILE`, or does not fit into
+                memory.
         """
         try:
             return b"".join(pieces(self))
@@ -90,7 +91,7 @@ class Found:
 
     @property
     def ending(self) -> str:
-        """Ending of the unpacked file: ``.jsonl``, ``.json``, ``.parquet``, ``.txt`` ..."""
+        """Ending of the file's name without ``.gz``: ``.jsonl``, ``.json``, ``.parquet``, ``.txt`` ..."""
         return Path((self.member or self.path.name).removesuffix(".gz")).suffix
 
 
@@ -99,10 +100,10 @@ def is_file(path: Path, what: str) -> bool | None:
 
     Args:
         path: the path to check.
-        what: text with which an error message begins.
+        what: text with which error messages begin, before the path.
 
     Raises:
-        DataError: `path` is neither a file nor a folder (but a fifo or a device, for example), or is not accessible.
+        DataError: `path` is not accessible, or is neither a file nor a folder but, for example, a fifo or a device.
     """
     try:
         mode = path.stat().st_mode
@@ -120,10 +121,10 @@ def is_file(path: Path, what: str) -> bool | None:
 
 
 def limit(name: str) -> int:
-    """Return the limit in bytes set by the environment variable `name`, or its default.
+    """Return a size limit in bytes: the value of an environment variable, which is in MiB, or its default.
 
     Args:
-        name: :data:`MAX_FILE` or :data:`MAX_LINE`.
+        name: name of the variable, :data:`MAX_FILE` or :data:`MAX_LINE`.
 
     Raises:
         ConfigError: the variable's value is not a positive whole number.
@@ -137,7 +138,7 @@ def limit(name: str) -> int:
 
 
 def utf8(content: bytes, place: str) -> str:
-    """Decode UTF-8 text, and drop the byte order mark with which some editors begin a file.
+    """Decode UTF-8 text without the byte order mark that some editors write at the beginning of a file.
 
     Args:
         content: the bytes to decode.
@@ -153,10 +154,10 @@ def utf8(content: bytes, place: str) -> str:
 
 
 def pieces(found: Found) -> Iterator[bytes]:
-    """Yield the unpacked bytes of a file, at most 1 MiB at a time.
+    """Yield the unpacked content of a file in pieces of at most 1 MiB.
 
     Raises:
-        DataError: the file is damaged, cannot be read, or exceeds :data:`MAX_FILE`.
+        DataError: the file is damaged, cannot be read, or exceeds the limit :data:`MAX_FILE`.
     """
     most = limit(MAX_FILE)
     try:
@@ -200,7 +201,7 @@ def _read(stream: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
 
 
 def too_large(found: Found) -> DataError:
-    """Return the error for a file that exceeds :data:`MAX_FILE`."""
+    """Return the error for a file that exceeds the limit :data:`MAX_FILE`."""
     most = limit(MAX_FILE) >> 20
     return DataError(
         f"{found} exceeds the limit of {most} MiB after unpacking and parsing.\n"

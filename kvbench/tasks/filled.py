@@ -23,7 +23,7 @@ LEAST = 64
 
 @dataclass(frozen=True)
 class Filled:
-    """Prompts of equal length, one for each sequence of a batch.
+    """Prompts of the same length for the sequences of one batch.
 
     Args:
         ids: token ids of each prompt.
@@ -37,15 +37,15 @@ class Filled:
 
 
 def filled(tokenizer: Any, count: int, rows: int, seed: int = 0) -> Filled:
-    """Return `rows` prompts of exactly `count` tokens each.
+    """Return prompts of exactly `count` tokens: random sentences as the context, then a question about one of them.
 
-    If the question would fill more than half of a prompt, the prompt consists of sentences only. The last quarter of
-    its tokens is then not part of the context, and the question is only in `queries`.
+    If the question would take up more than half of a prompt, it is left out of the prompt and appears only in
+    `queries`. The last quarter of such a prompt does not count as context.
 
     Args:
         tokenizer: the model's tokenizer.
-        count: number of tokens of each prompt, including the beginning-of-sequence token.
-        rows: number of prompts. Prompt number i is the same for every value of `rows`.
+        count: number of tokens per prompt, including the beginning-of-sequence token.
+        rows: number of prompts. A larger number only adds prompts at the end.
         seed: seed of the random sentences and their order.
 
     Raises:

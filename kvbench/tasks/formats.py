@@ -31,12 +31,13 @@ def read_records(
     Args:
         found: the file.
         fields: names of the fields that every record must have. If this is a mapping from names to kinds of values, the
-            values are checked as well, and the returned records contain only these fields.
-        problem: an additional check of each record. It returns a description of the fault, or None for a valid record.
+            values are checked too, and the returned records contain only these fields.
+        problem: an additional check: a function of a record that returns a description of what is wrong with it, or
+            None.
 
     Raises:
-        DataError: the file is damaged or has no records, or a record is malformed, lacks a field, has a value of
-            the wrong kind, or fails the check `problem`.
+        DataError: the file is damaged or has no records, or a record is malformed, lacks a field, has a value of the
+            wrong kind, or fails the check `problem`.
     """
     records = []
     for place, record in placed_records(found):
@@ -48,10 +49,9 @@ def read_records(
 
 
 def placed_records(found: Found) -> Iterator[tuple[str, Record]]:
-    """Yield pairs of a place and a record, for all records of a file.
+    """Yield all records of a file, each with its place for error messages, as pairs ``(place, record)``.
 
-    The place is a text for error messages: the file and the line of the record, or the file and the record's 0-based
-    index.
+    The place is a text: the file with the number of the line, or with the number of the record, counted from 0.
 
     Raises:
         DataError: the file is damaged, too large or without records, or a record is malformed.
@@ -73,7 +73,7 @@ def placed_records(found: Found) -> Iterator[tuple[str, Record]]:
 
 
 def read_json(found: Found) -> Any:
-    """Return the content of a file as one JSON value. Raises DataError if it is damaged, too large or not JSON."""
+    """Return the content of a file that is one JSON value. Raises DataError if it is damaged, too large or not JSON."""
     try:
         return _whole(found.content(), found)
     except MemoryError as error:
@@ -81,10 +81,10 @@ def read_json(found: Found) -> Any:
 
 
 def read_text(found: Found) -> str:
-    """Return the content of a file as text.
+    """Return the content of a text file.
 
     Raises:
-        DataError: the file is damaged, is not UTF-8, or contains a NUL character (which shows that it is binary).
+        DataError: the file is damaged, too large, not UTF-8, or contains a NUL character, so that it must be binary.
     """
     text = utf8(found.content(), str(found))
     if "\0" in text:

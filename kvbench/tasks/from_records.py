@@ -30,7 +30,7 @@ from kvbench.util.schema import MOST, MOST_TOKENS, bounded
 
 @dataclass(frozen=True, kw_only=True)
 class Records(Task):
-    r"""Data set that a user defines by options only: records of a file, a prompt template and a metric.
+    r"""Data set that a user defines without Python: a file of records, a prompt template and a metric.
 
     Args:
         name: the data set's name in results.
@@ -38,33 +38,33 @@ class Records(Task):
             split; None reads from the hub.
         source: the files on the hub.
         split: the split whose records become samples.
-        template: the prompt, with names of fields in braces: ``Question: {question}\nAnswer:``. A dot leads into a
-            nested field, and ``|`` separates alternative names: ``{question.stem|question_stem}``.
+        template: the prompt, with names of the record's fields in braces: ``Question: {question}\nAnswer:``. A dot
+            leads into a nested field, and ``|`` separates alternative names: ``{question.stem|question_stem}``.
         context: field or template of the context, which Cocktail quantizes chunk by chunk. `template` must contain it
             once, as ``{context}`` or under the field's own name. None if the prompt has no separate context.
-        query: field or template of the question with which Cocktail searches the context. `template` may contain it as
-            ``{query}``. None if there is no separate question.
-        answer: field that holds the answer: a text, a number, or a list of these, any of which is right.
-        metric: ``exact_match`` (ignoring case, quotes and final punctuation), ``f1`` (of words, as in SQuAD and
+        query: field or template of the question, with which Cocktail searches the context. `template` may contain it as
+            ``{query}``. None if the prompt has no separate question.
+        answer: field that holds the answer: a text, a number, or a list of these, each of which is accepted.
+        metric: ``exact_match`` (ignoring case, quotes and final punctuation), ``f1`` (over words, as in SQuAD and
             LongBench), ``rouge`` (ROUGE-Lsum with stemming), ``regex`` (exact match of what `pattern` extracts),
             ``choice`` (the letter of an option), or ``gsm8k`` (the number after ``####``, strict and flexible).
-        pattern: regular expression with one group, for the metric ``regex``. The group is extracted from the
-            prediction, and from each reference that matches.
-        choices: field with the options for the metric ``choice``: a list of texts, or labels and texts in the form of
-            ARC and OpenBookQA. `template` may contain ``{choices}``, one option per line with its letter. None if the
-            answers are letters.
+        pattern: regular expression with one group, for the metric ``regex``. The text that the group matches is
+            compared, in the model's answer and in each reference answer that the pattern matches.
+        choices: field that holds the options, for the metric ``choice``: a list of texts, or labels and texts in the
+            form of ARC and OpenBookQA. `template` may contain ``{choices}``, one option per line with its letter. None
+            if the prompt already contains the options; `answer` then holds a letter.
         shots: number of few-shot examples before the question.
         examples: split from which the examples are taken.
-        order: ``first`` uses the first records of `examples` for all questions, ``sampled`` draws records at random for
+        order: ``first`` uses the first records of `examples` for all questions; ``sampled`` draws records at random for
             each question.
         shots_seed: seed of the random draws.
         separator: text after each example.
         limit: number of samples, taken from the beginning of the split; None for all.
-        max_new_tokens: number of tokens to generate.
+        max_new_tokens: maximum number of tokens to generate.
         stop: strings at which an answer ends.
         chat: whether the prompt is put into the model's chat wrapper.
         system: text of a system turn; None for no such turn.
-        truncation: ``middle`` cuts tokens from the middle of a prompt that is too long, ``refuse`` raises an error.
+        truncation: ``middle`` removes tokens from the middle of a prompt that is too long; ``refuse`` raises an error.
     """
 
     version = 1
@@ -183,14 +183,15 @@ class Records(Task):
 
     @cached_property
     def entries(self) -> dict[str, list[Entry]]:
-        """Records of each split as prompts without few-shot examples, read on first use (:meth:`read`)."""
+        """The prompts of each split, without few-shot examples; the files are read on first use (:meth:`read`)."""
         return self.read()
 
     def read(self) -> dict[str, list[Entry]]:
-        """Read the records of the splits in use, and return them by split as prompts without few-shot examples.
+        """Read the records of all needed splits, and return them as prompts without few-shot examples, by split.
 
         Raises:
-            DataError: a file or a record cannot be read, or there are fewer examples than `shots`.
+            DataError: a file or a record cannot be read, or examples are wanted but `path` is a single file.
+            ConfigError: the split with the examples has fewer records than `shots`.
         """
         what = f"dataset {self.name}"
         if self.shots and self.path is not None and data.is_single(self.path):
@@ -218,14 +219,14 @@ class Records(Task):
         return tuple(dict.fromkeys((*((self.examples,) if self.shots else ()), self.split)))
 
     def entry(self, record: Record, place: str) -> Entry:
-        """Return one record as a prompt, without few-shot examples.
+        """Convert one record to a prompt without few-shot examples.
 
         Args:
             record: the record as read from the file.
             place: file and line of the record, for messages.
 
         Raises:
-            DataError: a field is missing or of the wrong kind.
+            DataError: a field is missing or has a value of the wrong kind.
         """
         given, offered = {}, []
         if self.choices is not None:
@@ -258,13 +259,13 @@ class Records(Task):
         return references
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield a pair per file to download: its source on the hub, and the name that replaces ``{task}`` there."""
+        """Yield which files of the hub the data set needs, as pairs of a source and a split (:meth:`Task.files`)."""
         return ((self.source, split) for split in self._splits)
 
     # -- samples -----------------------------------------------------------------------------------------------------
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the first `limit` records of the split as samples, each with its few-shot examples."""
+        """Yield one sample, with few-shot examples, for each of the first `limit` records of the split."""
         draw = random.Random(self.shots_seed)
         pool = self.entries[self.examples] if self.shots else []
         for index, entry in enumerate(self.entries[self.split][: self.limit]):
@@ -287,9 +288,9 @@ class Records(Task):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that identifies the samples, without their number.
+        """Return JSON data that identifies what the samples contain; their number is not part of it.
 
-        It contains one checksum per split, computed over the filled templates.
+        It has one checksum per split, over the records' filled templates, queries and answers.
         """
         keys = ("name", "metric", "pattern", "shots", "max_new_tokens", "chat", "system", "truncation")
         drawn = ("examples", "order", "shots_seed", "separator") if self.shots else ()
@@ -305,7 +306,7 @@ class Records(Task):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return the number of records of each split, which is recorded with the results."""
+        """Return the number of records of each split, for `metrics.json`."""
         return {"records": {split: len(entries) for split, entries in self.entries.items()}}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
