@@ -29,8 +29,8 @@ WEIGHTS = (".safetensors", ".bin")
 def settle(store: RunStore, checked: RunConfig, task: Task) -> None:
     """Compare the model's weights with those of the run's first samples; the first call records their origin instead.
 
-    The origin, `origin.json`, consists of the repository, commit and checksums of each of model, encoder and data
-    (:func:`of`). Weights that are not in the hub's cache are neither compared nor recorded.
+    The origin (`origin.json`) is the repository, commit and checksums of the model, the encoder and the data, if they
+    came from the hub (:func:`of`). Weights that are not in the hub's cache are neither compared nor recorded.
 
     Args:
         store: files of the run, whose lock this process must hold.

@@ -30,10 +30,9 @@ LOADING_S = 600.0
 
 @contextmanager
 def joined(checked: RunConfig, task: Task) -> Iterator[Team | None]:
-    """Connect this process with the other ranks of the run inside a ``with`` block; yields their team.
+    """Join the other ranks of the run inside a ``with`` block; yields the team, or None for a single process.
 
-    It yields None for a run on a single process. If an error ends the run on this rank, the other ranks are informed,
-    so that they do not wait for this one.
+    If an error ends the run on this rank, the other ranks are informed, so that they do not wait for this one.
 
     Args:
         checked: configuration of the run.
@@ -91,7 +90,7 @@ def terminated_as_interrupt() -> Iterator[None]:
 
 
 def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
-    """Run the batches that rank 0 has planned, on a rank other than 0. No results are written.
+    """On a rank other than 0, run the batches that rank 0 has planned. No results are written.
 
     Args:
         checked: configuration of the run.
@@ -99,8 +98,8 @@ def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
         team: the ranks of the run.
 
     Returns:
-        ``status``, which is ``ok``, or ``oom`` if a rank ran out of memory, and ``rank``, the number of this rank.
-        Errors in single samples do not change the status; rank 0 records them.
+        A dict with ``status`` and ``rank``, the number of this rank. The status is ``oom`` if a rank ran out of memory,
+        else ``ok``, even if single samples failed; rank 0 records their errors.
     """
     wanted = team.hear()
     if not wanted:

@@ -25,8 +25,8 @@ def untouched(method: Method, rows: Sequence[Row]) -> dict[str, Any] | None:
 
     Returns:
         None if the method may have had an effect. Otherwise a dict: ``key`` and ``value`` of the hyper-parameter;
-        ``exact``, the number of tokens that all stay in full precision with this value; and ``longest``, the number of
-        tokens in the cache for the longest sample.
+        ``exact``, the number of tokens up to which all stay in full precision with this value; and ``longest``, the
+        largest number of tokens that a sample had in the cache.
     """
     reach = method.reach()
     cached = [

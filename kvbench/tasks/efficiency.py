@@ -90,8 +90,8 @@ class Efficiency(Task):
     def fits(self, config: Setup) -> None:
         """Raise ConfigError if the points of the grid cannot be measured with the rest of the configuration.
 
-        Examples are a prompt that exceeds the model's limit, and ``runtime.batch_size``, in place of which `batches` is
-        used.
+        For example, a prompt may exceed the model's limit, or ``runtime.batch_size`` may be set, although the grid
+        defines the batch sizes.
         """
         new, longest = config.decoding.max_new_tokens or self.new_tokens, max(self.prompts)
         if new < 2:
