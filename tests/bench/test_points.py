@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -216,3 +217,85 @@ def test_tables_stand_by_prompt_and_a_failed_point_says_why():
     texts = table_of([row, short], "tpot").splitlines()
     assert texts[2].startswith("kivi") and texts[3].startswith("fp16")
     assert table_of([row, short], "memory").splitlines()[2].startswith("fp16")
+
+
+def bench(*words, **parts):
+    """A bench with its arguments alone."""
+    return SimpleNamespace(args=command.parser().parse_args(list(words)), **parts)
+
+
+def test_options_reach_the_meter(monkeypatch):
+    monkeypatch.setattr(points, "Meter", lambda model, tokenizer, method, how: (model, tokenizer, method, how))
+    words = ["--seed", "3", "--kernels", "triton", "--check", "2", "--repeats", "4", "--untimed", "1", "--compile"]
+    words += ["--prefill-chunk", "64", "--prefill-rows", "all", "--new-tokens", "9"]
+    for name, census in (("memory", True), ("prefill", True), ("tpot", False)):
+        own = bench(name, *words, read_rate=5.0, model="m", loaded=SimpleNamespace(tokenizer="t"))
+        model, tokenizer, method, how = points.Bench.meter(own, "method", "always")
+        assert (model, tokenizer, method, how.graphs, how.census) == ("m", "t", "method", "always", census)
+        assert (how.seed, how.options.kernels, how.compare, how.repeats, how.untimed) == (3, "triton", 2, 4, 1)
+        assert (how.compile, how.prefill_chunk, how.prefill_rows, how.new_tokens) == (True, 64, None, 9)
+        assert how.read_rate == 5.0 and points.Bench.meter(own, "method")[3].graphs == "never"
+
+
+@pytest.mark.parametrize(
+    ("words", "ways"),
+    [
+        ([], ["always"]),
+        (["--eager"], ["always", "never"]),
+        (["--eager-only"], ["never"]),
+        (["--eager", "--eager-only"], ["never"]),
+    ],
+)
+def test_stock_comes_first_and_each_setting_is_detached(words, ways):
+    events = []
+    methods = [
+        (SimpleNamespace(text=name), SimpleNamespace(detach=lambda model, name=name: events.append(f"-{name}")))
+        for name in "ab"
+    ]
+    own = bench(
+        "tpot", *words, "--baselines", "dynamic", "static", methods=methods, model="m", _point=lambda *given: {},
+        meter=lambda method, graphs="never": SimpleNamespace(stock_point=lambda *given: {}),
+        _grid=lambda start, measure: events.append((start["setting"], start.get("graphs"))),
+    )  # fmt: skip
+    points.Bench.measure(own)
+    per_setting = [[*((name, way) for way in ways for _ in [0])] for name in "ab"]
+    assert [event for event in events if not isinstance(event, str)] == [
+        ("dynamic", None), ("static", None), *per_setting[0], *per_setting[1]
+    ]  # fmt: skip
+    assert [event for event in events if isinstance(event, str)] == [f"-{name}" for name in "ab" for _ in ways]
+
+
+def test_an_attempt_that_fails_is_a_record(monkeypatch):
+    released = []
+    monkeypatch.setattr(points, "release", released.append)
+    own = bench("memory", "--new-tokens", "7", device="cpu")
+
+    def attempt(error):
+        def measure(prompt, batch):
+            raise error
+
+        return points.Bench._attempt(own, measure, 64, 2)
+
+    row = attempt(RuntimeError("no\n  such kernel"))
+    assert row == {
+        "prompt": 64, "batch": 2, "new_tokens": 7, "status": "failed", "message": "RuntimeError: no such kernel",
+        "bytes_asked": None,
+    }  # fmt: skip
+    row = attempt(torch.OutOfMemoryError("Tried to allocate 1.00 GiB"))
+    assert (row["status"], row["bytes_asked"]) == ("oom", 2**30) and released == ["cpu"] * 2
+    assert points.Bench._attempt(own, lambda prompt, batch: {"at": (prompt, batch)}, 64, 2) == {"at": (64, 2)}
+    with pytest.raises(ModelError):
+        attempt(ModelError("yours"))
+    assert len(released) == 2
+
+
+def test_a_pretrained_model_has_a_longest_sequence():
+    def check(contexts, new, random):
+        loaded = SimpleNamespace(random_weights=random, max_length=4096)
+        own = bench("tpot", "--contexts", *contexts, "--new-tokens", new, loaded=loaded)
+        points.Bench._check_lengths(own)
+
+    check(["64", "4000"], "96", False)
+    check(["64", "8k"], "96", True)
+    with pytest.raises(ConfigError, match=r"--contexts=4000: and 97 new tokens together exceed the limit"):
+        check(["4000", "64"], "97", False)

@@ -255,6 +255,42 @@ def test_lengths_of_cells_that_the_table_lacks_are_not_noted():
     assert "32678" in note and "65536" not in note
 
 
+def test_an_item_is_finished_as_soon_as_its_runs_have_ended(monkeypatch, capsys, tmp_path):
+    one, two = (Run((f"method={name}",), "tiny", "mini") for name in ("a", "b"))
+    needed = {"x/1": [one, two], "x/2": [one], "x/3": []}
+    events, statuses = [], {one: ("absent", "no weights\n  hint"), two: ("absent", "no weights\n  hint")}
+
+    def execute(todo, launcher, jobs):
+        for run in todo:
+            events.append(run)
+            yield Outcome(run, "", *statuses[run])
+
+    monkeypatch.setattr(session, "item_runs", lambda item, plan: needed[item.id])
+    monkeypatch.setattr(session, "execute_all", execute)
+    monkeypatch.setattr(session, "folded_of", lambda item, plan, outcomes: (item.id, len(outcomes)))
+    monkeypatch.setattr(session, "write", lambda item, folded, plan: (events.append(folded) or tmp_path, "no picture"))
+    monkeypatch.setattr(session, "markdown", lambda item, folded: item.id)
+    items = [Grid(id=name, number="1", title="", caption="", rows=(), columns=()) for name in needed]
+    assert session.make(items, Plan(), "local", 1) == 0
+    assert events == [("x/3", 0), one, ("x/2", 1), two, ("x/1", 2)]
+    out, err = capsys.readouterr()
+    assert out.count("-> ") == 3 and "(no picture)" in out
+    assert err == "[1/2] absent  python -m kvbench method=a\n  no weights\n"  # a reason is printed once
+    statuses[two] = ("failed", "Traceback\nline two")
+    events.clear()
+    assert session.make(items, Plan(), "local", 1) == 1 and len(events) == 5
+    assert "[2/2] failed  python -m kvbench method=b\nTraceback\nline two\n" in capsys.readouterr().err
+    events.clear()
+    assert session.make(items, Plan(), "local", 1, fold_only=True) == 0 and [e[1] for e in events] == [0, 0, 0]
+
+
+def test_the_same_run_is_made_once(monkeypatch):
+    one, two = (Run((name,), "tiny", "mini") for name in "ab")
+    made = []
+    monkeypatch.setattr(runs, "execute", lambda run, threads=None: made.append(run) or Outcome(run, "", "ok"))
+    assert [outcome.run for outcome in runs.execute_all([one, two, one])] == [one, two] == made
+
+
 def test_dry_run(empty, capsys, monkeypatch):
     from experiments.predict import duration, expect, predicted
 
