@@ -248,12 +248,13 @@ def test_options_reach_the_meter(monkeypatch):
 )
 def test_stock_comes_first_and_each_setting_is_detached(words, ways):
     events = []
-    methods = [
-        (SimpleNamespace(text=name), SimpleNamespace(detach=lambda model, name=name: events.append(f"-{name}")))
-        for name in "ab"
-    ]
+
+    def setting(name):
+        return SimpleNamespace(text=name), SimpleNamespace(detach=lambda model: events.append(f"-{name}"))
+
+    pairs = [setting("a"), setting("b")]
     own = bench(
-        "tpot", *words, "--baselines", "dynamic", "static", methods=methods, model="m", _point=lambda *given: {},
+        "tpot", *words, "--baselines", "dynamic", "static", methods=pairs, model="m", _point=lambda *given: {},
         meter=lambda method, graphs="never": SimpleNamespace(stock_point=lambda *given: {}),
         _grid=lambda start, measure: events.append((start["setting"], start.get("graphs"))),
     )  # fmt: skip

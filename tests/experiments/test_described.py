@@ -28,7 +28,13 @@ def test_counts_and_lengths_of_data_sets(monkeypatch):
         "qmsum": [SimpleNamespace(meta={"words": n}, prompt="", task="qmsum") for n in (10, 30)],
         "trec": [SimpleNamespace(meta={}, prompt="a b c", task="trec")],
     }
-    monkeypatch.setattr(statistics, "_samples", lambda row, plan: asked[row.data.task])
+    other = SimpleNamespace(meta={"words": 9999}, prompt="", task="another task")
+
+    def config(row, plan):
+        return SimpleNamespace(task=SimpleNamespace(samples=lambda: [*asked[row.data.task], other]))
+
+    monkeypatch.setattr(statistics, "_config", config)
+    monkeypatch.setattr(statistics, "of", lambda config, task: {"data": [{"hub_id": "a/b", "revision": "123"}]})
     table = statistics.of_datasets(computed(rows), Plan())
     by_task = {row.data.task: row.name for row in rows}
     count, length = (table.at("", by_task["qmsum"], name) for name in ("records", "mean length"))
@@ -36,6 +42,7 @@ def test_counts_and_lengths_of_data_sets(monkeypatch):
     assert (length.ours, length.n, length.paper, length.stderr) == (20.0, 2, 10614.0, 10.0)
     assert table.at("", by_task["trec"], "mean length").ours == 3.0  # words of the prompt
     assert [(heading.name, heading.unit) for heading in table.headings] == [("records", ""), ("mean length", "words")]
+    assert table.notes[1:] == ["Records of a/b at commit 123."]
     limited = statistics.of_datasets(computed(rows), Plan(data="standin"))
     assert limited.marks and all(cell.paper is None for cell in limited.cells)
 
@@ -44,7 +51,7 @@ def test_data_that_are_missing_leave_both_cells_empty(monkeypatch):
     def missing(row, plan):
         raise DataError("no file")
 
-    monkeypatch.setattr(statistics, "_samples", missing)
+    monkeypatch.setattr(statistics, "_config", missing)
     row = next(row for row in TABLE5.options["rows"] if row.data.task == "qmsum")
     cells = statistics.of_datasets(computed((row,)), Plan()).cells
     assert {(cell.ours, cell.reason) for cell in cells} == {(None, "no file")}
@@ -53,8 +60,8 @@ def test_data_that_are_missing_leave_both_cells_empty(monkeypatch):
 
 def test_samples_of_one_task_are_counted():
     mini = Described(name="x", data=Column(name="x", data="mini", task="repeat", options=("dataset.limit=2",)))
-    drawn = statistics._samples(mini, Plan())
-    assert [sample.task for sample in drawn] == ["repeat", "repeat"]
+    table = statistics.of_datasets(computed((mini,)), Plan())
+    assert table.at("", "x", "records").ours == 2 and len(table.notes) == 1  # nothing came from the hub
 
 
 def test_shares_of_chunks_and_similarities_from_0_to_1(monkeypatch):

@@ -22,7 +22,7 @@ from experiments.item import Claim, Column, Grid, Group, Model, Row
 from experiments.plan import Plan
 from experiments.predict import Work, duration, works
 from experiments.runs import run_of
-from experiments.session import listing, needs, notes_of, state
+from experiments.session import listing, needs, notes_of
 from experiments.write import _finite
 from kvbench.errors import DataError
 
@@ -239,11 +239,13 @@ def test_bounds_in_words():
 
 
 def test_reasons_are_shortened_and_named_once():
-    cells = [Cell(model=m, row=r, column="c", reason="x" * 200 + "\nhint") for m in ("m", "n") for r in ("A", "B")]
-    cells.append(Cell(model="m", row="C", column="c", reason="y" * 120))
+    cells = [Cell(model=m, row=r, column="c", reason="word " * 60 + "\nhint") for m in ("m", "n") for r in ("A", "B")]
+    cells.append(Cell(model="m", row="C", column="c", reason="y" * 240))
+    cells.append(Cell(model="m", row="", column="c", reason="why"))
     folded = Folded(headings=[Heading(name="c")], rows=["A", "B", "C"], models=["m", "n"], cells=cells)
     text = markdown(ITEM, folded)
-    assert f"Empty (A, B): {'x' * 117}...\n" in text and f"Empty (C): {'y' * 120}\n" in text
+    assert f"Empty (A, B): {'word ' * 47}...\n" in text and f"Empty (C): {'y' * 240}\n" in text
+    assert "Empty (c): why\n" in text
     assert "## m\n" in text and "## n\n" in text and "| A | ours | - |" in text
     assert text.startswith("# cocktail Table IX: t\n") and "hint" not in text
 
@@ -268,16 +270,16 @@ def test_what_a_table_shows_in_place_of_the_papers():
     assert some[0].startswith("Encoder here (B): BM25")
 
 
-def test_the_list_says_what_an_item_needs_and_what_is_there(tmp_path):
-    plan = Plan(out=tmp_path)
-    assert needs(ITEM) == "llama2-7b; pg19" and state(ITEM, plan) == "nothing"
-    for folder in (tmp_path / ITEM.id / "tiny-mini", tmp_path / ITEM.id):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "cells.json").touch()
-    assert state(ITEM, plan) == "done, tiny-mini"
-    lines = listing([ITEM], plan).splitlines()
-    assert lines[0] == "cocktail/table9  Table IX  t"
-    assert lines[1].split() == "needs llama2-7b; pg19; here: done, tiny-mini".split() and lines[3].startswith("1 items")
+def test_the_list_says_what_an_item_needs_and_what_is_there(monkeypatch):
+    lines = []
+    monkeypatch.setattr("experiments.session.states", lambda item, plan: lines)
+    assert needs(ITEM) == "llama2-7b; pg19"
+    start = ["cocktail/table9  Table IX  t", "                 needs llama2-7b; pg19"]
+    assert listing([ITEM], Plan()).splitlines()[:4] == [*start, "                 here: nothing", ""]
+    lines += ["one", "two"]
+    text = listing([ITEM], Plan()).splitlines()
+    assert text[:5] == [*start, "                 here: one", "                 here: two", ""]
+    assert text[5].startswith("1 items")
 
 
 def test_the_work_of_runs():

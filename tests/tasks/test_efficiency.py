@@ -69,6 +69,8 @@ def test_a_listed_grid_ends_each_length_where_memory_does():
         *(point_id(64, b) for b in (1, 2)),
         *(point_id(32, b) for b in (1, 2, 4)),
     ]
+    ended = {point_id(64, 33): {"status": "oom"}}
+    assert [sample.work.batch for sample in Efficiency(prompts=(64,), batches=(33, 1)).next_samples(ended)] == [1, 33]
     assert {sample.score_key for sample in task.samples()} == {"efficiency@64", "efficiency@32"}
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvbench.errors import ConfigError, DataError
 from kvbench.hub.repository import HubError
-from kvbench.tasks import hub_files, splits
+from kvbench.tasks import hub_files, splits, texts
 from kvbench.tasks.choices import correct, listed, options
 from kvbench.tasks.entries import Entry
 from kvbench.tasks.filled import filled
@@ -171,6 +171,11 @@ def test_spans_of_c4_are_drawn_as_gptq_draws_them() -> None:
     assert len(spans("c4", documents, limit=5)) == 5
     with pytest.raises(DataError, match="at least 8 tokens"):
         spans("c4", ["tooshort"])
+
+
+def test_c4_joined_is_its_first_1100_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "c4", lambda source, path: [f"d{n}" for n in range(1200)])
+    assert texts.c4_joined(HubSource(), None) == [" ".join(f"d{n}" for n in range(1100))]
 
 
 def test_the_identity_of_spans() -> None:
