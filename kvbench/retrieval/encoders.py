@@ -69,7 +69,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def ready(self) -> None:
-        """Raise ModelError if the encoder's weights, API key or package are missing. Nothing is loaded."""
+        """Raise ModelError if the encoder lacks what it needs: weights, an API key or a package. Nothing is loaded."""
 
 
 class BM25(Encoder):

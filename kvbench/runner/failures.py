@@ -38,7 +38,7 @@ class Failures:
         return "oom" if self.oom is not None else "error" if self.errors else "ok"
 
     def samples(self) -> set[str | None]:
-        """Return the ids of the samples that raised errors; contains None for an error outside a sample."""
+        """Return the ids of the samples that raised errors, and None if there was an error outside a sample."""
         return {error["sample"] for error in self.errors}
 
     def add(self, sample: str, error: Exception, show: Callable[[str], None]) -> bool:

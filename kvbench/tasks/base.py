@@ -233,7 +233,7 @@ class Task:
         return {}
 
     def machine_identity(self, runtime: Any, device: Callable[[], str]) -> dict[str, Any] | None:
-        """Return the facts about the machine on which the results depend, if they measure time or memory.
+        """Return the facts about the machine that affect the results; scores have none, but times and memory do.
 
         Args:
             runtime: options of the `runtime` group.
