@@ -78,7 +78,10 @@ def test_rows_and_copies_share_quantized_tensors_and_nothing_else():
     x = zoo.random_kv(9, 2)[0].half()
     segment.append(ONE, x[:1, :, :5])
     segment.append(slice(1, 2), x[1:])
-    twin = segment.clone()
+    twin, third = segment.clone(), segment.clone()
+    third.append(ONE, x[:1, :, 5:])
+    assert third.lengths == [9, 9] and torch.equal(segment.read(ONE, 0, 5, torch.float32), halves(x)[:1, :, :5])
+    assert segment.read(ONE, 0, 9, torch.float32).shape[2] == 5
     segment.select(torch.tensor([1, 0, 1]))
     assert segment.lengths == [9, 5, 9] and twin.lengths == [5, 9]
     assert torch.equal(segment.read(ONE, 0, 9, torch.float32), halves(x)[1:])

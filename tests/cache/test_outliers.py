@@ -44,6 +44,7 @@ def test_what_is_marked_comes_back_exactly(width):
 
 def test_newest_tokens_leave_and_others_take_their_place():
     x, mask = case(1, 300, 640, seed=1)
+    mask[:, :, 0] = mask[:, :, -1] = True  # the first and the last element of a token
     other, marked = case(1, 300, 640, seed=2)
     held = Outliers(1, 640, torch.float32, torch.device("cpu"), capacity=4)
     held.append(ALL, 0, x, mask)

@@ -118,6 +118,23 @@ def test_sinks_that_begin_to_move_at_different_steps_are_turned_from_what_came()
     assert torch.equal(segment.view(slice(1, 2))[:, :, :2], x[1:, :, 1:3] + 2)
 
 
+def test_copies_and_chosen_rows_know_which_sinks_have_been_turned():
+    """What has not rolled yet keeps its sinks when it does."""
+    x = tokens(8)
+    segment = RollingSegment(**SHAPE, capacity=40, sinks=2, turn=lambda keys, by: keys + by)
+    segment.append(ALL, x)
+    twin = segment.clone()
+    twin.roll(ALL, 1, 1)
+    for other in (segment, twin):
+        if other is segment:
+            other.roll(slice(0, 1), 1, 1)
+        other.select(torch.tensor([1, 0]))
+    segment.roll(slice(0, 1), 1, 1)
+    for other in (segment, twin):
+        assert other.lengths == [7, 7] and other.turned == [1, 1]
+        assert torch.equal(other.view(ALL), torch.cat([x[[1, 0], :, :2] + 1, x[[1, 0], :, 3:]], 2))
+
+
 def test_buffers_made_in_inference_mode_may_be_written_outside_of_it():
     with torch.inference_mode():
         segment = FullSegment(**SHAPE)

@@ -123,3 +123,11 @@ def test_bf16_is_decoded_in_fp32_and_rounded_once():
     codes = result.codes().to(torch.int16)
     wanted = (codes >> 4) * scale + ((codes & 15) - 8) * (scale / 16) + minimum
     assert torch.equal(result.dequantize(), wanted.bfloat16()) and result.scale.dtype == torch.float16
+
+
+def test_a_decoded_upper_nibble_that_would_pass_fp16_leaves_the_right_rest():
+    """The step is rounded up to 4368, and 15 steps are more than 65504."""
+    x = torch.tensor([0.0, 65504.0]).half().view(1, 1, 1, 2)
+    result = HierarchicalQuantizer(2, "token").quantize(x)
+    assert result.scale.item() == 4368.0 and result.codes().flatten().tolist() == [8, 15 * 16 + 8]
+    assert result.dequantize().flatten().tolist() == [0.0, 65504.0]
