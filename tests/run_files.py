@@ -11,6 +11,13 @@ from kvbench.results import record
 from kvbench.results.store import RunStore
 
 SCHEMA = json.loads(record.SCHEMA.read_text(encoding="utf-8"))
+jsonschema.Draft202012Validator.check_schema(SCHEMA)
+_VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+
+def validate(content: dict) -> None:
+    """Check a content of `metrics.json`; unlike `jsonschema.validate`, the schema itself is checked only once."""
+    _VALIDATOR.validate(content)
 
 
 def store_of(metrics: dict) -> RunStore:
@@ -21,7 +28,7 @@ def store_of(metrics: dict) -> RunStore:
 def read(run_dir: Path | str) -> dict:
     """`metrics.json`, checked against its schema."""
     content = json.loads((Path(run_dir) / "metrics.json").read_text(encoding="utf-8"))
-    jsonschema.validate(content, SCHEMA)
+    validate(content)
     return content
 
 

@@ -96,20 +96,31 @@ def restless() -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(**ARCHITECTURE, initializer_range=0.1)).eval()
 
 
-@cache
 def calibrations(*names: str) -> str:
     """A folder with KVQuant's calibrations of random models: 3 and 4 bits, 5% outliers and none."""
+    for name in names:
+        calibrated(name)
+    return str(calibration_folder())
+
+
+@cache
+def calibration_folder() -> Path:
+    """A folder of this process."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@cache
+def calibrated(name: str) -> None:
+    """Calibrate KVQuant for a random model, once in this process."""
     from kvbench.calibration import file
     from kvbench.calibration.calibrate import calibrate
 
-    folder = Path(tempfile.mkdtemp())
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     sequences, _ = padded_batch([96, 96], seed=9)
-    for name in names:
-        for share in (0.05, 0.0):
-            made = calibrate(model(name), sequences, name=name, bits=(3, 4), outliers=share, fisher=name == "llama")
-            file.save(made, folder / f"{name}-{100 * share:g}pct.safetensors")
-    return str(folder)
+    for share in (0.05, 0.0):
+        made = calibrate(model(name), sequences, name=name, bits=(3, 4), outliers=share, fisher=name == "llama")
+        file.save(made, calibration_folder() / f"{name}-{100 * share:g}pct.safetensors")
 
 
 @contextmanager

@@ -28,7 +28,7 @@ METHODS = {
     "kivi": ("kivi", {"quantizer": "int2", "residual": 32}),
     "logquant": ("logquant", {"quantizer": "int2", "window": 16}),
     "atom": ("atom", {"quantizer": "int4_token", "prefill": "quantized"}),
-    "kvquant": ("kvquant", {"calibration": zoo.calibrations("llama", "mistral"), "outliers": 0.05}),
+    "kvquant": ("kvquant", {"outliers": 0.05}),  # and a calibration
     "h2o": ("h2o", {"budget": 40}),
     "snapkv": ("snapkv", {"budget": 40, "window": 8}),
     "streamingllm": ("streamingllm", {"budget": 40}),
@@ -58,7 +58,8 @@ def text_of(tokens, seed=0):
 
 def made(name):
     base, settings = METHODS[name]
-    method = load_method(base, **settings)
+    more = {"calibration": zoo.calibrations("llama", "mistral")} if base == "kvquant" else {}
+    method = load_method(base, **settings, **more)
     return method
 
 

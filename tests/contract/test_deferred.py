@@ -35,14 +35,14 @@ def immediate(monkeypatch):
 
 
 def states(method, monkeypatch, settling) -> list[torch.Tensor]:
-    """All keys and values of two rows after a prompt and 100 steps."""
+    """All keys and values of two rows after a prompt and 60 steps."""
     model = zoo.model("llama")
     ids, mask = zoo.padded_batch([140, 171], seed=3)
     cache = fresh(method, model, ids, mask, tell=True)
     with torch.no_grad():
         model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
     method.detach(model)
-    for step in range(100):
+    for step in range(60):
         with settling(monkeypatch):
             cache.settle_layers()
         for number, layer in enumerate(cache.layers):

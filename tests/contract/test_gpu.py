@@ -8,7 +8,7 @@ from kvbench.decoding import generate
 from kvbench.methods import load_method
 from kvbench.util.confdir import options
 from tests import zoo
-from tests.contract.test_methods import MISSING, OVERRIDES
+from tests.contract.test_methods import MISSING, fields
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,7 +30,7 @@ def answer(method, model, ids, mask, device, **kwargs):
 def test_fp32_on_the_gpu_equals_the_cpu(name):
     if MISSING.get(name):
         pytest.skip(MISSING[name])
-    method = load_method(name, **OVERRIDES.get(name, {}))
+    method = load_method(name, **fields(name))
     ids, mask = zoo.padded_batch(LENGTHS)
     on_cpu, bill = answer(method, zoo.model("llama"), ids, mask, "cpu")
     model = zoo.model("llama").cuda()
@@ -49,7 +49,7 @@ def test_fp32_on_the_gpu_equals_the_cpu(name):
 def test_a_padded_row_equals_the_row_alone(name, dtype):
     if MISSING.get(name):
         pytest.skip(MISSING[name])
-    method = load_method(name, **OVERRIDES.get(name, {}))
+    method = load_method(name, **fields(name))
     model = zoo.model("llama", dtype).cuda()
     ids, mask = zoo.padded_batch(LENGTHS)
     together, bill = answer(method, model, ids, mask, "cuda")

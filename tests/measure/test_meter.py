@@ -6,7 +6,6 @@ import gc
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 import torch
 import yaml
@@ -25,7 +24,7 @@ from kvbench.results import tables
 from kvbench.results.store import RunStore
 from kvbench.runner.run import run
 from kvbench.util.confdir import options
-from tests.run_files import SCHEMA
+from tests.run_files import validate
 from tests.run_support import ARCHITECTURE, METHODS, config
 
 GRID = {"prompts": [48, 32], "batches": [1, 2, 4], "new_tokens": 4, "repeats": 2, "warm_up": 2}
@@ -64,7 +63,7 @@ def small(monkeypatch):
 def test_a_row_for_every_point_with_what_it_took(tmp_path):
     metrics = run(settings(tmp_path))
     content = json.loads((Path(metrics["run_dir"]) / "metrics.json").read_text())
-    jsonschema.validate(content, SCHEMA)
+    validate(content)
     rows = rows_of(metrics)
     assert list(rows) == [f"efficiency@{p}/b{b}" for p in (48, 32) for b in (1, 2, 4)]
     for row in rows.values():
@@ -107,7 +106,7 @@ def test_memory_that_ends_is_a_row_and_the_last_of_its_length(tmp_path, small):
         assert point["tokens_per_s"] == pytest.approx(4 * point["batch"] / whole, rel=1e-3)
     lost = rows["efficiency@48/b4"]["measured"]
     assert lost["point"]["bytes_asked"] == int(2.5 * 2**30) and lost["point"]["phase"] == "prefill"
-    jsonschema.validate({key: value for key, value in metrics.items() if key != "run_dir"}, SCHEMA)
+    validate({key: value for key, value in metrics.items() if key != "run_dir"})
     points = metrics["scores"]["efficiency@48"]["points"]
     assert (points["max_batch"], points["oom_batch"]) == (2, 4)
     assert list(points["batches"]) == ["1", "2", "4"] and points["batches"]["4"]["status"] == "oom"
@@ -173,7 +172,7 @@ def test_figures_stand_beside_those_of_fp16(tmp_path, capsys):
     packed = run(settings(tmp_path, grid=grid))
     full = run(settings(tmp_path, "fp16", grid=grid))
     content = json.loads((Path(packed["run_dir"]) / "metrics.json").read_text())
-    jsonschema.validate(content, SCHEMA)
+    validate(content)
     pair = content["scores"]["efficiency@32"]["points"]["batches"]["1"]["vs_fp16"]
     mine, theirs = (tables.reread(m)["scores"]["efficiency@32"]["points"]["batches"]["1"] for m in (packed, full))
     assert pair["tokens_per_s"] == pytest.approx(mine["tokens_per_s"] / theirs["tokens_per_s"])
@@ -205,7 +204,7 @@ def test_speculation_counts_what_was_drafted(tmp_path):
     made = settings(tmp_path, "fp16", grid={"prompts": [300], "batches": [2], "repeats": 1, "new_tokens": 6})
     made |= {"method": method, "quantizer": yaml.safe_load(options("quantizer")["hierarchical"].read_text())}
     metrics = run(made)
-    jsonschema.validate({key: value for key, value in metrics.items() if key != "run_dir"}, SCHEMA)
+    validate({key: value for key, value in metrics.items() if key != "run_dir"})
     point = metrics["scores"]["efficiency@300"]["points"]["batches"]["2"]
     assert point["speculation"]["tokens"] == 2 * 5 and 0 < point["speculation"]["accepted"] <= 20
     assert point["tpot_s"]["median"] == point["tpot_s"]["mean"] > 0
@@ -362,7 +361,7 @@ def test_stock_transformers_stand_in_the_record_and_the_table(tmp_path, capsys):
         assert other["kv_used"]["total"] == 2 * 32 * 2 * 32 * 4
     assert point["itl_s"]["p50"] <= point["itl_s"]["p90"] <= point["itl_s"]["p99"]
     assert point["read_bytes"] > point["kv_used"]["total"] and point["ceiling"] is None
-    jsonschema.validate(json.loads((Path(metrics["run_dir"]) / "metrics.json").read_text()), SCHEMA)
+    validate(json.loads((Path(metrics["run_dir"]) / "metrics.json").read_text()))
 
 
 def test_settings_of_a_point_count_in_the_id_only_where_they_differ(tmp_path):

@@ -3,13 +3,12 @@
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from kvbench.results import ranking, tables
 from kvbench.results.speculation import ratio_error, speculation, speedup
 from kvbench.runner.run import run
-from tests.run_files import SCHEMA
+from tests.run_files import validate
 from tests.run_support import config
 
 METHOD = {"_target_": "kvbench.methods.quantspec.QuantSpec", "takes": ["hierarchical"], "gamma": 3}
@@ -28,7 +27,7 @@ def test_a_run_says_what_speculation_gave(tmp_path, batch):
 
     run(settings("fp16"))
     metrics = run(settings("fp16", method=METHOD, quantizer=QUANTIZER))
-    jsonschema.validate({key: value for key, value in metrics.items() if key != "run_dir"}, SCHEMA)
+    validate({key: value for key, value in metrics.items() if key != "run_dir"})
     found = metrics["speculation"]
     assert (found["gamma"], found["draft"], found["draft_weights"], found["n"]) == (3, None, None, 4)
     assert found["tokens"] == 4 * 11

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import jsonschema
 import pytest
 import torch
 
@@ -19,7 +18,7 @@ from kvbench.results.samples import DiskError, outputs
 from kvbench.runner.remarks import untouched
 from kvbench.runner.resolve import settled as settle
 from kvbench.runner.run import run
-from tests.run_files import SCHEMA, on_disk, store_of
+from tests.run_files import on_disk, store_of, validate
 from tests.run_support import ARCHITECTURE, ToyTask, config
 
 
@@ -113,7 +112,7 @@ def test_paired_differences_whichever_run_comes_first(tmp_path):
     assert full["scores"]["first"]["vs_fp16"] is None
     assert full["baseline"] is None
     paired = json.loads((Path(kivi["run_dir"]) / "metrics.json").read_text())
-    jsonschema.validate(paired, SCHEMA)
+    validate(paired)
     assert paired["scores"]["first"]["vs_fp16"]["n"] == 1  # fp16 has two samples, one of each task
     assert paired["baseline"] == full["run_id"]
     later = run(config(tmp_path, "kivi", method={"residual": 64}))
@@ -218,7 +217,7 @@ def test_a_model_that_cannot_be_had_is_recorded_and_raised(tmp_path, monkeypatch
         run(config(tmp_path))
     (directory,) = tmp_path.iterdir()
     content = json.loads((directory / "metrics.json").read_text())
-    jsonschema.validate(content, SCHEMA)
+    validate(content)
     assert content["status"] == "error"
     assert content["error"] == "model toy: not here"
 
@@ -230,7 +229,7 @@ def test_interrupted_is_recorded_and_resumed(tmp_path, monkeypatch):
             run(config(tmp_path))
     (directory,) = tmp_path.iterdir()
     content = json.loads((directory / "metrics.json").read_text())
-    jsonschema.validate(content, SCHEMA)
+    validate(content)
     assert content["status"] == "interrupted"
     assert content["samples"]["done"] == 2
     assert run(config(tmp_path))["samples"]["done"] == 4
