@@ -57,7 +57,7 @@ test: install  ## all tests that need no GPU and no network (under 8 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-slow:  ## tests that take minutes: the notebooks, and every paper table and figure through a stand-in for the hub
-	$(MAKE) install EXTRAS=test,lint,notebooks
+	$(MAKE) install EXTRAS=test,lint,notebooks,browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1800
 
 lint: install  ## style, types, and the directions in which modules may import each other

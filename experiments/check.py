@@ -42,6 +42,7 @@ EXEMPT = {
     ("docs/glossary.md", ""): "examples of words",
     ("docs/kernels.md", ""): "layouts in memory and limits of the code",
     ("docs/models.md", ""): "sizes, lengths and settings of models from their configurations",
+    ("docs/report.md", "| view |"): "what the page shows",
     ("docs/reproduce.md", ""): "written by python -m experiments --reproduce --write",
     ("docs/running.md", ""): "settings and sizes of data sets",
     ("docs/methods.md", "| `method=` |"): "bit widths and years",

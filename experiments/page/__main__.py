@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 
 from experiments.page.browser import chromium, missing
 from experiments.page.made import many
-from kvbench.results.environment import cpu_name
+from kvbench.results.environment import commit, cpu_name
 from kvbench.util import atomic
 
 #: seconds from the start of the navigation until the first row of the table is in the document
@@ -74,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             "page_bytes": page.stat().st_size,
             "limit_bytes": 300_000 + 2_000 * arguments.runs,
             "written_s": round(seconds, 1),
+            "commit": commit(),
+            "machine": f"{os.cpu_count()} processors of {cpu_name()}, {platform.system()}",
+            "load": [round(value, 1) for value in os.getloadavg()],
             **visits(page, arguments.visits),
         }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +104,6 @@ def visits(page: Path, count: int) -> dict[str, Any]:
     return {
         "visits": count,
         "chromium": version,
-        "machine": f"{cpu_name()}, {platform.system()}",
         "median_ms": {name: round(median(values), 1) for name, values in times.items()},
         "all_ms": {name: [round(value, 1) for value in values] for name, values in times.items()},
     }

@@ -9,8 +9,7 @@ function tableColumns() {
   const columns = [
     text("name", "run", (run) => run.name, { fixed: true, width: 15 }),
     text("model", "model", (run) => run.model, { off: !several((run) => run.model), width: 8 }),
-    text("data", "data", (run) => run.data, { width: 10 }),
-    text("status", "status", (run) => run.status, { show: statusText, width: 6 }),
+    text("data", "data", (run) => run.data, { off: !several((run) => run.data), width: 10 }),
     number("score", "score", score, (value) => fixed(value), { hint: "mean over tasks", off: !any(score), width: 5 }),
     number("stderr", "± error", (run) => run.score?.[1], (value) => plusMinus(value) || NONE, { hint: "standard error of the score", off: !any(score), width: 5 }),
     number("diff", "Δ fp16", (run) => run.score?.[3], (value, run) => `${signed(value)} ${plusMinus(run.score?.[4])}`, { hint: "paired difference from fp16 on the same samples", off: !any(score), width: 8 }),
@@ -22,6 +21,7 @@ function tableColumns() {
     number("tpot", "TPOT", (run) => run.tpot, seconds, { hint: "median time per output token", width: 6 }),
     number("ttft", "TTFT", (run) => run.ttft, seconds, { hint: "median time to the first token", width: 6 }),
     number("rate", "tokens/s", (run) => run.rate, plain, { off: true, width: 6 }),
+    text("status", "status", (run) => run.status, { show: statusText, width: 6 }),
     text("older", "older code", (run) => run.older, { off: !any((run) => run.older), hint: "parts of the code that have changed since the samples were made", width: 9 }),
   ];
   for (const column of report.settings) {

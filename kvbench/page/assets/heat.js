@@ -25,7 +25,7 @@ function heatView(all) {
   const scroller = el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Heat map, scrollable" },
     canvas(width, height, `${caption}: ${shown.length} runs and ${keys.length} tasks. Arrow keys go from run to run.`, heads, rows));
   const more = runs.length > MOST_ROWS ? ` The first ${MOST_ROWS} of ${runs.length} runs; filter the runs to see others.` : "";
-  return [heatKey(most), figure(caption, scroller, `Pale numbers lie within two standard errors of zero. Smallest loss first.${more}`)];
+  return [heatKey(most), figure(caption, scroller, `Numbers in italics lie within two standard errors of zero. Smallest loss first.${more}`)];
 }
 
 function heatRow(run, keys, layout, top, cell, most) {

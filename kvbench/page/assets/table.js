@@ -134,7 +134,7 @@ function columnChooser(all, redraw) {
       },
     });
     input.checked = !choice.hidden.has(column.key);
-    return el("label", {}, input, column.title, column.hint && column.hint !== column.title ? el("small", {}, column.hint) : null);
+    return el("label", {}, input, el("span", {}, column.title), column.hint && column.hint !== column.title ? el("small", {}, column.hint) : null);
   });
   visibleColumns(all);
   return el("details", { class: "chooser" }, el("summary", {}, "Columns"), el("div", { class: "panel" }, boxes));
