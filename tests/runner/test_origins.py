@@ -13,6 +13,7 @@ from huggingface_hub import constants
 from kvbench.errors import ModelError
 from kvbench.models.spec import ModelConfig
 from kvbench.results.store import RunStore
+from kvbench.retrieval.encoders import HUB
 from kvbench.runner import origins
 from kvbench.tasks.base import Task
 from kvbench.tasks.source import HubSource
@@ -53,9 +54,10 @@ def store(tmp_path) -> RunStore:
     return run
 
 
-def checked(data: str | None = None, **model: Any) -> Any:
+def checked(data: str | None = None, encoder: str | None = None, **model: Any) -> Any:
     parts: dict[str, Any] = {"name": "m", "hub_id": "some/model", "max_length": 64} | model
-    return SimpleNamespace(model=ModelConfig(**parts), dataset={"path": data} if data else {})
+    method = SimpleNamespace(**({"encoder": encoder} if encoder else {}))
+    return SimpleNamespace(model=ModelConfig(**parts), method=method, dataset={"path": data} if data else {})
 
 
 class Data(Task):
@@ -140,3 +142,24 @@ def test_what_was_recorded_first_stays_and_what_is_new_is_added(cache, store) ->
     cached(cache, "models--some--model", OTHER, WEIGHTS)  # the same weights, fetched again from another commit
     origins.settle(store, checked(), task)
     assert set(store.origin()) == {"model", "data"} and store.origin()["model"] == model
+
+
+@pytest.mark.parametrize(("name", "hub_id"), [("contriever", HUB["contriever"]), ("some/encoder", "some/encoder")])
+def test_the_weights_of_an_encoder_are_recorded_if_they_are_here(cache, store, name, hub_id) -> None:
+    origins.settle(store, checked(hub_id=None, encoder=name), Data())
+    assert store.origin() == {}, "they are not here yet"
+    cached(
+        cache, f"models--{hub_id.replace('/', '--')}", OTHER, {"config.json": b"{}", "model.safetensors": b"encoder"}
+    )
+    origins.settle(store, checked(hub_id=None, encoder=name), Data())
+    entry = {"hub_id": hub_id, "revision": OTHER, "sha256": {"model.safetensors": sha(b"encoder")}}
+    assert store.origin() == {"encoder": entry}
+
+
+def test_encoders_of_this_machine_have_no_origin(cache, store, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some" / "encoder").mkdir(parents=True)
+    cached(cache, "models--some--encoder", OTHER, {"model.safetensors": b"encoder"})
+    for name in ("bm25", "some/encoder"):
+        origins.settle(store, checked(hub_id=None, encoder=name), Data())
+    assert store.origin() == {}

@@ -83,7 +83,7 @@ def test_data_notes_and_origin_are_recorded(tmp_path, logger, monkeypatch) -> No
         "notes": {"licence": "MIT"},
         "origin": {"model": {"revision": "abc"}},
     }
-    assert settled == [metrics["run_id"]] * 2, "before and after the weights are loaded"
+    assert settled == [metrics["run_id"]] * 3, "before the weights are loaded, after it, and after the samples"
     assert metrics["scores"]["first"]["version"] == 1
 
 
