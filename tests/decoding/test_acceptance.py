@@ -92,3 +92,13 @@ def test_a_draft_is_accepted_with_probability_p_over_q_and_never_where_p_is_0():
     # after a rejection: norm(max(p - q, 0)); after an acceptance: p of the next place
     expected = [[0.25, 0.25, 0.5]] * 2 + [[0.0, 0.0, 1.0]] * 4
     assert rest.tolist() == expected
+
+
+def test_a_rejection_that_only_rounding_caused_draws_from_the_target():
+    """The draft's probabilities are nowhere below the target's: nothing is left to draw from."""
+    target = torch.tensor([[[0.5, 0.5], [0.25, 0.75]]])
+    draft = torch.tensor([[[0.5625, 0.5]]])  # as if its sum had been rounded
+    accepted, rest = accept_sampled(
+        torch.tensor([[0]]), draft, target, torch.tensor([[0.9375]]), torch.ones(1, dtype=torch.long)
+    )
+    assert accepted.tolist() == [0] and rest.tolist() == [[0.5, 0.5]]

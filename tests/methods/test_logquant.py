@@ -255,3 +255,12 @@ def test_a_sliding_window_that_shows_exact_tokens_only_packs_none():
     method = load_method("logquant", window=10, sinks=3)
     assert [method.whole_window(window) for window in (None, 1, 33, 34)] == [False, True, True, False]
     assert [load_method("logquant", window=10).whole_window(window) for window in (30, 31)] == [True, False]
+
+
+@pytest.mark.parametrize(("most", "room"), [(3 * 64 + 4, False), (3 * 64 + 5, True)])
+def test_room_for_packed_tokens_is_that_of_the_flushes_to_come(most, room):
+    """Sinks are never packed, so five of them put the first flush off by five tokens."""
+    layer = new_layer(load_method("logquant", window=64, sinks=5))
+    layer.progress.max_length = most
+    feed(layer, *random_kv(3, channels=64))
+    assert all((store.packed.capacity > 0) == room for store in layer.stores())
