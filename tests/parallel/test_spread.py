@@ -96,6 +96,25 @@ def test_what_all_layers_share_is_copied_once_a_pass() -> None:
     assert hook(torch.nn.Identity(), (), {"mask": shared})[1]["mask"] is not first["mask"]
 
 
+def test_copies_end_with_the_pass_and_logits_go_back() -> None:
+    carrier, shared, meta = Carrier(), torch.ones(3), torch.device("meta")
+    hook = carrier.to(meta)
+    first = hook(torch.nn.Identity(), (), {"mask": shared})[1]["mask"]
+    output = SimpleNamespace(logits=torch.ones(2))
+    assert carrier.back(output, meta) is output and output.logits.is_meta
+    assert hook(torch.nn.Identity(), (), {"mask": shared})[1]["mask"] is not first
+    assert carrier.back(SimpleNamespace(logits=None), meta).logits is None
+
+
+def test_random_weights_that_are_tied_are_one() -> None:
+    config = deepcopy(zoo.model("llama").config)
+    config.tie_word_embeddings, config.num_hidden_layers = True, 1
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:1]
+    model = random_spread(config, torch.float32, TWO, 5)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
 def test_a_checkpoint_keeps_no_hooks_of_its_loader(tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="checkpoints are spread by accelerate: pip install 'kvbench[multigpu]'")
     whole = zoo.model("llama")
