@@ -65,7 +65,7 @@ def test_samples_of_one_task_are_counted():
 
 
 def test_shares_of_chunks_and_similarities_from_0_to_1(monkeypatch):
-    scores = iter([[0.0, 1.0, 2.0, 4.0], [3.0, 3.0, 3.0, 3.0]])
+    scores = iter([[1.0, 2.0, 3.0, 5.0], [3.0, 3.0, 3.0, 3.0]])
     scorer = SimpleNamespace(whole_words=False, scores=lambda query, texts: next(scores))
     monkeypatch.setattr(similarity, "encoder", lambda name: scorer)
     monkeypatch.setattr(similarity, "cut", lambda *given: SimpleNamespace(texts=["a"] * 4))
@@ -76,8 +76,7 @@ def test_shares_of_chunks_and_similarities_from_0_to_1(monkeypatch):
     )  # fmt: skip
     table = similarity.heat(item, Plan(data="mini"))
     name = item.options["small"]
-    # alpha 0.6 and beta 0.1 of the range: 4.0 lies above both, 0.0 and nothing else below
-    widths = [similarity.by_threshold(values, 0.6, 0.1) for values in ([0.0, 1.0, 2.0, 4.0], [3.0] * 4)]
+    widths = [similarity.by_threshold(values, 0.6, 0.1) for values in ([1.0, 2.0, 3.0, 5.0], [3.0] * 4)]
     for row, chosen in zip(table.rows, widths, strict=True):
         for column, bits in (("FP16", 16), ("INT4", 4), ("INT2", 2)):
             assert table.at(name, row, column).ours == 25.0 * list(chosen.bits).count(bits)

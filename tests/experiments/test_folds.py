@@ -46,6 +46,8 @@ def test_figures_of_answers():
     rows = [{"kv_bytes": bill, "measured": {"step_s": [1.0, 3.0]}, "scores": {"score": 0.5}}]
     assert FIGURES["kv_mib"](rows) == Statistic(2.0, (2.0,)) and FIGURES["score"](rows).value == 0.5
     assert FIGURES["compression"](rows).value == 4.0
+    single = [{**rows[0], "measured": {"dtype": "float32"}}]
+    assert FIGURES["compression"](single).value == 8.0  # against the model's own words of four bytes
     assert FIGURES["seconds_per_token"](rows).value == 2.0
     empty = [*rows, {"kv_bytes": None, "measured": {"step_s": []}, "scores": {}}]
     for name in ("kv_mib", "compression", "seconds_per_token", "score"):

@@ -124,7 +124,7 @@ def test_the_speed_of_another_model_decides_no_claim():
         claims=(Claim(text="faster", first="QuantSpec", second="AR", column="rate"),),
     )
     rows = {
-        name: {i: {"measured": {"decoded": 10, "decode_s": seconds + 0.01 * i}} for i in range(3)}
+        name: {i: {"measured": {"decoded": 10, "decode_s": seconds + 0.01 * i}} for i in range(10)}
         for name, seconds in (("AR", 2.0), ("QuantSpec", 1.0))
     }
     for model, word in (("LWM", "holds"), ("tiny", "cannot be seen")):
