@@ -30,6 +30,8 @@ def test_bm25_ranks_prose_without_the_querys_words_with_everything_else():
     scores = encoders.BM25().scores(query, ["The end of the road is the sea.", "a3f91c: 55", "7: a4"])
     assert scores[0] == scores[1] == 0.0
     assert scores[2] > 0.0
+    plain, longer, _ = encoders.BM25().scores("key", ["key", "the key of it is", "other"])
+    assert plain == longer > 0.0  # stop words make no text longer
 
 
 def test_a_letter_is_a_word_for_bm25_but_for_the_stop_word_a():
