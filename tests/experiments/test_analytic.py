@@ -7,6 +7,8 @@ import pytest
 from experiments.fold import analytic, kernels
 from experiments.plan import Plan
 from experiments.registry import items
+from kvbench.bench.choices import shape_of
+from kvbench.profiling.intensity import decode_work
 
 
 def folded(name, fold, **plan):
@@ -27,6 +29,14 @@ def test_decoding_lies_below_the_ridge_point_and_prefill_above():
         values = [cell.ours for cell in figure.cells if cell.row.startswith("batch")]
         assert len(values) == 4 * 3 * 5 and all(sign * (value - ridge) > 0 for value in values)
         assert [verdict.verdict for verdict in figure.verdicts] == ["holds"]
+
+
+def test_attentions_share_of_a_step_is_that_of_its_bytes():
+    """Decoding is memory-bound on an A6000, whatever the batch and the context."""
+    item = items()["quantspec/figure2"]
+    work = decode_work(shape_of("llama2-7b"), 1, 65536, item.options["new_tokens"])
+    share = 100 * work["attention"].mops / (work["linear"].mops + work["attention"].mops)
+    assert f"{share:.0f} % at 64k" in folded("figure2", analytic.decoding).notes[0]
 
 
 def test_a_wide_cache_in_a_narrow_model_is_computed_from_the_model_that_is_named():
