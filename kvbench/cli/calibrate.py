@@ -130,7 +130,10 @@ def documents(name: str) -> list[str]:
 
 
 def mini() -> list[str]:
-    """Return prompts of the mini tasks followed by their answers, generated with a seed that no evaluation uses."""
+    """Return generated calibration texts: prompts of the mini tasks, each followed by its answer.
+
+    The seed of these samples is never used by an evaluation, so the model is not evaluated on its calibration data.
+    """
     from kvbench.tasks.mini import Mini
 
     task = Mini(lengths=(2048,), limit=2, seed=MINI_SEED)
@@ -138,12 +141,12 @@ def mini() -> list[str]:
 
 
 def python() -> list[str]:
-    """Return the source code of modules of Python's standard library, one text per module.
+    """Return calibration texts from Python's standard library: the source code of each top-level module.
 
-    The modules on which ``mini_text`` measures perplexity are left out.
+    The modules whose text is the data of ``dataset=mini_text`` are left out, because perplexity is measured on them.
 
     Raises:
-        DataError: this installation of Python has no sources.
+        DataError: this Python installation has no source files.
     """
     from kvbench.tasks.mini.heldout import EXCLUDED
 

@@ -64,14 +64,14 @@ CHECK_SECONDS = 1.5
 
 
 class Composer:
-    """Composer of configurations from overrides, which checks the overrides and the configurations.
+    """Composer of job configurations from command-line overrides such as ``method=kivi``; it also checks both.
 
     Args:
-        extra: folder given by ``--config-dir``, which contains additional choices for the groups; None without this
-            option.
+        extra: folder given by ``--config-dir``. Its subfolders are named after configuration groups, and their YAML
+            files are additional choices. None if the option is not given.
 
     Raises:
-        ConfigError: `extra` is not such a folder, or a file in it is invalid.
+        ConfigError: `extra` is not a folder, has no subfolder named after a group, or contains an invalid file.
     """
 
     def __init__(self, extra: Path | None = None) -> None:
@@ -82,18 +82,23 @@ class Composer:
         self.keys = Keys(self.groups, self.extra)
 
     def check(self, texts: Sequence[str], multirun: bool = False, here: bool = False) -> list[list[str]]:
-        """Check a command line and return its jobs.
+        """Check a command line, and return the overrides of each job that it starts.
+
+        The time for checks is limited. Jobs of a long sweep that are not checked here are checked when they start. If
+        other jobs of a sweep are valid, a job with values that are invalid only in combination also fails later, when
+        it starts.
 
         Args:
             texts: overrides as typed, for example ``["method=kivi", "method.residual=64"]``.
-            multirun: True for a sweep, in which overrides may list several values.
+            multirun: True for a sweep, in which an override may list several values; each combination of values is a
+                job.
             here: True to check also that this machine has the packages, GPU and files that the jobs require.
 
         Returns:
-            The overrides of each job.
+            A list of overrides for each job; a single list if the command line is not a sweep.
 
         Raises:
-            ConfigError: the first wrong override, key, value or combination, in under three seconds.
+            ConfigError: an override, key, value or combination is invalid; the error describes the first one found.
         """
         variants = settings.variants(texts, multirun)
         launcher = next((word.partition("=")[2] for word in texts if word.startswith("launcher=")), "local")
@@ -143,15 +148,15 @@ class Composer:
         return [list(job) for job in BasicSweeper.split_arguments(parsed, None)[0]] if multirun else [list(texts)]
 
     def shown(self, texts: Sequence[str], package: str | None = None, resolve: bool = False) -> str:
-        """Return the configuration that results from overrides, as YAML (``--cfg job``).
+        """Return the configuration of a job as YAML text; this is what ``--cfg job`` prints.
 
         Args:
-            texts: overrides of one job.
-            package: key of the part to return, for example ``method``; None for the whole configuration.
-            resolve: True to resolve interpolations.
+            texts: overrides of the job.
+            package: dotted key of the part to return, for example ``method``; None for the whole configuration.
+            resolve: True to replace interpolations (``${...}``) by their values.
 
         Raises:
-            ConfigError: the configuration cannot be composed, or has no such part.
+            ConfigError: the configuration cannot be composed, or does not have the part `package`.
         """
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             config = self.compose(texts)
@@ -167,11 +172,12 @@ class Composer:
         return head + OmegaConf.to_yaml(part, resolve=resolve).rstrip("\n")
 
     def compose(self, texts: Sequence[str], fill: bool = True) -> DictConfig:
-        """Return the configuration that results from overrides; to be called inside Hydra's ``initialize_config_dir``.
+        """Return the configuration of a job; call this only inside Hydra's ``initialize_config_dir``.
 
         Args:
-            texts: overrides of one job.
-            fill: True to fill in the `model` group from the checkpoint's files; False if only the keys matter.
+            texts: overrides of the job.
+            fill: True to set the model's name, context length and chat setting from the checkpoint's files; False to
+                skip this, which is enough to check which keys exist.
 
         Raises:
             ConfigError: Hydra cannot compose the configuration, or the checkpoint's files cannot be read.
@@ -273,10 +279,16 @@ class Composer:
 
 
 def run_config(config: DictConfig) -> dict[str, Any]:
-    """Return a composed configuration as plain data, without the groups that do not describe a run.
+    """Return the configuration of a run as plain data, with all interpolations resolved.
+
+    The groups ``hydra``, ``launcher`` and ``experiment`` are left out, because they do not describe the run itself. The
+    name of the quantizer is replaced by one that includes overridden options.
+
+    Args:
+        config: the configuration that :meth:`Composer.compose` or Hydra has composed.
 
     Raises:
-        ConfigError: an interpolation cannot be resolved, or a mandatory value is missing.
+        ConfigError: an interpolation (``${...}``) cannot be resolved, or a mandatory value (``???``) is missing.
     """
     plain = to_plain(config)
     quantizer = plain.get("quantizer")
@@ -286,7 +298,12 @@ def run_config(config: DictConfig) -> dict[str, Any]:
 
 
 def to_plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
-    """Return an OmegaConf tree as dicts and lists.
+    """Convert an OmegaConf configuration to nested dicts and lists.
+
+    Args:
+        config: the configuration to convert.
+        resolve: True to replace interpolations (``${...}``) by their values and to require all mandatory values
+            (``???``); False to keep both as text.
 
     Raises:
         ConfigError: an interpolation cannot be resolved, or a mandatory value is missing.

@@ -18,7 +18,7 @@ MAX_JOBS_NAME = "KVBENCH_MAX_JOBS"
 
 
 def limit(name: str, default: int) -> int:
-    """Return the limit in the environment variable `name`, or `default`.
+    """Return the limit that the user has set in the environment variable `name`; `default` if it is unset or empty.
 
     Raises:
         ConfigError: the variable is not a positive whole number.
@@ -32,12 +32,14 @@ def limit(name: str, default: int) -> int:
 
 
 def check_sweeps(overrides: Sequence[Override], groups: Collection[str], settings: int = 1) -> None:
-    """Raise ConfigError for a sweep without values, with the same value twice, or with too many jobs.
+    """Raise ConfigError if an override of a sweep lists no values or a value twice, or if there are too many jobs.
+
+    An invalid ``range()`` or ``glob()``, and ``interval()``, which names no separate values, also raise ConfigError.
 
     Args:
-        overrides: overrides of one setting.
-        groups: names of the configuration groups.
-        settings: number of settings in ``setting=``, by which the number of jobs is multiplied.
+        overrides: parsed overrides of the command line. Those with a single value are not checked.
+        groups: names of the configuration groups; only their choices can be listed with ``glob()``.
+        settings: number of settings listed after ``setting=``; the sweep runs all other combinations once per setting.
     """
     most, jobs = limit(MAX_JOBS_NAME, MAX_JOBS), settings
     parts = [f"setting: {settings}"] if settings > 1 else []

@@ -25,11 +25,14 @@ OPTION = "--config-dir"
 
 
 def check_folder(folder: Path) -> None:
-    """Check a folder with additional choices for configuration groups.
+    """Check a folder given by ``--config-dir`` and all files in it that add choices to configuration groups.
+
+    Args:
+        folder: the folder, with subfolders named after groups (``method/foo.yaml`` adds the choice ``method=foo``).
 
     Raises:
-        ConfigError: `folder` is not a folder, or contains no folder with the name of a group; or a file in it is
-            damaged or too large, has the name of a built-in choice, or sets a group other than its own.
+        ConfigError: `folder` is not a folder, or has no subfolder named after a group. Or a file in it is not valid
+            YAML, is too large, has the name of a built-in choice, or sets a group other than its own.
     """
     try:
         is_folder = folder.is_dir()
@@ -61,10 +64,14 @@ def check_folder(folder: Path) -> None:
 
 
 def check_file(path: Path, group: str) -> None:
-    """Check the YAML file of a choice of `group`.
+    """Check a YAML file that adds a choice to a configuration group.
+
+    Args:
+        path: the file.
+        group: name of the group, for example ``method``.
 
     Raises:
-        ConfigError: as :func:`check_folder`.
+        ConfigError: the file cannot be read, is not a YAML mapping, is too large, or sets another group.
     """
     most = limit(MAX_VALUES_NAME, MAX_VALUES)
     try:

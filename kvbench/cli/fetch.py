@@ -86,12 +86,15 @@ def _check(arguments: Sequence[str]) -> None:
 
 
 def named(overrides: Sequence[str]) -> set[str]:
-    """Return the groups that the command line mentions (dataset, model, method); only these are fetched."""
+    """Return which of the groups dataset, model and method occur in the overrides; only files for these are fetched."""
     return {text.partition("=")[0].partition(".")[0] for text in overrides} & {"dataset", "model", "method"}
 
 
 def configurations(overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the configuration of each job that the overrides describe.
+    """Yield the configuration of each job on a command line, as plain data.
+
+    Args:
+        overrides: overrides as typed; a list such as ``dataset=longbench,gsm8k`` makes one job per value.
 
     Raises:
         ConfigError: a choice, key or value is wrong.
@@ -106,7 +109,12 @@ def configurations(overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def fetch(config: Mapping[str, Any], groups: set[str]) -> Iterator[str]:
-    """Fetch the files for the named groups of one configuration and yield lines about them.
+    """Download the files that one configuration needs, and yield lines that tell the user where they are.
+
+    Args:
+        config: the configuration as plain data.
+        groups: groups whose files to download: ``dataset``, ``model``, and ``method`` (weights of its retrieval
+            encoders).
 
     Raises:
         DataError: a data set is unavailable.
@@ -122,7 +130,13 @@ def fetch(config: Mapping[str, Any], groups: set[str]) -> Iterator[str]:
 
 
 def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
-    """Fetch the files of a data set; yield a line for the user about each file, then one with the checksum.
+    """Download the files of a data set, and yield lines for the user about them.
+
+    There is one line with the path of each file, then one with the SHA-256 of the data. For local or generated data,
+    the only line says that there is nothing to fetch.
+
+    Args:
+        config: the configuration group ``dataset`` as plain data.
 
     Raises:
         DataError: the data set is unavailable.
@@ -157,7 +171,7 @@ def _size(source: HubSource, part: str, what: str) -> Iterator[str]:
 
 
 def fetch_model(model: ModelConfig) -> str:
-    """Fetch the weights and the tokenizer of a model, and return a line for the user about them.
+    """Download the weights and the tokenizer of a model, and return a line that tells the user where they are.
 
     Raises:
         ModelError: the model is unavailable.
@@ -174,7 +188,11 @@ def fetch_model(model: ModelConfig) -> str:
 
 
 def encoders(method: Mapping[str, Any]) -> list[str]:
-    """Return the names of the encoders that a method, or the draft method of a speculative one, uses for retrieval."""
+    """Return the names of the retrieval encoders that a method needs: its own, and that of its draft method.
+
+    Args:
+        method: the configuration group ``method`` as plain data. Only speculative methods have a draft method.
+    """
     names = [method.get("encoder")]
     draft = options("method").get(str(method.get("draft")))
     if draft is not None and method.get("gamma"):
@@ -184,7 +202,10 @@ def encoders(method: Mapping[str, Any]) -> list[str]:
 
 
 def fetch_encoder(name: str) -> str:
-    """Fetch the weights of an encoder, and return a line for the user about them.
+    """Download the weights of a retrieval encoder, and return a line that tells the user where they are.
+
+    Args:
+        name: a name that kvbench knows or a repository on the hub; ``bm25`` and ``openai`` need no download.
 
     Raises:
         ModelError: the encoder is unavailable.

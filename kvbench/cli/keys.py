@@ -17,10 +17,10 @@ from kvbench.util.schema import field_names, unknown
 
 
 class Keys:
-    """The keys that configurations can have, by group and choice.
+    """Checker of the keys that overrides set: raises ConfigError with a hint if the configuration lacks one.
 
     Args:
-        groups: names of the choices of each group.
+        groups: for each configuration group, the names of its choices.
         extra: folder given by ``--config-dir``; None if it is not given.
     """
 
@@ -28,7 +28,10 @@ class Keys:
         self.groups, self.extra = groups, extra
 
     def check_name(self, override: Override) -> None:
-        """Raise ConfigError unless the key of an override is a group (``method``) or part of one (``method.KEY``)."""
+        """Raise ConfigError unless an override's key is a group (``method``) or begins with one (``method.KEY``).
+
+        Whether the group has this KEY depends on the chosen method, so :meth:`check_path` checks it after composition.
+        """
         key = override.key_or_group
         shown = value(override)
         if key in self.groups:
@@ -70,12 +73,15 @@ class Keys:
         return homes
 
     def check_path(self, config: Mapping[str, Any], override: Override, choices: str) -> None:
-        """Raise ConfigError if a configuration does not have the key of an override.
+        """Raise ConfigError if an override sets a key that the composed configuration does not have.
+
+        Setting a mapping of keys to ``{}`` is also an error, because it has no effect.
 
         Args:
-            config: the composed configuration.
-            override: the override.
-            choices: description of the configuration, for the message.
+            config: the composed configuration as plain data.
+            override: the parsed override.
+            choices: choices that the configuration was composed from, for example ``method=kivi``; shown in the
+                message.
         """
         key, shown = override.key_or_group, value(override)
         node: Any = config

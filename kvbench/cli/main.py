@@ -44,7 +44,7 @@ _outcomes: list[dict[str, Any]] = []
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line `argv` (without the program's name) and return the exit status.
+    """Run ``python -m kvbench`` with the arguments `argv`, and return the exit status.
 
     Errors that a user can fix are printed to standard error, not raised.
     """
@@ -164,9 +164,12 @@ def _main(argv: list[str]) -> int:
 
 
 def run_job(config: DictConfig) -> str:
-    """Run a job that Hydra starts, and return its status: ``ok``, ``oom`` or ``error``.
+    """Run one job, record its outcome for the final table, and return its status: ``ok``, ``oom`` or ``error``.
 
-    The function raises an exception only if it is interrupted.
+    Hydra calls this function once per job. Errors are printed and recorded; only an interruption raises an exception.
+
+    Args:
+        config: the configuration as composed by Hydra.
     """
     job = HydraConfig.get()
     multirun = job.mode == RunMode.MULTIRUN

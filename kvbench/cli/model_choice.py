@@ -23,17 +23,17 @@ from kvbench.util.confdir import conf_dir, options
 
 
 def accept(choice: Any, presets: Sequence[str], listing: str, extra: Path | None = None) -> None:
-    """Register a repository or folder as a choice of Hydra's group `model`; do nothing for a preset.
+    """Make Hydra accept a hub repository or a folder after ``model=``; do nothing if a preset is given.
 
     Args:
-        choice: the value of ``model=`` as parsed by Hydra, quotes included.
+        choice: the value of ``model=`` as parsed by Hydra, including any quotes.
         presets: names of the presets.
-        listing: command that lists them, for messages.
-        extra: the folder of ``--config-dir``, or None.
+        listing: command that lists the presets, for error messages.
+        extra: folder given by ``--config-dir``; None if it is not given.
 
     Raises:
-        ConfigError: `choice` is neither a preset, nor a repository, nor a folder; or Hydra would read it as the path of
-            a preset's file (``./tiny``).
+        ConfigError: `choice` is not a preset, a repository or a folder. Or it is a folder such as ``./tiny`` that Hydra
+            would confuse with the file of a preset.
     """
     name = choice.strip("'\"") if isinstance(choice, str) else choice
     by_name.check(name, presets, listing)
@@ -52,12 +52,14 @@ def accept(choice: Any, presets: Sequence[str], listing: str, extra: Path | None
 
 
 def filled(config: DictConfig, choice: str | None, texts: Sequence[str], extra: Path | None = None) -> DictConfig:
-    """Return the configuration with the name, context length and chat template of the checkpoint that will be loaded.
+    """Set the model's name, context length and chat setting from its checkpoint, and return the configuration.
+
+    Values that the user has set are kept. Nothing changes if the model is a preset that loads its own checkpoint.
 
     Args:
-        config: the configuration as composed by Hydra; its `model` group is changed in place.
-        choice: the preset, repository or folder after ``model=``.
-        texts: the overrides of the command line.
+        config: the configuration as composed by Hydra; its `model` group is replaced.
+        choice: the preset, repository or folder after ``model=``; None if there is none, and nothing is changed.
+        texts: the overrides of the job.
         extra: folder given by ``--config-dir``; None if it is not given.
 
     Raises:

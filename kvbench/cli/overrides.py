@@ -16,31 +16,31 @@ LONGEST_NUMBER = 300
 
 
 def is_hydras(override: Override) -> bool:
-    """Return True if the override is for Hydra itself (``hydra.launcher.n_jobs=2``)."""
+    """Return True if an override sets an option of Hydra, such as ``hydra.launcher.n_jobs=2``, not of kvbench."""
     return override.key_or_group.startswith(("hydra.", "hydra/"))
 
 
 def value(override: Override) -> str:
-    """Return the value of an override as text; for a sweep, all values as typed."""
+    """Return the value of an override as text; if it lists values for a sweep, the text after ``=`` as typed."""
     if override.is_sweep_override():
         return text(override)
     return "" if override.is_delete() and override.value() is None else override.get_value_element_as_str()
 
 
 def text(override: Override) -> str:
-    """Return the text of an override after the first ``=``, as typed."""
+    """Return the text after the first ``=`` of an override, as typed."""
     return (override.input_line or "").partition("=")[2]
 
 
 def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> None:
-    """Raise ConfigError for an override of Hydra's own configuration, with two exceptions.
+    """Raise ConfigError if an override sets an option of Hydra that kvbench does not let users set.
 
-    Allowed in a sweep are ``hydra.sweep.dir``, the folder of its record, and ``hydra.launcher.KEY`` with a launcher
-    other than ``local``. Other keys would have no effect, or break the record of a run.
+    A sweep may set two: ``hydra.sweep.dir``, the folder in which the sweep is recorded, and ``hydra.launcher.KEY`` if
+    the launcher is not ``local``. All other options would have no effect or break the record of a run.
 
     Args:
-        override: the override of Hydra's configuration.
-        texts: all overrides.
+        override: the parsed override of a key of Hydra.
+        texts: all overrides as typed, one of which may choose the launcher.
         multirun: True for a sweep.
     """
     key, typed = override.key_or_group, override.input_line or ""
@@ -91,7 +91,7 @@ def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> No
 
 
 def check_number(override: Override) -> None:
-    """Raise ConfigError for a number that is too long, or that a float would round to 0 or infinity (``1e-400``)."""
+    """Raise ConfigError if an override contains a number that is too long or out of a float's range (``1e-400``)."""
     for word in text(override).strip("[]()").replace("choice(", "").split(","):
         typed = word.strip()
         if not re.fullmatch(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?", typed):
@@ -119,7 +119,15 @@ def check_repeats(overrides: Sequence[Override]) -> None:
 
 
 def refuse_marks(text: str, override: Override) -> None:
-    """Raise ConfigError for ``+``, ``~`` and ``@package``, since a configuration has a fixed set of keys."""
+    """Raise ConfigError if an override adds, removes or moves a key, because configurations have a fixed set of keys.
+
+    In Hydra's grammar, ``+KEY`` adds a key, ``~KEY`` removes one, and ``KEY@PACKAGE`` moves one. Overrides of Hydra's
+    own options are not checked.
+
+    Args:
+        text: the override as typed.
+        override: the parsed override.
+    """
     key = override.key_or_group
     if is_hydras(override):
         return
@@ -138,18 +146,18 @@ def refuse_marks(text: str, override: Override) -> None:
 
 
 def as_sweeps(texts: Sequence[str], groups: Collection[str]) -> list[str]:
-    """Rewrite overrides so that Hydra accepts them in a sweep over a group, such as ``dataset=a,b dataset.path=X``.
+    """Rewrite overrides so that Hydra accepts them in a sweep over a group: ``dataset=a,b dataset.path=X``.
 
-    Before Hydra starts the jobs of a sweep, it composes one configuration from all overrides with a single value. In
-    the example, it would set ``path`` in the default data set, which may not have that key. This function therefore
-    rewrites ``KEY=VALUE`` to ``KEY=choice(VALUE)``, a sweep over one value, which Hydra applies only to the jobs.
+    Before Hydra starts the jobs, it composes one configuration from those overrides that have a single value. In the
+    example, it would set ``path`` in the default data set and fail if that data set has no such key. Therefore
+    ``KEY=VALUE`` becomes ``KEY=choice(VALUE)``. This is a sweep over one value, which Hydra applies only to the jobs.
 
     Args:
         texts: overrides as typed.
         groups: names of the configuration groups.
 
     Returns:
-        The rewritten overrides; unchanged overrides if none of them sweeps over a group.
+        The rewritten overrides. They are the same as `texts` if none of them lists several choices of a group.
     """
     parser = OverridesParser.create()
     parsed = [parser.parse_override(text) for text in texts]
@@ -164,13 +172,18 @@ def as_sweeps(texts: Sequence[str], groups: Collection[str]) -> list[str]:
 
 
 def explain(error: Exception, texts: Sequence[str]) -> ConfigError:
-    """Return a ConfigError with the first line of an error from Hydra or OmegaConf."""
+    """Convert an error of Hydra or OmegaConf to a ConfigError with the first line of its message.
+
+    Args:
+        error: the error.
+        texts: the overrides that caused it, shown in the message.
+    """
     problem = cut(first_line(error))
     hint = "install the launcher's plugin: pip install 'kvbench[launch]'" if "hydra/launcher" in str(error) else ""
     return ConfigError(" ".join(texts) or "configuration", None, problem, hint=hint)
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message without its full stop, or the error's type if it is empty."""
+    """Return the first line of an error's message without a final period; its class name if it has no message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__).rstrip(".")

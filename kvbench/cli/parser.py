@@ -12,10 +12,10 @@ from hydra._internal.utils import get_args_parser
 
 @contextmanager
 def help_as_text() -> Iterator[None]:
-    """Patch argparse inside a ``with`` block so that Hydra can create its parser.
+    """Make it possible to create Hydra's argument parser on Python 3.14, inside a ``with`` block.
 
-    Python 3.14 checks the help text of each option when it is added. The help of ``--shell-completion`` in Hydra 1.3 is
-    not a string and fails this check; it is replaced by one.
+    Python 3.14 requires the help of every option to be a string. In Hydra 1.3, the help of ``--shell-completion`` is
+    another object. Inside the block, argparse is patched to replace such an object by a string.
     """
     container: Any = argparse._ActionsContainer
     check = getattr(container, "_check_help", None)

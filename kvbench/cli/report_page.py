@@ -27,11 +27,11 @@ Find = Callable[[Sequence[RunStore], str], RunStore]
 
 
 def add(parser: argparse.ArgumentParser, what: Any) -> None:
-    """Add the options of the page to the parser of ``kvbench.report``.
+    """Add the options ``--html``, ``--serve``, ``--figures`` and ``--pair`` to the parser of ``kvbench.report``.
 
     Args:
-        parser: the parser.
-        what: its group of options of which at most one may be given.
+        parser: the parser, which gets ``--pair``.
+        what: mutually exclusive group of options in this parser, which gets the other three.
     """
     what.add_argument(
         "--html",
@@ -66,10 +66,10 @@ def add(parser: argparse.ArgumentParser, what: Any) -> None:
 
 
 def wanted(arguments: argparse.Namespace) -> bool:
-    """Return True if the command line asks for a page or for plots.
+    """Return True if the command line has ``--html``, ``--serve`` or ``--figures``.
 
     Raises:
-        ConfigError: an option of the page is given without it.
+        ConfigError: ``--pair`` is given without ``--html`` or ``--serve``.
     """
     page = arguments.html is not None or arguments.serve is not None
     if arguments.pair and not page:
@@ -78,11 +78,11 @@ def wanted(arguments: argparse.Namespace) -> bool:
 
 
 def main(arguments: argparse.Namespace, find: Find) -> int:
-    """Write the page or the plots, or serve the page, and return the exit status.
+    """Write the HTML page, serve it, or write its plots, as the options say; return the exit status.
 
     Args:
         arguments: the parsed command line.
-        find: function that returns the run of a name (``kvbench.report --show``).
+        find: function that returns, out of a list of runs, the one whose id begins with a given text.
 
     Raises:
         KvbenchError: there are no runs, a run of ``--pair`` does not exist, a file cannot be written, or the port
@@ -118,9 +118,10 @@ def _report(arguments: argparse.Namespace, find: Find) -> Report:
 
 
 def reader() -> Callable[[RunStore], Entry | None]:
-    """Return a function that reads a run for the page.
+    """Return a function that reads a stored run for the page.
 
-    For a damaged run the function returns None and prints the reason.
+    The function takes the run and returns its entry on the page. For a damaged run it prints the reason and returns
+    None.
     """
     code = Code()
 

@@ -23,15 +23,17 @@ def marked(
     config: dict[str, Any] | None = None,
     code: Callable[[Mapping[str, Any]], codes.Code] = sources.code,
 ) -> dict[str, Any]:
-    """Return the metrics of a run with ``status`` and ``older`` updated for the present code.
+    """Return a run's metrics with ``status`` and ``older`` updated by comparing its code with the present code.
 
-    They are unchanged if the run's `config.yaml` is missing or incomplete.
+    ``older`` says how many samples were made by older code, and which parts of the code have changed since; it is None
+    if there are no such samples. The metrics are returned unchanged if the run's `config.yaml` is missing or
+    incomplete.
 
     Args:
         store: the run.
         metrics: the content of its `metrics.json`.
-        config: the content of its `config.yaml`; None to read it here.
-        code: function that returns the digests of the present code for a configuration.
+        config: the content of its `config.yaml`; None to read the file here.
+        code: function that takes a configuration and returns the digests of the present code that it would run.
     """
     config = config or store.config()
     if config is None or any(not isinstance(config.get(group), dict) for group in GROUPS):
@@ -45,7 +47,10 @@ def marked(
 
 
 def begun(store: RunStore) -> dict[str, Any]:
-    """Return the metrics of a run without a valid `metrics.json`, for its line in the list."""
+    """Return provisional metrics of a run that has no valid `metrics.json`, so that lists can include the run.
+
+    They are derived from `config.yaml` and the samples stored so far.
+    """
     written = store.config() or {}
     config = {group: value if isinstance(value := written.get(group), dict) else {} for group in GROUPS}
     try:
@@ -68,9 +73,10 @@ def begun(store: RunStore) -> dict[str, Any]:
 
 
 class Code:
-    """The digests of the present code, computed once for all runs with the same classes.
+    """Function from a configuration to the digests of the present code that it would run, with a cache.
 
-    An instance serves one report: it does not see later changes of the sources.
+    The digests are computed once for all configurations with the same method class and data-set class. Use a new
+    instance for each report, because an instance does not notice later changes of the source files.
     """
 
     def __init__(self) -> None:

@@ -61,15 +61,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return the scores of a file, or of all files in a folder that are named after tasks.
+    """Score the model outputs in a file, or in all files of a folder that are named after tasks.
 
     Args:
-        path: a .jsonl or .json file (also with .gz), or a folder of such files.
-        task: ``qasper``, ``qasper_e``, ``gsm8k``, ...; None for the name of the file without its suffix.
+        path: a .jsonl or .json file, optionally compressed (.gz), or a folder of such files.
+        task: task of the file (``qasper``, ``qasper_e``, ``gsm8k``, ...); with a folder, the task whose file to score.
+            None to take tasks from the names of the files.
 
     Returns:
-        A dict from each task to its scores (:func:`score_records`), and the names of the files in a folder that belong
-        to no task.
+        A dict from each task to its scores (see :func:`score_records`), and the names of the files in the folder that
+        were skipped because they are not named after a task.
 
     Raises:
         KvbenchError: there is no such file or task, a folder has several files for a task, or a record is invalid.
@@ -115,17 +116,18 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
 
 
 def score_records(task: str, records: Sequence[Record], where: str = "records") -> dict[str, Any]:
-    """Return the scores of the outputs for one task.
+    """Score model outputs for one task, and return the task's scores.
 
     Args:
         task: name of the task.
-        records: the outputs, as in a file.
-        where: name of their origin, for messages.
+        records: one record per output, with the fields of a line in a file of outputs: the response, and the reference
+            answers.
+        where: file or other source of the records, for error messages.
 
     Returns:
-        ``{score, stderr, n, variants, buckets}``. Scores are from 0 to 100 and rounded to two digits, as by LongBench's
-        eval.py; ``variants`` are other scores of the same outputs; ``buckets`` are the scores by length of LongBench-E,
-        only for tasks whose names end in ``_e``.
+        A dict with ``score`` and ``stderr`` (mean and standard error, 0 to 100, rounded to two digits as in LongBench's
+        eval.py), ``n`` (number of records), and ``variants`` (scores of the same outputs by other rules). For tasks
+        whose names end in ``_e`` (LongBench-E), also ``buckets``: scores by length, ``0-4k``, ``4-8k`` and ``8k+``.
 
     Raises:
         KvbenchError: the task is unknown, there are no records, or a record lacks a response or an answer.

@@ -17,7 +17,11 @@ COVERED = ("method", "quantizer")
 
 
 def chosen(texts: Sequence[str], multirun: bool) -> list[Setting]:
-    """Return the settings in the overrides `texts`; an empty list without ``setting=``.
+    """Return the settings listed after ``setting=`` on a command line; an empty list if there is no ``setting=``.
+
+    Args:
+        texts: overrides as typed.
+        multirun: True for a sweep, in which there may be several settings.
 
     Raises:
         ConfigError: a setting cannot be parsed, is combined with ``method=`` or ``quantizer=``, or several are given
@@ -49,13 +53,17 @@ def chosen(texts: Sequence[str], multirun: bool) -> list[Setting]:
 
 
 def variants(texts: Sequence[str], multirun: bool) -> list[list[str]]:
-    """Return one list of overrides for each setting in ``setting=``, with the setting expanded to overrides.
-
-    Without ``setting=`` the result is a single list, `texts`.
+    """Replace ``setting=`` by the overrides that it stands for (``method=``, ``quantizer=``, ``method.KEY=``).
 
     Args:
         texts: overrides as typed.
         multirun: True for a sweep, in which there may be several settings.
+
+    Returns:
+        A list of overrides for each setting; without ``setting=``, a list that contains only `texts`.
+
+    Raises:
+        ConfigError: the settings are invalid (see :func:`chosen`).
     """
     settings = chosen(texts, multirun)
     if not settings:
@@ -67,9 +75,14 @@ def variants(texts: Sequence[str], multirun: bool) -> list[list[str]]:
 
 
 def for_hydra(texts: Sequence[str], multirun: bool) -> list[str]:
-    """Return the overrides in the form that Hydra accepts.
+    """Return the overrides with ``setting=``, which Hydra does not know, rewritten for Hydra.
 
-    A single setting is expanded to overrides of its own; several settings become a sweep over the key ``setting``.
+    One setting is replaced by ``method=``, ``quantizer=`` and ``method.KEY=``. Several settings become a sweep over a
+    new key ``setting``, which each job expands when it starts.
+
+    Args:
+        texts: overrides as typed.
+        multirun: True for a sweep.
     """
     settings = chosen(texts, multirun)
     if len(settings) < 2:
@@ -79,11 +92,14 @@ def for_hydra(texts: Sequence[str], multirun: bool) -> list[str]:
 
 
 def spelled_out(texts: Sequence[str], setting: str | None) -> tuple[list[str], list[str]]:
-    """Return a job's overrides in two forms: as typed by the user, and with the setting expanded.
+    """Return the overrides of a job twice: with its setting as the user typed it, and with the setting expanded.
+
+    In the second list, ``method=``, ``quantizer=`` and ``method.KEY=`` take the place of the setting.
 
     Args:
         texts: overrides of the job, as received from Hydra.
-        setting: value of the key ``setting`` in the job's configuration; None if it has none.
+        setting: value of the key ``setting`` in the job's configuration; None if it has none, and both lists are
+            `texts`.
     """
     if setting is None:
         return list(texts), list(texts)

@@ -21,7 +21,9 @@ TOKEN = "KVBENCH_SWEEP_TOKEN"
 
 
 def new_folder() -> Path:
-    """Create and return a folder for a sweep, named after the current time, with a number if that name is taken.
+    """Create a folder for the files of a sweep, and return its path.
+
+    It is named after the current time; a number is added if that name is taken.
 
     Raises:
         KvbenchError: the folder cannot be created.
@@ -51,17 +53,20 @@ def new_folder() -> Path:
 
 
 def begin() -> None:
-    """Set a new id for this sweep, so that :func:`outcomes` can ignore records of other sweeps in the same folder."""
+    """Give the sweep that is about to start a new id, which marks its records (see :func:`outcomes`).
+
+    The id is in an environment variable, so worker processes inherit it.
+    """
     os.environ[TOKEN] = uuid.uuid4().hex
 
 
 def record(folder: Path, number: int, outcome: Mapping[str, Any]) -> None:
-    """Write the outcome of a job to a file in the folder of the sweep.
+    """Write the outcome of a job to a JSON file in the folder of the sweep.
 
     Args:
         folder: folder of the sweep.
         number: index of the job in the sweep.
-        outcome: ``status``, ``overrides``, ``message`` and ``metrics`` of the job.
+        outcome: dict with ``status``, ``number``, ``overrides``, ``message`` and, if the job has any, ``metrics``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**outcome, "sweep": os.environ.get(TOKEN)}, indent=1, sort_keys=True) + "\n"
@@ -69,11 +74,13 @@ def record(folder: Path, number: int, outcome: Mapping[str, Any]) -> None:
 
 
 def outcomes(folder: Path, say: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
-    """Return the outcomes of this sweep's jobs, in order; skip and report damaged files and those of other sweeps.
+    """Return the outcomes of all jobs of this sweep that have recorded one, in the order of the jobs.
+
+    Files that are damaged or belong to another sweep in the same folder are skipped and reported.
 
     Args:
         folder: folder of the sweep.
-        say: function called with a line for the user about each file that is skipped.
+        say: function that is called with a line for the user about each skipped file.
     """
     records = []
     for path in sorted(folder.glob("job-*.json")):
@@ -86,7 +93,12 @@ def outcomes(folder: Path, say: Callable[[str], None] = lambda line: None) -> li
 
 
 def keep_table(folder: Path, markdown: str, csv: str) -> Path:
-    """Write the table of a sweep to its folder as markdown and CSV, and return the path of the markdown file.
+    """Write a sweep's table to its folder, as ``table.md`` and ``table.csv``, and return the path of ``table.md``.
+
+    Args:
+        folder: folder of the sweep.
+        markdown: the table as markdown.
+        csv: the table as CSV.
 
     Raises:
         OSError: a file cannot be written.

@@ -59,10 +59,10 @@ Exit status: 0 if all runs are ok, 1 if one failed or ran out of memory, 2 if th
 
 
 def help_text(extra: Path | None = None) -> str:
-    """Return the help text of the main command.
+    """Return the help text of ``python -m kvbench``, with every choice of each configuration group.
 
     Args:
-        extra: folder given by ``--config-dir``, whose additional choices are listed too; None if it is not given.
+        extra: folder given by ``--config-dir``, whose choices are listed too; None if it is not given.
     """
     known = groups()
     parts = [HEAD]

@@ -27,13 +27,14 @@ _READ = ("dtype", "max_length", "prompt_limit", "chat")
 
 
 def command(config: Mapping[str, Any], program: str = "python -m kvbench") -> str:
-    """Return the command of a run, quoted for a shell, with the settings in which it differs from its presets.
+    """Return a command line that repeats a stored run, quoted for a shell.
 
-    A choice from outside the package is named, but the folder of ``--config-dir`` is not stored with a run: it appears
-    as the placeholder ``DIR``.
+    The command contains the run's choices and those options that differ from the presets. If the run's method or data
+    set came from a folder given by ``--config-dir``, the command contains ``--config-dir DIR``, where DIR is a
+    placeholder because the folder is not stored with a run.
 
     Args:
-        config: content of the run's `config.yaml`; groups that are missing are left out.
+        config: content of the run's `config.yaml`; missing groups are left out of the command.
         program: beginning of the command.
     """
     words = [word for group in _groups(config) for word in _words(group, config)]
@@ -42,10 +43,10 @@ def command(config: Mapping[str, Any], program: str = "python -m kvbench") -> st
 
 
 def changes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in which a run differs from its presets, by dotted key.
+    """Return the options of a stored run that differ from its presets, as a dict from dotted keys to values.
 
     Args:
-        config: content of the run's `config.yaml`; groups that are missing are left out.
+        config: content of the run's `config.yaml`; missing groups are left out.
     """
     return {key: value for group in _groups(config) for key, value in _changes(group, config)}
 

@@ -26,12 +26,12 @@ _BYTES = 2
 
 @dataclass(frozen=True)
 class Download:
-    """A download from the hub that a model or a data set needs.
+    """The size of one download from the hub that a model or a data set needs.
 
     Args:
         what: name of the model or of the file, for messages.
         bytes: number of bytes still to download, 0 if everything is on this machine; None if unknown.
-        basis: source of this number, or the reason why it is unknown.
+        basis: where this number comes from, such as ``the hub's list of its files``, or why it is unknown.
     """
 
     what: str
@@ -45,9 +45,9 @@ class Download:
 
 
 def downloads(models: Iterable[str], datasets: Iterable[str]) -> list[Download]:
-    """Return the downloads from the hub that models and data sets need, without duplicates.
+    """Return the downloads from the hub that the given models and data sets need, each once.
 
-    Local models and data, generated data and random weights need no download and are left out.
+    Local models and data, generated data and random weights are left out, because they are never downloaded.
 
     Args:
         models: values of ``model=``: presets, repositories or folders.
@@ -64,7 +64,11 @@ def downloads(models: Iterable[str], datasets: Iterable[str]) -> list[Download]:
 
 
 def model_download(model: ModelConfig) -> Download | None:
-    """Return the download that a model needs; None if it has random weights or is in a local folder."""
+    """Return the size of a model's download; None if the model has random weights or is in a local folder.
+
+    A model that has been downloaded already has a size of 0 bytes. If the hub does not answer, the size is estimated
+    from the number of parameters, if that is known.
+    """
     if model.weights == "random" or model.folder() is not None or model.hub_id is None:
         return None
     what = f"model {model.name} ({model.hub_id}{', gated' if model.gated else ''})"
@@ -81,11 +85,11 @@ def model_download(model: ModelConfig) -> Download | None:
 
 
 def data_downloads(task: Task, group: dict[str, Any]) -> Iterator[Download]:
-    """Yield the download that each file of a data set needs.
+    """Yield the size of the download of each file that a data set needs; nothing for local and generated data.
 
     Args:
         task: the data set.
-        group: configuration of the data set, from which ``name`` and ``path`` are used.
+        group: the configuration group ``dataset``. If its ``path`` is set, the data are local.
     """
     for source, part in () if group.get("path") is not None else task.files():
         if source.hub_id is None:

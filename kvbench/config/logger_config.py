@@ -14,7 +14,7 @@ from kvbench.util.schema import build
 
 @dataclass(frozen=True, kw_only=True)
 class NoLogger:
-    """No logger; results are still written to ``runtime.results_dir``."""
+    """Settings of ``logger=none``: results are only written to ``runtime.results_dir``."""
 
     name: Literal["none"]
 
@@ -27,7 +27,7 @@ class CsvLogger:
     path: str = "results/runs.csv"
 
     def check(self) -> None:
-        """Raise ConfigError if the file cannot be written, or exists and was not written by this logger."""
+        """Raise ConfigError if the file cannot be written, or if it exists but is not a log of kvbench."""
         if not self.path.strip():
             raise ConfigError("logger.path", "''", "must name a file", hint="logger.path=results/runs.csv")
         check_writable(self.path, "logger.path", file=True)
@@ -50,7 +50,8 @@ class WandbLogger:
 
     Args:
         project, entity, group, tags: passed to ``wandb.init``.
-        mode: ``online``, ``offline``, ``disabled``, or ``auto``: online if an API key is configured, else offline.
+        mode: ``online``, ``offline`` or ``disabled``, as in wandb; ``auto`` is online if an API key is configured and
+            offline otherwise.
         dir: folder in which wandb creates its own folder.
     """
 
@@ -63,7 +64,7 @@ class WandbLogger:
     dir: str = "results"
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the packages that the logger requires: wandb."""
+        """Return the Python packages that must be installed for this logger: wandb."""
         return (Package("wandb", "logger", "wandb", "run pip install wandb, or set logger=csv"),)
 
     def check(self) -> None:
@@ -78,10 +79,10 @@ LOGGERS: dict[str, type[AnyLogger]] = {"none": NoLogger, "csv": CsvLogger, "wand
 
 
 def logger_of(group: Mapping[str, Any]) -> AnyLogger:
-    """Check the `logger` group and return its typed form.
+    """Check the configuration group ``logger``, and return the settings of the chosen logger.
 
     Raises:
-        ConfigError: the logger is unknown, or has a wrong key or value.
+        ConfigError: the logger is unknown, has a wrong key or value, or cannot write its file or folder.
     """
     name = group.get("name")
     if name not in LOGGERS:

@@ -22,7 +22,12 @@ REMOTE = ("submitit",)
 
 
 def check_launcher(name: str, multirun: bool) -> None:
-    """Raise ConfigError if the launcher is a plugin that is not installed, or is used without ``--multirun``."""
+    """Raise ConfigError if a launcher's plugin is not installed, or if the launcher needs ``--multirun``.
+
+    Args:
+        name: value of ``launcher=``. The launcher ``local`` has no requirements.
+        multirun: True if the command line has ``--multirun``.
+    """
     if name not in PLUGINS:
         return
     package = "hydra-joblib-launcher" if name == "joblib" else "'kvbench[launch]'"
@@ -34,11 +39,11 @@ def check_launcher(name: str, multirun: bool) -> None:
 
 
 def check_here(checked: RunConfig, launcher: str = "local") -> None:
-    """Check that this machine has what the configuration requires.
+    """Check that this machine has the packages, the device and the files that a run needs.
 
     Args:
-        checked: the configuration.
-        launcher: name of the launcher. If it runs jobs on other machines, the device is not checked.
+        checked: the configuration of the run.
+        launcher: value of ``launcher=``. If this launcher sends jobs to other machines, the device is not checked.
 
     Raises:
         ConfigError: a package, a GPU, the weights or the data are missing.
@@ -53,7 +58,11 @@ def check_here(checked: RunConfig, launcher: str = "local") -> None:
 
 
 def check_path(path: Any) -> None:
-    """Raise ConfigError if ``dataset.path`` is set and does not name an existing file or folder."""
+    """Raise ConfigError unless a data set's local path is an existing file or folder, or not set.
+
+    Args:
+        path: value of ``dataset.path``; None if it is not set.
+    """
     if not isinstance(path, str):
         return
     hint = "set dataset.path=FILE_OR_FOLDER, or dataset.path=null to use the files of the Hugging Face hub"
@@ -68,7 +77,7 @@ def check_path(path: Any) -> None:
 
 
 def check_weights(checked: RunConfig) -> None:
-    """Raise ConfigError if the weights are to be read from a local folder that contains none."""
+    """Raise ConfigError if a model is to be loaded from a local folder that has no weight files."""
     folder = checked.model.folder()
     if folder is None or checked.model.weights == "random":
         return

@@ -31,13 +31,13 @@ COLDEST = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """Options of decoding, all of which enter the run id.
+    """Options of decoding, all of which are part of the run id.
 
     Args:
-        max_new_tokens: longest answer in tokens, for every task; None for each task's own limit.
+        max_new_tokens: maximum number of tokens in an answer, for every task; None for each task's own limit.
         temperature: sampling temperature; 0 for greedy decoding. Random numbers are seeded by ``runtime.seed``.
-        top_p: total probability of the most probable tokens from which to draw (nucleus sampling); 1.0 draws from all
-            tokens.
+        top_p: nucleus sampling: tokens are drawn from the smallest set of most probable tokens whose total probability
+            reaches `top_p`; 1.0 draws from all tokens.
         stop: strings that end an answer, in addition to the task's own.
     """
 
@@ -47,7 +47,7 @@ class DecodingConfig:
     stop: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise ConfigError if a value has no effect or a stop string is empty."""
+        """Raise ConfigError if the temperature or `top_p` would have no effect, or a stop string is empty."""
         if 0.0 < self.temperature < COLDEST:
             raise ConfigError(
                 "decoding.temperature",
@@ -71,24 +71,24 @@ class DecodingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
-    """Device and execution of a run; none of these options enters the run id, except `seed`.
+    """Options of how a run is executed; only `seed` is part of the run id.
 
     Args:
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
         batch_size: prompts per batch.
         seed: seed for sampling, shuffling and random weights.
         prefill_chunk: tokens per prefill call; None prefills the whole prompt in one call.
-        mlp_chunk: tokens of a long prompt that feed-forward layers and RoPE process at a time, which bounds their
-            memory. ``auto`` is 8192 for prompts of more than 16384 tokens; None processes all tokens at once. Results
-            differ at most by rounding.
+        mlp_chunk: number of tokens that feed-forward layers and RoPE process at a time in a long prompt; smaller slices
+            need less memory. ``auto`` is 8192 for prompts of more than 16384 tokens; None processes all tokens at once.
+            Results differ at most by rounding.
         prefill_rows: prompts per prefill call: ``auto`` (as many as have about 16k tokens together), a number, or None
             (all prompts of the batch).
         memory_limit_gb: memory in GiB that the process may use on each device; None for no limit.
         device_map: ``auto`` spreads the model's layers evenly over all GPUs; None uses one device.
-        tensor_parallel: ``auto`` splits every layer over the processes that torchrun started, each with its own heads
-            and their cache; None for one process.
+        tensor_parallel: ``auto`` splits every layer over the processes that torchrun started, so that each holds some
+            of the heads and their cache; None for one process.
         retry: ``oom`` also repeats runs that ran out of memory; None repeats only failed and interrupted ones.
-        rerun: True to run samples again whose stored results were made by older code.
+        rerun: True to repeat samples whose stored results were made by older code.
         mix_code: True to add new samples to stored ones that were made by older code, and to mark the run in tables.
             False raises an error instead.
         kernels: implementation of decode attention on a GPU: ``auto`` (the fastest that supports the case), ``cuda``,
@@ -172,12 +172,16 @@ class RuntimeConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A complete configuration as typed and checked data.
+    """The complete configuration of a run as typed and checked data.
 
     Args:
-        method: the method, an instance of the dataclass that the configuration names, with its quantizer.
-        dataset: the group `dataset` as plain data.
-        task: the data set as an object, constructed from the group `dataset`.
+        model: the model.
+        method: instance of the method's class, which also holds the quantizer.
+        dataset: the group ``dataset`` as plain data.
+        decoding: options of decoding.
+        runtime: options of execution.
+        logger: settings of the logger.
+        task: the data set as an object, built from the group ``dataset``.
     """
 
     model: ModelConfig
@@ -190,10 +194,13 @@ class RunConfig:
 
 
 def check(config: Mapping[str, Any]) -> RunConfig:
-    """Check a composed configuration (plain data) and return its typed form.
+    """Check a composed configuration, and return it as typed data.
+
+    Args:
+        config: the configuration as plain data: the keys of each group, by the group's name.
 
     Raises:
-        ConfigError: the first wrong key, value or combination.
+        ConfigError: a key, value or combination is wrong; the error describes the first one found.
     """
     for group in config:
         if group not in GROUPS:

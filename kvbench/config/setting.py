@@ -42,8 +42,8 @@ class Setting:
         text: the string as it was typed.
         name: name of a preset in ``conf/method``.
         quantizer: name of a preset in ``conf/quantizer``; None for the method's default.
-        fields: changed hyper-parameters of the method, by key.
-        formats: changed options of the quantizer, by dotted key (``quantizer.key.bits``).
+        fields: hyper-parameters of the method that the string sets, by key (``residual``).
+        formats: options of the quantizer that the string sets, by dotted key (``quantizer.key.bits``).
     """
 
     text: str
@@ -56,16 +56,16 @@ class Setting:
         return self.text
 
     def overrides(self) -> list[str]:
-        """Return the setting as overrides of the main command line: ``method=``, ``quantizer=``, ``method.KEY=``."""
+        """Return this setting as command-line overrides: ``method=``, ``quantizer=``, ``method.KEY=``."""
         chosen = [f"method={self.name}", *([f"quantizer={self.quantizer}"] if self.quantizer else [])]
         keys = {**{f"method.{key}": value for key, value in self.fields.items()}, **self.formats}
         return [*chosen, *(f"{key}={written(value)}" for key, value in keys.items())]
 
     def load(self) -> Method:
-        """Build and return the method.
+        """Build the method that this setting describes, and return it.
 
         Raises:
-            ConfigError: a name or key is unknown, or the method rejects a value or combination.
+            ConfigError: there is no such method, quantizer or key, or the method rejects a value or combination.
         """
         formats: dict[str, Any] | str | None = self.quantizer
         if self.formats:
@@ -77,10 +77,12 @@ class Setting:
 
 
 def parse(text: str) -> Setting:
-    """Parse a setting. Only the syntax is checked; names are looked up when the setting is composed or loaded.
+    """Parse the string of one setting.
+
+    Only the syntax is checked here. Whether the names exist is checked when the method is built (:meth:`Setting.load`).
 
     Raises:
-        ConfigError: the text does not begin with a method, a part is empty, a bracket is not closed, or a key or
+        ConfigError: the text does not begin with a method, a part is empty, a bracket is not closed, or a key or the
             quantizer is given twice.
     """
     name, *parts = (piece.strip() for whole in split(text, ":") for piece in split(whole, ","))
@@ -124,10 +126,12 @@ def parse(text: str) -> Setting:
 
 
 def parse_list(text: str) -> list[Setting]:
-    """Parse a comma-separated list of settings; ``KEY=VALUE`` after a comma is an option of the setting before it.
+    """Parse a comma-separated list of settings, and return the settings in order.
+
+    If ``KEY=VALUE`` follows a comma, it does not begin a new setting but is an option of the previous one.
 
     Raises:
-        ConfigError: as :func:`parse`, or a setting is listed twice.
+        ConfigError: a setting is invalid (see :func:`parse`) or is listed twice.
     """
     texts: list[str] = []
     for piece in split(text, ","):
@@ -143,7 +147,11 @@ def parse_list(text: str) -> list[Setting]:
 
 
 def split(text: str, mark: str) -> list[str]:
-    """Split `text` at every `mark` that is not inside brackets or quotes, and return the parts.
+    """Split a text at each occurrence of `mark` that is outside brackets and quotes, and return the parts.
+
+    Args:
+        text: the text to split.
+        mark: a single character, such as ``:`` or a comma.
 
     Raises:
         ConfigError: brackets or quotes are unbalanced.
@@ -173,13 +181,14 @@ def split(text: str, mark: str) -> list[str]:
 
 
 def typed(text: str, setting: str = "") -> Any:
-    """Return the value that `text` denotes, as Hydra would read it: number, bool, None, list, mapping, or string.
+    """Convert the text of a value to a Python value: number, bool, None, list, dict or string.
 
-    A list of numbers may be written ``10/30/60``; other text with slashes is a string (a path).
+    The rules are Hydra's, with one addition: ``10/30/60`` is a list of numbers. Other text with slashes is a string,
+    such as a path.
 
     Args:
         text: text of the value.
-        setting: the complete setting that contains the value, for messages.
+        setting: the complete setting that contains the value, for error messages.
 
     Raises:
         ConfigError: a mapping has an entry without a colon, or brackets or quotes are unbalanced.
@@ -210,7 +219,7 @@ def typed(text: str, setting: str = "") -> Any:
 
 
 def written(value: Any) -> str:
-    """Return `value` as text: the inverse of :func:`typed`, also valid as the value of a Hydra override."""
+    """Convert a Python value to text that :func:`typed`, and Hydra in an override, convert back to the same value."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
