@@ -94,7 +94,7 @@ def test_slots_are_rotated_by_the_positions_of_their_tokens():
     moved = rope.rotated_slots(layer, one, 5, 7, keys[one, :, :2]) - keys[one, :, :2]
     assert moved[0, 1, :, 2].round().tolist() == [4, 5]
     layer.order[0] = torch.arange(8).expand(2, 8)
-    with pytest.raises(CacheError, match=r"before RoPE.* heads"):
+    with pytest.raises(CacheError, match=r"same tokens in all heads"):
         rope.rotated_slots(layer, one, 0, 3, keys[one, :, :3])
     layer.rotation = None
     assert rope.rotated_slots(layer, one, 0, 3, keys) is keys
