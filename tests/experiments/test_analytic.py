@@ -8,6 +8,7 @@ from experiments.fold import analytic, kernels
 from experiments.plan import Plan
 from experiments.registry import items
 from kvbench.bench.choices import shape_of
+from kvbench.profiling.gpus import gpu_named
 from kvbench.profiling.intensity import decode_work
 
 
@@ -19,6 +20,9 @@ def test_the_cells_of_figure_7_are_bytes_of_keys_and_values():
     figure = folded("figure7", analytic.memory)
     assert figure.at("Llama-2-7B", "batch 16", "256k").ours == pytest.approx(16 * 2**18 * 2**19 / 1e9)
     assert figure.at("Llama-2-7B", "weights", "1k").ours == pytest.approx(13.477, abs=1e-3)
+    gpus = items()["quantspec/figure7"].options["gpus"]
+    eight = [figure.at("Llama-2-7B", f"eight {name.upper()}", "1k").ours for name in gpus]
+    assert eight == pytest.approx([8 * gpu_named(name).memory / 1e9 for name in gpus])
     assert [verdict.verdict for verdict in figure.verdicts] == ["holds", "holds"]
 
 
@@ -29,6 +33,16 @@ def test_decoding_lies_below_the_ridge_point_and_prefill_above():
         values = [cell.ours for cell in figure.cells if cell.row.startswith("batch")]
         assert len(values) == 4 * 3 * 5 and all(sign * (value - ridge) > 0 for value in values)
         assert [verdict.verdict for verdict in figure.verdicts] == ["holds"]
+
+
+def test_limits_are_compared_in_both_directions():
+    table = folded("table1", analytic.asymptotics)
+    values = {(c.model, c.row, *c.column.split(": ")): c.ours for c in table.cells}
+    ratios = [values[(*key[:3], "limit")] / value for key, value in values.items() if key[3] == "evaluated"]
+    for model in table.models:
+        own = [r for key, r in zip([k for k in values if k[3] == "evaluated"], ratios, strict=True) if key[0] == model]
+        (claim,) = [v for v in table.verdicts if v.model == model and v.unit == "x" and v.high == 4]
+        assert claim.ours == pytest.approx(max(*own, *(1 / ratio for ratio in own))) and claim.ours > 1.5
 
 
 def test_attentions_share_of_a_step_is_that_of_its_bytes():
