@@ -80,9 +80,10 @@ def test_a_store_that_cannot_write_is_used_all_the_same(tmp_path: Path) -> None:
     for odd in (-1.0, float("inf"), "text"):
         store._db.execute("UPDATE costs SET seconds = ?", (odd,))
         assert store.costs("x", ["a"], "m") == {}
-    store._db.execute("DROP TABLE costs")
-    store._db.execute("DROP TABLE vectors")
-    assert (len(store), store.get("x", ["a"]), store.costs("x", ["a"], "m")) == (0, {}, {})
+    assert store.knows("x") and not store.knows("y")
+    for table in ("costs", "vectors", "names"):
+        store._db.execute(f"DROP TABLE {table}")
+    assert (store.knows("x"), store.get("x", ["a"]), store.costs("x", ["a"], "m")) == (False, {}, {})
 
 
 class Model:
