@@ -216,3 +216,12 @@ def test_sinks_beyond_the_range_of_half_precision_take_all_or_nothing() -> None:
     plain = prefill.exact(GROUPED, q, k, v, None, 0.2, PLAIN)
     torch.testing.assert_close(found[:, :, 1:3], plain[:, :, 1:3], rtol=2e-3, atol=2e-3)
     assert not torch.allclose(found[:, :, 3], plain[:, :, 3], atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_sink_is_the_sum_of_three_channels_without_rounding(dtype: torch.dtype) -> None:
+    q, k, v = (x.to(dtype) for x in inputs())
+    sinks = torch.tensor([3.14159, -2.71828, 11.011, 0.5])
+    query, keys, values, _ = capped.with_sinks(q, k, v, None, 1.0, sinks, causal=False)
+    assert torch.equal(query[0, :, 0, 16:].double().sum(-1), sinks.double())
+    assert (query.shape[-1], keys.shape, values.shape) == (24, (1, 2, 13, 24), (1, 2, 13, 24))
