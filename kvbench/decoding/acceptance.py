@@ -13,15 +13,15 @@ from torch import Tensor
 
 
 def accept_greedy(drafts: Tensor, choices: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
-    """Accept the longest prefix of the drafts that equals the target's own choices.
+    """Accept drafts up to the first one that differs from the token that the target would choose.
 
     Args:
         drafts: drafted tokens of each row, ``[B, gamma]``.
         choices: tokens that the target would choose after the confirmed text and after each draft, ``[B, gamma + 1]``.
-        limits: largest number of drafts that each row may accept, ``[B]``.
+        limits: maximum number of drafts to accept in each row, ``[B]``.
 
     Returns:
-        The number of accepted drafts ``[B]``, and the token that follows them ``[B]``.
+        The number of accepted drafts of each row ``[B]``, and the target's choice for the token after them ``[B]``.
     """
     accepted = leading(drafts == choices[:, : drafts.shape[1]], limits)
     return accepted, choices.gather(1, accepted[:, None]).squeeze(1)
@@ -30,18 +30,19 @@ def accept_greedy(drafts: Tensor, choices: Tensor, limits: Tensor) -> tuple[Tens
 def accept_sampled(
     drafts: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, limits: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Accept drafts at random, so that the resulting tokens have the target's distribution.
+    """Accept drafts at random, in such a way that the resulting tokens have the target's distribution.
 
     Args:
         drafts: drafted tokens of each row, ``[B, gamma]``; draft i was drawn from ``draft_probs[:, i]``.
         draft_probs: the draft's distributions q, ``[B, gamma, V]``.
         target_probs: the target's distributions p after the confirmed text and after each draft, ``[B, gamma + 1, V]``.
-        uniforms: uniform random numbers in [0, 1) that decide about acceptance, ``[B, gamma]``.
-        limits: largest number of drafts that each row may accept, ``[B]``. If a row accepts that many, its next token
-            is to be drawn from p.
+        uniforms: uniform random numbers u in [0, 1), ``[B, gamma]``; a draft is good if u * q < p, with its q and p.
+        limits: maximum number of drafts to accept in each row, ``[B]``.
 
     Returns:
-        The number of accepted drafts ``[B]``, and the distribution of the token that follows them ``[B, V]``.
+        The number of accepted drafts of each row ``[B]``, and the distribution from which to draw the token after them
+        ``[B, V]``. The distribution is p where the limit was reached, and norm(max(p - q, 0)) where a draft was
+        rejected.
     """
     gamma = drafts.shape[1]
     p = target_probs[:, :gamma].gather(2, drafts[..., None]).squeeze(2)
@@ -61,10 +62,10 @@ def accept_sampled(
 
 
 def leading(good: Tensor, limits: Tensor) -> Tensor:
-    """Return for each row how many drafts are good before the first bad one, at most the row's limit, ``[B]``.
+    """Return how many drafts each row accepts: those before its first bad one, but at most its limit, ``[B]``.
 
     Args:
-        good: True for each draft that may be accepted, ``[B, gamma]``.
-        limits: largest result for each row, ``[B]``.
+        good: for each draft, True if it may be accepted, ``[B, gamma]``.
+        limits: maximum number of drafts to accept in each row, ``[B]``.
     """
     return torch.minimum(good.long().cumprod(1).sum(1), limits)

@@ -28,19 +28,19 @@ from kvbench.methods.speculation import Speculation
 
 
 class Observer(Protocol):
-    """Observer of a generation, such as a memory meter.
+    """Object that is notified when a phase of a generation begins, for example a memory meter.
 
-    The phases of a generation are ``prefill``, ``likelihood`` (only with reference answers), ``decode`` and ``end``.
+    The phases are, in order, ``prefill``, ``likelihood`` (only with reference answers), ``decode`` and ``end``.
     """
 
     def phase(self, name: str) -> None:
-        """Handle the beginning of the phase `name`."""
+        """Take note that the phase `name` begins; called at its beginning."""
         ...
 
 
 @dataclass
 class Generation:
-    """The generated tokens of a batch, with times.
+    """The generated tokens and texts of a batch, with times and how decode steps were run.
 
     Args:
         tokens: new tokens of each row, without the end-of-sequence token.
@@ -50,10 +50,10 @@ class Generation:
         step_s: seconds of each decode step after the first token, or of each round of speculation. The first entry may
             include compilation and allocation, so results report it separately.
         prompt_tokens: number of prompt tokens of each row, without padding.
-        answer_nll: for each row a pair: the negative log-likelihood of its reference answer in nats, and the number of
-            tokens of this answer; empty without reference answers.
-        rounds: figures of each round of speculation; empty without speculation.
-        stepping: how decode steps were run (replays of a CUDA graph, or eager steps): ``graph``, ``graph, compiled``,
+        answer_nll: for each row a pair: negative log-likelihood of its reference answer in nats, and number of tokens
+            in this answer. Empty without reference answers.
+        rounds: counts and time of each round of speculation; empty without speculation.
+        stepping: how decode steps were run, by replays of a CUDA graph or eagerly: ``graph``, ``graph, compiled``,
             ``graph (not compiled: REASON)``, ``eager`` or ``eager (REASON)``.
         capture_s: seconds spent on warm-ups and on capturing CUDA graphs; not included in any other figure.
     """
@@ -92,7 +92,7 @@ def generate(
     compile: bool = False,
     prefill_rows: Rows = "auto",
 ) -> Generation:
-    """Generate the continuations of a batch of prompts.
+    """Prefill a batch of prompts, decode their continuations, and return these with times.
 
     Args:
         model: causal language model that runs kvbench's attention (``method.new_cache(model)`` switches it).
@@ -101,26 +101,25 @@ def generate(
         attention_mask: ``[B, T]``, 0 at padding; None: no padding.
         max_new_tokens: limit on the new tokens of every row, at least 1.
         sampling: temperature, top-k, top-p and seeds; None: greedy decoding.
-        eos_token_ids: tokens that end a row.
-        stop: strings that end a row; they require `tokenizer`.
+        eos_token_ids: tokens that end a row's continuation.
+        stop: strings that end a row's continuation; they require `tokenizer`.
         say_something: True: never choose one of `eos_token_ids` as the first token, so that no answer is empty (like
             ``min_length`` in transformers).
-        tokenizer: the model's tokenizer, which decodes the new tokens. None: no texts are returned, and there must be
-            no stop strings.
+        tokenizer: the model's tokenizer, which decodes the new tokens. None: texts are empty, and `stop` must be empty.
         prefill_chunk: prompt tokens per forward pass; None: all at once. It does not affect the result.
         pad_token_id: token fed to rows that have ended while others continue.
         answer_ids: token ids of each row's reference answer. Their negative log-likelihood after the prompt is computed
             on a copy of the cache. None: it is not computed.
         observer: object whose :meth:`Observer.phase` is called at the beginning of each phase; None: no observer.
         speculate: True: decode speculatively if the method of the cache specifies it (``Method.speculation``); False:
-            never; a :class:`Speculation`: decode speculatively with these settings, whatever the method specifies. The
-            draft then reads the target's cache or a second one that gets the same prompt
-            (:meth:`kvbench.cache.KVCache.lead`).
-        graphs: whether to capture a decode step as a CUDA graph and replay it: ``auto`` (if possible and if there are
-            enough steps), ``always`` (if possible) or ``never``.
+            never; a :class:`Speculation`: decode speculatively with these settings, whatever the method specifies. If
+            the draft needs a cache of its own, attach it to `cache` first (:meth:`kvbench.cache.KVCache.lead`).
+        graphs: when to capture a decode step as a CUDA graph and replay it: ``auto``: if possible, and if there are
+            enough steps to repay the capture; ``always``: if possible; ``never``.
         compile: True: in steps that are captured as CUDA graphs, compile everything except attention with
             ``torch.compile``.
-        prefill_rows: number of prompts per forward pass; ``auto``: as many as are efficient; None: all.
+        prefill_rows: number of prompts per forward pass of the prefill; ``auto``: as many as have about 16k tokens
+            together; None: all.
 
     Raises:
         CacheError: the cache was used before, or the model did not use it.
@@ -196,7 +195,10 @@ def continued(
     graphs: captured_decoding.Graphs = "never",
     compile: bool = False,
 ) -> dict[str, Any]:
-    """Decode until every row has ended, by replays of a CUDA graph if possible, else by eager steps.
+    """Decode after the prefill until every row has ended, and return the times and the mode of execution.
+
+    Steps are replays of a CUDA graph if `graphs` allows it and a step can be captured, and eager otherwise. Decoding is
+    speculative if `speculation` is given.
 
     Args:
         model: causal language model that runs kvbench's attention.
@@ -204,19 +206,18 @@ def continued(
         token: first new token of each row, ``[B]``; not cached yet.
         mask: attention mask ``[B, T]`` of the columns that are cached; None: no padding.
         lengths: number of cached tokens of each row, without padding, ``[B]``.
-        stopping: collects the tokens and decides which rows have ended.
+        stopping: object to which the new tokens are added, and which decides when a row has ended.
         sampling: how tokens are chosen: temperature, top-k and top-p.
         generators: random generator of each row.
         max_new_tokens: limit on the new tokens of every row, the first token included.
         pad_token_id: token fed to rows that have ended.
         speculation: decode speculatively with these settings; None: one token per step.
-        graphs: whether to capture a decode step as a CUDA graph: ``auto``, ``always`` or ``never``, as for
-            :func:`generate`.
+        graphs: when to capture a decode step as a CUDA graph: ``auto``, ``always`` or ``never`` (see :func:`generate`).
         compile: True: in steps that are captured as CUDA graphs, compile everything except attention.
 
     Returns:
-        The fields ``step_s``, ``rounds``, ``stepping`` and ``capture_s`` of a :class:`Generation`. The tokens are in
-        `stopping`.
+        A dict with the fields ``step_s``, ``rounds``, ``stepping`` and ``capture_s`` of :class:`Generation`. The tokens
+        themselves are in `stopping`.
     """
     rounds: list[speculative.Round] = []
     rest = (stopping, sampling, generators, max_new_tokens, pad_token_id)
@@ -255,7 +256,7 @@ def capture(
     steps: int,
     compile: bool = False,
 ) -> captured_decoding.Captured:
-    """Capture a decode step as a CUDA graph, and return it, ready for its first replay.
+    """Capture a decode step as a CUDA graph, and return the graph, ready for its first replay.
 
     Args:
         model: causal language model that runs kvbench's attention.
@@ -264,11 +265,12 @@ def capture(
         lengths: number of cached tokens of each row, without padding, ``[B]``.
         sampling: how tokens are chosen: temperature, top-k and top-p.
         generators: random generator of each row.
-        steps: number of steps for which to draw random numbers in advance.
+        steps: number of steps to be replayed at most; random numbers for all of them are drawn in advance.
         compile: True: compile everything except attention.
 
     Raises:
-        NotCaptured: the step cannot be captured; cache and generators are left as they were.
+        NotCaptured: the step cannot be captured; the cache holds the same tokens, and the generators have the same
+            state, as before the call.
     """
     states = [generator.get_state() for generator in generators]
     uniforms = captured_decoding.uniforms(sampling, generators, steps)
@@ -294,7 +296,7 @@ def decode(
     max_new_tokens: int,
     pad_token_id: int = 0,
 ) -> list[float]:
-    """Decode with eager steps until every row has ended; `stopping` collects the tokens.
+    """Decode with eager steps until every row has ended, and return the time of each step.
 
     Args:
         model: causal language model that runs kvbench's attention.
@@ -302,14 +304,14 @@ def decode(
         token: first new token of each row, ``[B]``; not cached yet.
         mask: attention mask ``[B, T]`` of the columns that are cached; None: no padding.
         lengths: number of cached tokens of each row, without padding, ``[B]``.
-        stopping: collects the tokens and decides which rows have ended.
+        stopping: object to which the new tokens are added, and which decides when a row has ended.
         sampling: how tokens are chosen: temperature, top-k and top-p.
         generators: random generator of each row.
         max_new_tokens: limit on the new tokens of every row, the first token included.
         pad_token_id: token fed to rows that have ended.
 
     Returns:
-        Seconds of each step.
+        The duration of each step in seconds. The tokens themselves are in `stopping`.
 
     Raises:
         CacheError: the model did not use the cache.
@@ -340,6 +342,6 @@ def _without(logits: Tensor, tokens: Sequence[int]) -> Tensor:
 
 
 def tell(observer: Observer | None, phase: str) -> None:
-    """Tell `observer` that a phase begins; do nothing if there is no observer."""
+    """Notify `observer` that a phase begins; do nothing if `observer` is None."""
     if observer is not None:
         observer.phase(phase)

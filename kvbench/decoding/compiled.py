@@ -28,14 +28,14 @@ LIMIT = 64
 
 @contextmanager
 def around(model: Any, on: bool, rows: int) -> Iterator[None]:
-    """Compile the decoder layers of a model, apart from attention, for forward passes inside the context.
+    """Compile the decoder layers of a model, apart from attention, for all forward passes in a ``with`` block.
 
-    Results are rounded at the same points as in the stock forward pass, but sums may be computed in another order.
+    Results are rounded at the same points as without compilation, but sums may be computed in another order.
 
     Args:
         model: causal language model.
         on: True to compile; False to change nothing.
-        rows: number of tokens in a pass, over the whole batch. If it is 1, linear layers use a kernel for
+        rows: number of tokens in a pass over the whole batch. If it is 1, linear layers use kvbench's kernel for
             matrix-vector products.
     """
     layers = decoder_layers(model) if on else []
@@ -59,16 +59,19 @@ def around(model: Any, on: bool, rows: int) -> Iterator[None]:
 
 
 def decoder_layers(model: Any) -> Sequence[nn.Module]:
-    """Return the decoder layers of a Hugging Face causal language model; empty if it has no module list ``layers``."""
+    """Return the decoder layers of a Hugging Face causal language model; an empty list if they cannot be found.
+
+    They are expected in a module list named ``layers``.
+    """
     layers = getattr(model.get_decoder() if hasattr(model, "get_decoder") else model, "layers", None)
     return list(layers) if isinstance(layers, nn.ModuleList) else []
 
 
 class Product:
-    """The shared matrix product of several linear layers that read the same input.
+    """State that linear layers share if they read the same input and are computed as one matrix product.
 
-    The first of these layers computes the product of all their weights, and each layer returns its slice of the output.
-    Input and output are kept from the call of the first layer until the call of the last.
+    The first of these layers computes the product of the input with all their weights and stores it here, with the
+    input. Each layer returns its slice of the product. The last layer clears the state.
     """
 
     # a class, as torch 2.11 compiles a list that several functions share as if each had its own
@@ -78,11 +81,13 @@ class Product:
 
 
 def products(layer: nn.Module, undo: list[Callable[[], None]]) -> None:
-    """Replace the linear layers of a decoder layer by kvbench's kernel for matrix-vector products.
+    """Make the linear layers of a decoder layer use kvbench's kernel for matrix-vector products.
+
+    Query, key and value projections become one product, and so do the gate and up projections.
 
     Args:
-        layer: decoder layer; the forward functions of its linear layers are replaced.
-        undo: list to which functions that restore the original forward passes are appended.
+        layer: the decoder layer; the forward functions of its linear layers are replaced.
+        undo: list to which this function appends functions that restore the original forward functions.
     """
     for module in list(layer.modules()):
         for names in JOINED:
@@ -94,10 +99,10 @@ def products(layer: nn.Module, undo: list[Callable[[], None]]) -> None:
 
 
 def plain(module: Any) -> bool:
-    """Return True if a module is an ordinary linear layer.
+    """Return True if a module is an ordinary linear layer whose forward function can safely be replaced.
 
-    It must not be a subclass of ``nn.Linear``, its forward pass must not have been replaced, and its weight and bias
-    must be ordinary tensors (not distributed over processes).
+    Its class must be ``nn.Linear`` itself, its forward function must not have been replaced before, and its weight and
+    bias must be ordinary tensors (not, for example, distributed over processes).
     """
     return (
         type(module) is nn.Linear
@@ -108,17 +113,18 @@ def plain(module: Any) -> bool:
 
 
 def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]) -> None:
-    """Compute linear layers that read the same input as one product; each layer returns a slice of it.
+    """Compute several linear layers of a module, which read the same input, as one matrix product.
 
-    The weights of the layers become views of one buffer. The first layer called computes the product, and the others
-    return their slices of it, so nothing may modify their input in between. Nothing is changed unless all layers are
-    plain (:func:`plain`), they have the same input size, dtype and device, either all or none of them have a bias, and
-    the module calls them in the order of `names`.
+    The weights of the layers become views of one buffer. The layer that is called first computes the product, and each
+    of the others returns its slice of it, so nothing may modify the shared input between these calls.
+
+    Nothing is changed unless all layers are plain (:func:`plain`) and have the same input size, dtype and device, all
+    or none of them have a bias, and the module calls them in the order of `names`.
 
     Args:
-        module: module that holds the linear layers.
+        module: module that contains the linear layers.
         names: attribute names of the linear layers, in the order in which the module should call them.
-        undo: list to which functions that restore the original forward passes are appended.
+        undo: list to which this function appends functions that restore the original forward functions.
     """
     members = [getattr(module, name, None) for name in names]
     linears: list[nn.Linear] = [one for one in members if plain(one)]  # type: ignore[misc]
@@ -136,15 +142,24 @@ def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]
 
 
 def order_of_calls(module: nn.Module, names: Sequence[str]) -> list[str]:
-    """Return those of `names` that occur in the code of a module's forward method, in order of first occurrence."""
+    """Return in which order the code of a module's forward method mentions submodules.
+
+    Args:
+        module: module whose class defines the forward method.
+        names: attribute names of the submodules.
+
+    Returns:
+        Those of `names` that occur in the code, in the order of their first occurrence.
+    """
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return [] if code is None else [name for name in code.co_names if name in names]
 
 
 def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
-    """Return one weight ``[sum of out_features, in_features]`` that contains the weights of all `linears`.
+    """Return the weights of several linear layers as one matrix, ``[sum of out_features, in_features]``.
 
-    The first call copies the weights into a new buffer and makes them views of it. Later calls return the same buffer.
+    The first call copies the weights into a new buffer and makes the weight of each layer a view of this buffer. Later
+    calls return the same buffer.
     """
     weights = [linear.weight for linear in linears]
     size, width = sum(len(w) for w in weights), weights[0].shape[1]
@@ -165,16 +180,17 @@ def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
 
 
 def sliced(whole: Tensor, bias: Tensor | None, first: int, last: int, product: Product) -> Callable[[Tensor], Tensor]:
-    """Return a forward function for one of several linear layers that share a product.
+    """Return a forward function for a linear layer that shares one matrix product with other layers.
 
-    The function returns the outputs ``first`` to ``last - 1`` of the product.
+    The first of these layers computes the whole product. Each layer returns the product's columns ``first`` to ``last -
+    1``, which are its own output.
 
     Args:
-        whole: joint weight of all these layers.
-        bias: joint bias of all these layers; None: they have no bias.
-        first: index of the first output to return.
-        last: one past the index of the last output to return.
-        product: input and output of the product, shared by the functions of all these layers.
+        whole: weights of all these layers as one matrix (:func:`whole_weight`).
+        bias: biases of all these layers as one vector; None: they have no bias.
+        first: index of the first column to return; 0 for the layer that computes the product.
+        last: one past the index of the last column to return.
+        product: state that holds input and output of the product; all these layers must share one instance.
     """
 
     # passed as defaults, so that layers differ in arguments of the compiled code and not in the code
@@ -199,7 +215,12 @@ def sliced(whole: Tensor, bias: Tensor | None, first: int, last: int, product: P
 
 
 def replaced(module: nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:
-    """Replace the forward function of a module, and return a function that restores the previous one."""
+    """Replace the forward function of a module, and return a function that restores the previous one.
+
+    Args:
+        module: the module.
+        forward: the new forward function.
+    """
     had = module.__dict__.get("forward")
     module.forward = forward  # type: ignore[assignment]
 

@@ -35,7 +35,7 @@ def custom_generate(
     report: list[Generation] | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
-    """Generate with kvbench's decoding loops; to be passed to transformers' ``generate`` as ``custom_generate``.
+    """Generate with kvbench's decoding loops; pass this function to transformers' ``generate`` as ``custom_generate``.
 
     Args:
         model: causal language model that runs kvbench's attention.
@@ -43,12 +43,12 @@ def custom_generate(
         generation_config: the generation config that ``generate`` passes; the module's docstring lists the settings
             that are used.
         logits_processor: the processors that ``generate`` passes; only checked, to refuse unsupported ones.
-        seed: seed of the random numbers with ``do_sample``.
-        report: a list to which a :class:`Generation` is appended, with times and rounds of speculation; None: these are
+        seed: seed of the random draws if ``do_sample`` is set.
+        report: a list to which a :class:`Generation` with times and rounds of speculation is appended; None: they are
             discarded.
         **model_kwargs: ``past_key_values``: an empty cache of a kvbench method, which also decides whether decoding is
-            speculative; ``attention_mask`` ``[B, T]``; ``stopping_criteria``. Others are ignored. They must not be
-            named parameters of this function, because transformers would then not pass them to its own code.
+            speculative; ``attention_mask`` ``[B, T]``; ``stopping_criteria``. Others are ignored. These arguments are
+            not named parameters of this function, because transformers would then not use them itself.
 
     Returns:
         Prompts and new tokens ``[B, T + n]``, padded on the right with the pad token.
@@ -101,13 +101,13 @@ def custom_generate(
 
 
 def with_prompts(input_ids: Tensor, generation: Generation, ends: list[int], pad: int) -> Tensor:
-    """Return prompts followed by new tokens, ``[B, T + n]``, in the form that transformers' ``generate`` returns.
+    """Return prompts followed by new tokens, ``[B, T + n]``, as transformers' ``generate`` returns them.
 
     Args:
         input_ids: prompts ``[B, T]``.
         generation: the new tokens of each row.
         ends: end-of-sequence tokens; the first of them is appended to each row that ended with any of them.
-        pad: token that fills up shorter rows on the right.
+        pad: token with which shorter rows are padded on the right.
     """
     answers = [
         [*tokens, *(ends[:1] if finish == "eos" else [])]

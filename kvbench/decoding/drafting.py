@@ -24,17 +24,17 @@ from kvbench.models import int4
 
 
 def prepare(model: PreTrainedModel, speculation: Speculation | None) -> int4.Switch | None:
-    """Prepare the draft's 4-bit weights if it uses any, and return an object that switches the model to them.
+    """Give the model the 4-bit weights that the draft uses, if any, and return the switch between the sets of weights.
 
-    The 4-bit weights are computed once per model.
+    The 4-bit weights stay attached to the model, so they are computed only once.
 
     Args:
         model: model of both draft and target.
         speculation: settings of speculative decoding; None: no speculation.
 
     Returns:
-        An object that switches the model between the two sets of weights. None without speculation, or if the draft
-        uses the target's weights.
+        An object that switches the model between the target's and the 4-bit weights. None without speculation, or if
+        the draft uses the target's weights.
     """
     if speculation is None or speculation.weights == "same":
         return None
@@ -42,7 +42,9 @@ def prepare(model: PreTrainedModel, speculation: Speculation | None) -> int4.Swi
 
 
 class Drafter:
-    """A drafter: proposes tokens, and runs the target to verify them.
+    """Runner of draft and target in speculative decoding: drafts tokens, and computes the target's logits for them.
+
+    All forward passes are eager. Accepting drafts and removing rejected ones is up to the caller.
 
     Args:
         model: model of both draft and target.
@@ -51,7 +53,7 @@ class Drafter:
 
     Attributes:
         target: the target's cache.
-        cache: the cache that the draft reads: the target's, or a second cache with the same tokens.
+        cache: the cache that the draft reads: the target's cache, or a second cache with the same tokens.
         own: True if the draft reads a second cache.
         switch: object that switches the model to the draft's 4-bit weights; None if the draft uses the target's
             weights.
@@ -80,7 +82,10 @@ class Drafter:
         return 0.0
 
     def settle(self) -> None:
-        """If the draft has its own cache, let the method of that cache pack or drop confirmed tokens."""
+        """Let the draft's method pack or drop tokens, if the draft has its own cache; call this between rounds.
+
+        At that point all cached tokens are confirmed. The target's cache is left to the caller.
+        """
         if self.own:
             self.cache.settle()
 
@@ -93,16 +98,17 @@ class Drafter:
         how: Sampling,
         generators: Sequence[torch.Generator],
     ) -> tuple[Tensor, Tensor | None]:
-        """Draft tokens for one round, as many as the row with the highest limit may accept.
+        """Draft the tokens of one round, and return them with the distributions from which they were drawn.
 
-        The drafts are removed from the cache again before the method returns.
+        The number n of drafts is the highest of `limits`, and the same for all rows. Before returning, the method
+        removes the drafts from the cache again.
 
         Args:
             pending: last confirmed token of each row, not cached yet, ``[B]``.
             mask: attention mask of the padded batch, ``[B, columns + n + 1]`` for n drafts; None: no padding.
             lengths: number of cached tokens of each row, ``[B]``.
-            limits: number of drafts that each row may accept. Any further drafts of a row are chosen without using its
-                generator.
+            limits: maximum number of drafts to accept in each row. If a row gets more drafts than that, the additional
+                ones are chosen greedily, without using its generator.
             how: how drafts are chosen: temperature, top-k and top-p.
             generators: random generator of each row.
 
@@ -128,7 +134,11 @@ class Drafter:
         return torch.stack(drafts, 1), torch.stack(chances, 1) if chances else None
 
     def drafts(self, limits: Sequence[int]) -> int:
-        """Return how many tokens to draft in a round in which row r may accept ``limits[r]`` drafts."""
+        """Return the number of tokens to draft in a round: the highest of `limits`.
+
+        Args:
+            limits: maximum number of drafts to accept in each row.
+        """
         return max(limits)
 
     def verify(self, tokens: Tensor, lengths: Tensor, mask: Tensor | None) -> Tensor:
@@ -143,21 +153,22 @@ class Drafter:
         return forward(self.model, self.target, tokens, mask, positions, all_logits=True)
 
     def confirm(self, counts: Sequence[int]) -> None:
-        """Copy the keys and values of confirmed tokens into the draft's own cache, if it has one.
+        """Copy the keys and values of newly confirmed tokens from the target's cache to the draft's own, if it has one.
 
-        These were computed with the target's weights, not with the draft's, as in the code of QuantSpec's authors.
+        The copied keys and values were computed with the target's weights, as in the code of QuantSpec's authors, and
+        not with the draft's.
 
         Args:
-            counts: for each row, how many of the newest tokens in the target's cache have been confirmed.
+            counts: for each row, how many of the newest tokens in the target's cache are newly confirmed.
         """
         if self.own:
             self.cache.follow(self.target, counts)
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
-        """Switch the model to the draft inside the context: to its weights, and to what it reads of the cache.
+        """Make the model act as the draft inside a ``with`` block: with the draft's weights and view of the cache.
 
-        No tokens are packed or dropped inside it, because drafts may be rejected.
+        Inside the block, no tokens are packed or dropped, because drafts may be rejected.
         """
         progress, on = self.cache.progress, self.switch.on if self.switch else False
         before = progress.frozen, progress.upper
@@ -173,7 +184,7 @@ class Drafter:
 
 
 def draw(probs: Tensor, generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
-    """Draw one token per row, ``[B]``.
+    """Draw one token per row and return the tokens, ``[B]``.
 
     Args:
         probs: distribution of each row, ``[B, V]``.
@@ -185,7 +196,7 @@ def draw(probs: Tensor, generators: Sequence[torch.Generator], wanted: Sequence[
 
 
 def uniforms(generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
-    """Draw one uniform random number per row, ``[B]``.
+    """Draw one uniform random number in [0, 1) per row and return the numbers, ``[B]``.
 
     Args:
         generators: random generator of each row.

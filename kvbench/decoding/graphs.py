@@ -43,7 +43,7 @@ WARM_UPS = 2
 
 
 class NotCaptured(Exception):
-    """Error raised if a decode step cannot be captured; its message is the reason that results show."""
+    """Error raised if a decode step cannot be captured as a CUDA graph; results show its message as the reason."""
 
 
 def refuses(
@@ -54,16 +54,16 @@ def refuses(
     device: torch.device,
     speculation: Speculation | None = None,
 ) -> str | None:
-    """Return the reason why decode steps are run eagerly; None if capturing them should be tried.
+    """Return why decode steps should not be captured as CUDA graphs; None if capturing should be tried.
 
     Args:
         model: causal language model.
         cache: the cache, after the prompt.
-        graphs: the user's choice. ``never``: do not capture; ``auto``: capture only :data:`WORTH` or more steps;
-            ``always``: capture any number of steps.
-        steps: number of steps to come.
+        graphs: the user's choice: ``never``: do not capture; ``auto``: capture if there are at least :data:`WORTH`
+            steps; ``always``: capture for any number of steps.
+        steps: number of steps that will be decoded.
         device: device of the tokens.
-        speculation: settings of speculative decoding, if any.
+        speculation: settings of speculative decoding; None: no speculation.
     """
     if graphs == "never":
         return "runtime.graphs=never"
@@ -81,7 +81,10 @@ def refuses(
 
 
 class Captured:
-    """A forward pass that is captured as a CUDA graph and replayed.
+    """A forward pass captured as a CUDA graph, with methods to replay it step by step.
+
+    Call :meth:`first` and :meth:`replay` for the first step, then :meth:`next` and :meth:`replay` for each further
+    step.
 
     Args:
         step: the forward pass to capture.
@@ -100,17 +103,17 @@ class Captured:
 
     @property
     def stepping(self) -> str:
-        """Execution mode in results: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
+        """How steps are run, for results: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
         if not self.compile:
             return "graph"
         layers = compiled.decoder_layers(self.step.model)
         return "graph, compiled" if layers else "graph (not compiled: no list of decoder layers)"
 
     def first(self) -> None:
-        """Prepare the cache for the first step and capture the pass. A call of :meth:`replay` then runs the step.
+        """Prepare the cache for the first step and capture the pass; call :meth:`replay` to run the step.
 
         Raises:
-            NotCaptured: the pass cannot be captured; the cache is left as it was.
+            NotCaptured: the pass cannot be captured; the cache holds the same tokens as before.
             torch.OutOfMemoryError: there is not enough memory for the capture.
         """
         cache, before = self.step.cache, self.step.cache.get_seq_length()
@@ -130,9 +133,10 @@ class Captured:
             raise NotCaptured(reason(error)) from error
 
     def next(self) -> None:
-        """Prepare the cache for the next step. A call of :meth:`replay` then runs the step.
+        """Prepare the cache for the next step; call :meth:`replay` to run the step.
 
-        The pass is captured again if a buffer has moved or a new packed format has appeared.
+        If a buffer of the cache has been reallocated, or the cache has got tokens in a new format, the old graph is
+        invalid and the pass is captured again.
 
         Raises:
             CacheError: the pass can no longer be captured.
@@ -184,10 +188,10 @@ class Captured:
 
 
 def rehearse(step: Recorded) -> None:
-    """Run a pass, then restore the inputs that it changed.
+    """Run a forward pass as a warm-up: restore the inputs that it changed afterwards.
 
-    A pass increments the index of the step. Without the restoration, repeated passes would count past the last step
-    and read or write out of bounds, which on a GPU ends the process.
+    Each pass advances the index of the step. If this were not undone, warm-ups would move it past the last step, and
+    later passes would read or write out of bounds, which on a GPU ends the process.
     """
     copies = [x.clone() for x in step.changed()]
     step.run()
@@ -197,24 +201,24 @@ def rehearse(step: Recorded) -> None:
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the CUDA stream on which graphs are captured, always the same one for a device.
+    """Return the CUDA stream on which graphs are captured; it is always the same one for a device.
 
-    Kernels keep a workspace for each stream, so a new stream per capture would take more memory.
+    Kernels keep a workspace per stream, so a new stream for each capture would take more memory.
     """
     return torch.cuda.Stream(device)
 
 
 def reason(error: BaseException) -> str:
-    """Return the first line of an error's message, at most 200 characters; its class name if there is no message."""
+    """Return the first line of an error's message, at most 200 characters; its class name if it has no message."""
     text = str(error).strip().splitlines()
     return text[0][:200] if text else type(error).__name__
 
 
 class Tokens:
-    """A queue of copies of tokens from the device to the host.
+    """Queue of asynchronous copies that bring the tokens of each step from the device to the host.
 
     Args:
-        source: the tensor with the newest tokens, which every step overwrites.
+        source: tensor on the device with the newest tokens; every step overwrites it.
     """
 
     def __init__(self, source: Tensor) -> None:
@@ -226,7 +230,7 @@ class Tokens:
         return len(self._waiting)
 
     def fetch(self) -> None:
-        """Queue a copy of the newest tokens from the device to the host, after the step that was queued last."""
+        """Start copying the newest tokens to the host, after the step that was queued last, without waiting for it."""
         cuda = self.source.is_cuda
         with torch.inference_mode(False):
             room = self._free.pop() if self._free else torch.empty(self.source.shape, dtype=torch.long, pin_memory=cuda)
@@ -237,7 +241,7 @@ class Tokens:
         self._waiting.append((room, event))
 
     def wait(self) -> list[int]:
-        """Wait for the oldest queued copy and return its tokens, one for each row."""
+        """Wait until the oldest copy has arrived on the host, and return its tokens, one per row."""
         room, event = self._waiting.popleft()
         if event is not None:
             event.synchronize()
@@ -246,20 +250,21 @@ class Tokens:
 
 
 def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens: int) -> list[float]:
-    """Decode with captured steps until every row has ended; `stopping` collects the tokens.
+    """Decode by replays of a captured step until every row has ended, and return the time of each step.
 
     Args:
         captured: the captured step, after :meth:`Captured.first`.
         token: first new token of each row, ``[B]``.
-        stopping: collects the tokens and decides which rows have ended.
+        stopping: object to which the new tokens are added, and which decides when a row has ended.
         max_new_tokens: limit on the new tokens of every row, the first token included.
 
     Returns:
-        Seconds of each step, measured on the host between the arrivals of the tokens of two consecutive steps.
+        The duration of each step in seconds: the time on the host from the arrival of the previous step's tokens to the
+        arrival of its own. The tokens themselves are in `stopping`.
 
     Raises:
-        CacheError: a step could no longer be captured, or the model did not use the cache.
-        NonFiniteError: the method packed NaN or Inf; the error is raised one or two steps later.
+        CacheError: a later step could not be captured again, or the model did not use the cache.
+        NonFiniteError: the method packed NaN or Inf. The error is raised one or two steps after that.
     """
     step, total = captured.step, max_new_tokens - 1
     cache = step.cache
@@ -292,7 +297,16 @@ def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens
 
 
 def uniforms(sampling: Sampling, generators: Sequence[torch.Generator], steps: int) -> Tensor | None:
-    """Return the random numbers with which to draw `steps` tokens of each row, fp32 ``[steps, B]``; None if greedy."""
+    """Draw the random numbers that are needed to choose the tokens of many steps in advance.
+
+    Args:
+        sampling: how tokens are chosen.
+        generators: random generator of each row.
+        steps: number of steps.
+
+    Returns:
+        Uniform random numbers in [0, 1), fp32 ``[steps, B]``; None for greedy decoding, which needs none.
+    """
     if sampling.temperature == 0.0:
         return None
     return torch.stack([torch.cat([torch.rand(1, generator=g) for g in generators]) for _ in range(steps)])

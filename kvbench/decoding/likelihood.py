@@ -22,8 +22,8 @@ def answer_nll(
 ) -> list[tuple[float, int]]:
     """Return the negative log-likelihood of each row's reference answer, given the cached prompt.
 
-    The answer is teacher-forced on a copy of the cache. One forward pass contains all of its tokens, so they see each
-    other in full precision.
+    Answers are teacher-forced on a copy of the cache. One forward pass processes all tokens of an answer, so they
+    attend to each other in full precision.
 
     Args:
         model: causal language model that runs kvbench's attention.
@@ -31,11 +31,11 @@ def answer_nll(
         logits: logits of the prompt's last token, ``[B, V]``.
         answer_ids: tokens of each row's answer (may be empty).
         mask: attention mask of the prompts, ``[B, T]``; None: no padding.
-        pad_token_id: token that fills up shorter answers; it does not count.
+        pad_token_id: token with which shorter answers are padded; it does not count.
 
     Returns:
-        For each row a pair: the negative log-likelihood of its answer in nats, summed over tokens, and the number of
-        these tokens.
+        For each row a pair: the negative log-likelihood of its answer in nats, summed over the tokens of the answer,
+        and their number.
     """
     longest = max((len(a) for a in answer_ids), default=0)
     if longest == 0:

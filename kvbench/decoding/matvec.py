@@ -26,7 +26,9 @@ UNROLLED = 16384
 
 @library.custom_op("kvbench::matvec", mutates_args=())
 def matvec(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return the output of a linear layer, ``x @ weight.T + bias``, ``[..., N]``; it has no gradient.
+    """Compute a linear layer, ``x @ weight.T + bias``, and return its output ``[..., N]``, without gradients.
+
+    It uses kvbench's kernel if the kernel can compute the product (:func:`served`), and torch's library otherwise.
 
     Args:
         x: input, ``[..., K]``.
@@ -46,11 +48,11 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def served(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """Return True if kvbench's kernel can compute the product.
+    """Return True if kvbench's kernel can compute the product of these arguments, which are those of :func:`matvec`.
 
     The input must be a single row. All tensors must have the same 16-bit dtype and be on a GPU for which the kernel
-    compiles. The number of columns must be a multiple of 8, columns must be contiguous, and rows of the matrix must
-    begin at multiples of 16 bytes. Arguments are those of :func:`matvec`.
+    compiles. The number of columns must be a multiple of 8. Elements of a row must be contiguous, and each row of the
+    matrix must begin at a multiple of 16 bytes.
     """
     rows, columns = weight.shape
     return (
@@ -71,7 +73,11 @@ def served(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 
 @cache
 def kernels(device: torch.device) -> bool:
-    """Return True if Triton is installed, does not run in interpreter mode, and supports this GPU."""
+    """Return True if Triton kernels can run on a GPU: Triton is installed, compiles, and supports the GPU.
+
+    In Triton's interpreter mode the result is False, because kernels are not compiled. The GPU needs compute capability
+    8.0.
+    """
     try:
         import triton
     except ImportError:
@@ -81,13 +87,13 @@ def kernels(device: torch.device) -> bool:
 
 @lru_cache(maxsize=256)
 def compiles(dtype: torch.dtype, rows: int, columns: int, bias: bool, device: torch.device) -> bool:
-    """Return True if the kernel compiles for a matrix ``[rows, columns]``; else warn once, with the reason.
+    """Return True if the kernel compiles for matrices of a given shape; otherwise warn once, and return False.
 
     Args:
         dtype: dtype of matrix and vector.
-        rows: rows of the matrix: output channels.
-        columns: columns of the matrix: input channels.
-        bias: whether a bias is added.
+        rows: rows of the matrix (output channels).
+        columns: columns of the matrix (input channels).
+        bias: True if a bias is added.
         device: GPU to compile for.
     """
     x, weight = torch.empty(columns, dtype=dtype, device=device), torch.empty(1, columns, dtype=dtype, device=device)
@@ -105,7 +111,7 @@ def compiles(dtype: torch.dtype, rows: int, columns: int, bias: bool, device: to
 
 
 def launch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Launch the kernel and return the product. :func:`served` must have returned True for the arguments."""
+    """Compute a product with kvbench's kernel and return it; the arguments must be valid for :func:`served`."""
     from kvbench.decoding.matvec_kernel import product
 
     rows, columns = weight.shape
@@ -132,9 +138,9 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def shape(columns: int) -> tuple[int, int, int]:
-    """Return the kernel's block sizes for a matrix with `columns` columns.
+    """Return the block sizes with which to launch the kernel for a matrix with `columns` columns.
 
     Returns:
-        Rows per program of the kernel, columns that a program reads at a time, and warps per program.
+        Three numbers: rows that a program of the kernel computes, columns that it reads at a time, and its warps.
     """
     return next(shape for most, shape in SHAPES if columns <= most)

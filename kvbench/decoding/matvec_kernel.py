@@ -12,19 +12,21 @@ import triton.language as tl
 def part(
     total, x, begin, first, column, row, rows, K: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr
 ):  # fmt: skip
-    """Add the products of matrix and vector elements in one block of columns to `total`, and return the sum.
+    """Multiply one block of columns of the matrix by the vector, and return `total` plus the products.
+
+    Products are not yet summed over columns: the result has the shape of `total`.
 
     Args:
         total: sums so far, fp32 ``[ROWS, BLOCK]``.
         x: address of the vector.
-        begin: addresses of the first block of the matrix, ``[ROWS, BLOCK]``.
-        first: index of the first column of this block.
+        begin: addresses of the elements of the matrix's first block for this program, ``[ROWS, BLOCK]``.
+        first: index of the first column of the block to multiply.
         column: the numbers 0 to BLOCK - 1; the block consists of the columns ``first + column``.
-        row: indices of the program's rows.
+        row: indices of the rows that this program computes.
         rows: number of rows of the matrix.
         K: number of columns of the matrix.
-        WHOLE: True if BLOCK divides K.
-        EXACT: True if ROWS divides `rows`.
+        WHOLE: True if BLOCK divides K, so that no columns need masking.
+        EXACT: True if ROWS divides `rows`, so that no rows need masking.
     """
     if WHOLE and EXACT:
         w = tl.load(begin + first, eviction_policy="evict_first")
@@ -41,7 +43,7 @@ def product(
     K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
     BIAS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Compute ``out[n] = sum_k weight[n, k] x[k] + bias[n]`` in fp32; each program computes ROWS elements.
+    """Compute ``out[n] = sum_k weight[n, k] x[k] + bias[n]``, summed in fp32; a program computes ROWS elements.
 
     Args:
         x: the vector, ``[K]``.
@@ -52,9 +54,9 @@ def product(
         stride: distance between rows of `weight`, in elements.
         K: number of columns of the matrix.
         ROWS: number of rows per program.
-        BLOCK: number of columns that are read at once.
-        WHOLE: True if BLOCK divides K.
-        EXACT: True if ROWS divides `rows`.
+        BLOCK: number of columns that a program reads at a time.
+        WHOLE: True if BLOCK divides K, so that no columns need masking.
+        EXACT: True if ROWS divides `rows`, so that no rows need masking.
         BIAS: True to add the bias.
         UNROLL: True to unroll the loop over columns, so that a program requests all its data before it sums.
     """
