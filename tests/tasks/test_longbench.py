@@ -82,6 +82,7 @@ def test_samples_carry_span_query_and_rules(folder: Path) -> None:
         without = sample.task in ("gov_report", "multi_news", "vcsum", "passage_count", "lcc")
         assert sample.query == ("" if without else RECORD["input"])
         assert (sample.end_text == "\n") is (sample.task == "samsum")
+        assert sample.query_source == ("last_chunk" if sample.task in ("lcc", "repobench-p") else None)
     assert len(list(batches(samples, 64))) >= 10
 
 
