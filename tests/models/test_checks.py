@@ -195,3 +195,14 @@ def test_a_download_is_announced_with_what_is_missing() -> None:
     )
     plan.missing = plan.files
     assert announcement("model m", plan) == "model m: 3 files, 1.5 MB to download"
+
+
+@pytest.mark.parametrize(("end", "good"), [(0, True), (8, True), ([3, 8], True), (None, True), (9, False), (-1, False)])
+def test_ends_of_answers_are_tokens_of_the_vocabulary(tmp_path, end: Any, good: bool) -> None:
+    file = tmp_path / "generation_config.json"
+    checkpoint.check_ends({"eos_token_id": 9}, {}, file)
+    if good:
+        checkpoint.check_ends({"eos_token_id": end}, {"vocab_size": 9}, file)
+        return
+    with pytest.raises(DamagedFile, match=f"sets eos_token_id={end}, which is not a token"):
+        checkpoint.check_ends({"eos_token_id": end}, {"vocab_size": 9}, file)
