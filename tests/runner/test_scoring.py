@@ -65,7 +65,7 @@ def length(version: int = 2) -> Any:
 
 
 def test_rows_of_another_version_of_the_scorer_are_scored_again() -> None:
-    samples = [sample(id=name) for name in ("a", "bb", "missing")]
+    samples = [sample(id=name) for name in ("missing", "a", "bb")]
     rows = {"a": row("a", 1), "bb": row("bb", 2), "left out": row("left out", 1)}
     fresh = rescored(length(), samples, rows)
     assert fresh == [{**rows["a"], "scores": {"score": 2.0}, "scorer_version": 2}]
