@@ -8,7 +8,7 @@ from kvbench.decoding import generate
 from kvbench.methods import load_method
 from kvbench.profiling.memory import TensorCensus
 
-LAYERS, HEADS, CHANNELS, PROMPT = 12, 2, 32, 4096
+LAYERS, HEADS, CHANNELS, PROMPT = 6, 2, 32, 4096
 
 
 @pytest.fixture(scope="module")

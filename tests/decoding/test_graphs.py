@@ -87,12 +87,13 @@ def test_a_recorded_step_does_what_eager_steps_do(name: str, oracle: None) -> No
     method = load_method(method_name, **options)
     if name == "quantspec":
         method.quantizer = replace(method.quantizer, key=replace(method.quantizer.key, group_size=32))
-    tokens, cache, _, steps = recorded(method)
-    wanted, eager = eagerly(method)
+    new = NEW if method_name == "streamingllm" else 55  # its windows go back to the front after 64 steps
+    tokens, cache, _, steps = recorded(method, new)
+    wanted, eager = eagerly(method, new)
     assert tokens == wanted
-    assert len(steps) == NEW - 1
+    assert len(steps) == new - 1
     assert cache.bill().used == eager.bill().used
-    assert cache.get_seq_length() == eager.get_seq_length() == PROMPT + NEW - 1
+    assert cache.get_seq_length() == eager.get_seq_length() == PROMPT + new - 1
     assert cache.path == "oracle"
     same = total = 0
     for mine, other in zip(cache.layers, eager.layers, strict=True):

@@ -20,7 +20,8 @@ from kvbench.methods import load_method
 from tests import zoo
 from tests.decoding.recorded_oracle import Oracle, part
 
-PROMPTS, NEW, GAMMA = [150, 143], 40, 4
+#: tokens of the prompts, of an answer (groups of 32 fill up at 160), drafts of a round
+PROMPTS, NEW, GAMMA = [150, 143], 26, 4
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_recording_anew_is_in_no_rounds_time(oracle: None, monkeypatch: pytest.M
     drafter = CapturedDrafter(model, cache, method.speculation, Sampling(), 1, capture=False)
     drafter.prepare()
     prepared, stopping = drafter.seconds, Stopping(1, (), (), None)
-    rest = (stopping, Sampling(), Sampling().generators(1), NEW, 0, method.speculation)
+    rest = (stopping, Sampling(), Sampling().generators(1), 40, 0, method.speculation)
     done = speculative.decode(model, cache, token, *rest, drafter)
     assert drafter.seconds >= prepared + 100.0
     assert sum(each.seconds for each in done) < 0.0  # as the hundred seconds did not really pass
