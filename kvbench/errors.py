@@ -18,7 +18,7 @@ class KvbenchError(Exception):
 
 
 class ConfigError(KvbenchError):
-    """A wrong key, value or combination in the configuration; raised before weights or data are touched.
+    """A wrong key, value or combination in the configuration; raised before weights or data are loaded.
 
     Args:
         key: dotted key, for example ``method.residual``.
@@ -26,9 +26,10 @@ class ConfigError(KvbenchError):
         problem: what is wrong, as one clause that follows ``KEY=VALUE:``.
         allowed: valid names, or a description of the valid range. The message lists at most 20 names; of a longer list
             it shows the few that are closest in spelling.
-        hint: what the user should do, as an imperative phrase ("name a draft method"). It may also be only what to type
-            (``KEY=VALUE``, ``--option``, ``python -m ...``), and :func:`imperative` then adds "set", "use" or "run". If
-            empty, the message proposes the name in `allowed` that is closest in spelling.
+        hint: what the user should do, as an imperative phrase ("name a draft method"). It may also consist only of what
+            to type (``KEY=VALUE``, ``--option``, ``python -m ...``); the message then shows "set", "use" or "run" in
+            front (:func:`imperative`). If empty, the message proposes the name in `allowed` that is closest in
+            spelling.
         listing: a command that lists all of `allowed`, named in the message if it shows only a few.
     """
 
@@ -72,7 +73,12 @@ VERBS = {r"[A-Za-z_][\w./]*=": "set", r"--[a-z]": "use", r"(pip|python|torchrun)
 
 
 def imperative(hint: str) -> str:
-    """Return `hint` with "set", "use" or "run" in front if it begins with an override, an option or a command."""
+    """Return a hint with the verb "set", "use" or "run" in front if it begins with something to type.
+
+    Args:
+        hint: an imperative phrase, which is returned unchanged, or an override (``KEY=VALUE``), an option
+            (``--option``) or a command (``python -m ...``).
+    """
     for beginning, verb in VERBS.items():
         if re.match(beginning, hint):
             return f"{verb} {hint}"
@@ -80,7 +86,13 @@ def imperative(hint: str) -> str:
 
 
 def few(names: Sequence[str] | str, given: str, listing: str = "") -> str:
-    """Return `names` as text for a message; of a long list, only the names most similar to `given`, and a count."""
+    """Return names as text for a message, shortened if there are more than :data:`LISTED`.
+
+    Args:
+        names: the names; or a text, which is returned unchanged.
+        given: the name that the user typed. A shortened list contains only the names most similar to it.
+        listing: command that lists all names, which a shortened list mentions; empty if there is none.
+    """
     if isinstance(names, str) or len(names) <= LISTED:
         return names if isinstance(names, str) else ", ".join(names)
     near = difflib.get_close_matches(given, names, n=FEW, cutoff=0.4) or names[:FEW]
@@ -88,12 +100,15 @@ def few(names: Sequence[str] | str, given: str, listing: str = "") -> str:
 
 
 def cut(text: str) -> str:
-    """Return `text`, or only its beginning and its length if it is longer than :data:`SHOWN` characters."""
+    """Return `text`; if it is longer than :data:`SHOWN` characters, only its beginning, followed by its length."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
 
 
 class CombinationError(ConfigError):
-    """Values that are valid individually but not together. In a sweep, only the job with that combination fails."""
+    """Values that are valid individually but not together.
+
+    In a sweep, this error does not stop the other jobs: only the job with the combination fails.
+    """
 
 
 class NonFiniteError(KvbenchError):
@@ -113,6 +128,6 @@ class DataError(KvbenchError):
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the entry of `names` closest to `name` in spelling; None if none is close."""
+    """Return the name in `names` that is spelled most like `name`; None if none is similar."""
     match = difflib.get_close_matches(name[:SHOWN], list(names), n=1, cutoff=0.5)
     return match[0] if match else None

@@ -31,7 +31,7 @@ def prefill(
     chunk: int | None = None,
     rows: Rows = "auto",
 ) -> Tensor:
-    """Run the model on the prompts, fill the cache, and return the logits of the last tokens, ``[B, V]``.
+    """Run the model on the prompts to fill the cache, and return the logits of each prompt's last token, ``[B, V]``.
 
     Prompt tokens attend to keys and values in full precision, unless the method sets ``quantized_prefill``.
 
@@ -41,11 +41,11 @@ def prefill(
         input_ids: prompts ``[B, T]``, padded on the left.
         mask: attention mask ``[B, T]``; None: no padding.
         chunk: tokens per forward pass; None: the whole prompt at once.
-        rows: prompts per forward pass (:func:`groups`); fewer need less memory.
+        rows: prompts per forward pass: a number, ``auto`` or None for all (see :func:`groups`); fewer need less memory.
 
     Raises:
         CacheError: the cache was used before, or the model used another cache.
-        NonFiniteError: logits are NaN or +Inf, so tokens cannot be chosen.
+        NonFiniteError: the returned logits contain NaN or +Inf, so no token can be chosen from them.
     """
     logits = _prompt(model, cache, input_ids, mask, chunk, rows)
     bad = (torch.isnan(logits) | torch.isposinf(logits)).any(-1).nonzero()
@@ -103,17 +103,17 @@ def _prompt(
 
 
 def groups(cache: KVCache, batch: int, width: int, mask: Tensor | None, rows: Rows) -> list[slice]:
-    """Divide the rows of a batch into groups, to be prefilled in one forward pass each.
+    """Divide a batch into groups of prompts that are prefilled one after another; return a slice of rows for each.
 
-    There is only one group if the cache holds pre-RoPE keys, if prompts attend to quantized keys and values, or if
-    there is padding that was not declared when the cache was made.
+    If several groups are impossible, there is only one. This is so if the cache stores keys before RoPE, if prompts
+    attend to quantized keys and values, or if there is padding that was not declared when the cache was created.
 
     Args:
-        cache: an empty cache, whose method and prompts decide whether several groups are possible.
+        cache: an empty cache.
         batch: number of prompts.
         width: columns of the padded prompts.
         mask: attention mask of the prompts; None: no padding.
-        rows: rows per group; ``auto``: as many as have :data:`TOGETHER` tokens together, at least 1; None: all rows.
+        rows: prompts per group; ``auto``: as many as have :data:`TOGETHER` tokens together, at least 1; None: all.
     """
     if rows == "auto":
         rows = max(1, TOGETHER // width)
@@ -136,15 +136,16 @@ def forward(
     *,
     all_logits: bool = False,
 ) -> Tensor:
-    """Run one forward pass of new tokens and return their logits.
+    """Run the model on new tokens, append these to the cache, and return their logits.
 
     Args:
         model: causal language model that runs kvbench's attention.
         cache: the cache, to which the new tokens are appended.
         input_ids: new tokens ``[B, q]``.
-        mask: attention mask ``[B, T + q]`` of cached and new columns; None: no padding.
+        mask: attention mask ``[B, T + q]`` of the T cached and q new columns; None: no padding.
         positions: positions of the new tokens, ``[B, q]``.
-        all_logits: True: return the logits of all new tokens, ``[B, q, V]``; False: only of the last, ``[B, 1, V]``.
+        all_logits: True: return the logits of all new tokens, ``[B, q, V]``; False: return only those of the last one,
+            ``[B, 1, V]``.
     """
     keep = {} if all_logits else {"logits_to_keep": 1}
     return model(
@@ -158,9 +159,13 @@ def forward(
 
 
 def check_cache(cache: KVCache, expected: int) -> None:
-    """Raise CacheError unless the cache has received `expected` tokens per row, padding included.
+    """Raise CacheError unless each row of the cache has received a given number of tokens.
 
-    A different number means that the model has used another cache.
+    If the number differs, the model has used another cache.
+
+    Args:
+        cache: the cache that the model should have used.
+        expected: number of tokens that went through the model, including padding.
     """
     if cache.get_seq_length() != expected:
         raise CacheError(
@@ -171,7 +176,13 @@ def check_cache(cache: KVCache, expected: int) -> None:
 
 
 def now(tensor: Tensor) -> float:
-    """Wait until the tensor's device has finished all queued work, then return the host's clock in seconds."""
+    """Return the time in seconds at which the device has finished all work that was queued before this call.
+
+    The function waits until then. Only differences between two such times are meaningful.
+
+    Args:
+        tensor: any tensor on the device.
+    """
     if tensor.is_cuda:
         torch.cuda.synchronize(tensor.device)
     return time.perf_counter()

@@ -30,12 +30,12 @@ def pass_tokens(chunk: int | Literal["auto"]) -> int:
 
 
 def exact_chunk(method: Policy[Any], chunk: int) -> int:
-    """Return the number of tokens that attention may process at a time without changing the result: `chunk` or 1.
+    """Return how many tokens attention may process at a time so that the result is as in decoding token by token.
 
-    Most methods pack or drop tokens after every step. If attention processed several tokens at a time, the later ones
-    would see tokens in full precision that should have been packed by then. This does not concern methods that pack and
-    drop no tokens while decoding, or that pack a token before any token attends to it (``eager``). Methods that observe
-    attention need one token at a time.
+    The answer is `chunk` or 1. Most methods pack or drop tokens after each step. If attention processed several tokens
+    at a time, later ones would attend to tokens in full precision that decoding would have packed by then. Hence
+    `chunk` is returned only in two cases: the method packs and drops no tokens after the prompt, or it packs each token
+    before any token attends to it (``eager``). Methods that observe attention always get 1.
 
     Args:
         method: the method whose cache is used.
@@ -56,23 +56,24 @@ def decode_nll(
     chunk: int | Literal["auto"] = "auto",
     report: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Return the negative log-likelihood of tokens ``first`` to ``T - 1``, read one by one through a cache.
+    """Return the negative log-likelihood of the tokens ``first`` to ``T - 1`` of a text, as in decoding with a cache.
 
-    Tokens are teacher-forced: each is predicted from the true tokens before it, as the method stores them. For speed,
-    the model runs on a chunk of tokens at once. In each layer, attention processes as many of them at a time as
-    possible without changing the result (:func:`exact_chunk`), and the method packs or drops tokens in between.
+    Tokens are teacher-forced: each is predicted from the text's own tokens before it, in the form in which the method's
+    cache stores them at that point. For speed, the model runs on a chunk of tokens at once. In each layer, attention
+    processes as many of them at a time as possible without changing the result (:func:`exact_chunk`), and the method
+    packs or drops tokens in between.
 
     Args:
         model: causal language model that runs kvbench's attention.
         cache: an empty cache.
         ids: token ids ``[B, T]``, without padding.
         first: index of the first scored token, at least 1 and at least `prompt`.
-        prompt: number of tokens to prefill at once; 0 is treated as 1.
+        prompt: number of tokens at the beginning of the text that are prefilled at once; 0 is treated as 1.
         chunk: tokens per forward pass; ``auto``: :data:`PASS`. It affects the result only by rounding.
-        report: called after each pass with the number of tokens processed so far; None: not called.
+        report: function that is called after each pass with the number of tokens processed so far; None: no function.
 
     Returns:
-        For each row the sum over the scored tokens in nats, fp32 ``[B]``.
+        The sum over the scored tokens of each row, in nats, fp32 ``[B]``.
 
     Raises:
         CacheError: the model did not use the cache.
@@ -112,18 +113,18 @@ def decode_nll(
 
 @torch.inference_mode()
 def forward_nll(model: PreTrainedModel, ids: Tensor, first: int) -> Tensor:
-    """Return the negative log-likelihood of tokens ``first`` to ``T - 1`` from one forward pass without a cache.
+    """Return the negative log-likelihood of the tokens ``first`` to ``T - 1`` of a text, computed without a cache.
 
     Args:
         model: causal language model.
         ids: token ids ``[B, T]``, without padding.
-        first: index of the first scored token.
+        first: index of the first scored token, at least 1, because no token predicts token 0.
 
     Returns:
-        For each row the sum over the scored tokens in nats, fp32 ``[B]``.
+        The sum over the scored tokens of each row, in nats, fp32 ``[B]``.
 
     Raises:
-        ValueError: `first` is not between 1 and T - 1 (nothing predicts token 0).
+        ValueError: `first` is not between 1 and T - 1.
     """
     _check_first(ids, first)
     logits = model(input_ids=ids, use_cache=False).logits
@@ -132,20 +133,20 @@ def forward_nll(model: PreTrainedModel, ids: Tensor, first: int) -> Tensor:
 
 @torch.inference_mode()
 def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: int) -> Tensor:
-    """Return the negative log-likelihood of tokens ``first`` to ``T - 1`` from one pass with quantized keys and values.
+    """Return the negative log-likelihood of the tokens ``first`` to ``T - 1`` of a text, with simulated quantization.
 
-    In each layer the method stores the keys and values of the whole text as if the text were a prompt. Then every token
-    attends causally to the stored keys and values, including its own. KVQuant, Atom and QuaRot simulate quantization
-    like this in their evaluations.
+    There is one forward pass. In each layer, the method first stores the keys and values of the whole text as if the
+    text were a prompt. Then every token attends causally to these stored, quantized keys and values, including its own.
+    KVQuant, Atom and QuaRot simulate quantization like this in their evaluations.
 
     Args:
         model: causal language model that runs kvbench's attention.
         cache: an empty cache.
         ids: token ids ``[B, T]``, without padding.
-        first: index of the first scored token.
+        first: index of the first scored token, at least 1, because no token predicts token 0.
 
     Returns:
-        For each row the sum over the scored tokens in nats, fp32 ``[B]``.
+        The sum over the scored tokens of each row, in nats, fp32 ``[B]``.
 
     Raises:
         CacheError: the model did not use the cache.

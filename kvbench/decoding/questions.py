@@ -35,28 +35,28 @@ def ask(
     prefill_chunk: int | None = None,
     observer: Observer | None = None,
 ) -> list[Generation]:
-    """Prefill the shared text, then answer each question on a copy of its cache.
+    """Prefill a text once, then answer several questions about it, each with a copy of the cache.
 
     The tokens of a question are processed in one forward pass. They attend to each other in full precision, and to the
-    shared text as the method has stored it.
+    text in the form in which the method has stored it.
 
     Args:
         model: causal language model that runs kvbench's attention.
-        cache: an empty cache, which holds the shared text afterwards.
+        cache: an empty cache; afterwards it contains the shared text.
         shared_ids: token ids of the shared text, ``[1, T]``.
         questions: token ids of each question, at least one token each.
-        answers: token ids of each question's reference answer, whose likelihood is computed.
-        max_new_tokens: limit for every answer, at least 1.
+        answers: token ids of each question's reference answer. Its likelihood is part of the result.
+        max_new_tokens: maximum number of tokens in each answer, at least 1.
         sampling: how tokens are chosen: temperature, top-k and top-p.
         eos_token_ids: tokens that end an answer.
         stop: strings that end an answer; they require `tokenizer`.
         tokenizer: the model's tokenizer; None if there are no stop strings.
         prefill_chunk: tokens of the shared text per forward pass; None: all at once.
-        observer: called at the beginning of each phase.
+        observer: object whose :meth:`Observer.phase` is called at the beginning of each phase; None: no observer.
 
     Returns:
-        One generation per question, in order. Only the first generation includes the prefill of the shared text in its
-        time to first token. ``prompt_tokens`` counts the shared text and the question.
+        The generation for each question, in order. The time to first token includes the prefill of the shared text only
+        in the first generation. ``prompt_tokens`` is the number of tokens in the shared text and the question together.
     """
     speculation = cache.method.speculation
     prepare(model, speculation)

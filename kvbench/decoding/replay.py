@@ -20,21 +20,22 @@ from kvbench.decoding.passes import forward, prefill
 def replay(
     model: PreTrainedModel, cache: KVCache, input_ids: Tensor, settled: Collection[int], max_new_tokens: int
 ) -> tuple[list[int], list[float]]:
-    """Decode greedily without a draft, one token per step, settling the cache at the same points as a speculative run.
+    """Repeat a greedy speculative run without a draft, token by token, so that the tokens of both can be compared.
 
-    To settle a cache means to let its method pack or drop tokens.
+    The method packs or drops tokens at the same points of the text as in the speculative run, so both runs should
+    produce the same tokens.
 
     Args:
         model: causal language model that runs kvbench's attention.
         cache: an empty cache.
         input_ids: one prompt, ``[1, T]``.
-        settled: numbers of cached tokens at which the speculative run settled its cache (``Round.settled``); this run
-            settles its cache only at the same numbers.
+        settled: numbers of cached tokens at which the method packed or dropped tokens in the speculative run
+            (``Round.settled``); it does so here at the same numbers only.
         max_new_tokens: number of tokens to generate; end-of-sequence tokens do not end the run.
 
     Returns:
-        The tokens, and for each token the difference between the largest and the second largest logit. A difference
-        below 1e-4 should be considered a tie in fp32.
+        The tokens, and for each token the difference between the largest and the second largest logit. If a difference
+        is below 1e-4 in fp32, the two tokens are tied, and the speculative run may have chosen the other one.
     """
     scores = prefill(model, cache, input_ids, None)[0]
     cache.progress.frozen = True

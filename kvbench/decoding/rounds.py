@@ -24,13 +24,13 @@ from kvbench.methods.speculation import Speculation
 
 
 class Draft(Recorded):
-    """The draft's forward pass in a form that can be captured; each call of :meth:`run` drafts one token per row.
+    """The draft's forward pass over one token per row, in a form that can be captured as a CUDA graph.
 
     Args:
         model: model of both draft and target.
         cache: the cache that the draft reads.
         batch: number of rows.
-        gamma: number of drafts in a round.
+        gamma: number of tokens that are drafted in a round.
         how: how drafts are chosen: temperature, top-k and top-p.
         vocabulary: vocabulary size.
         device: device of tokens and positions.
@@ -38,10 +38,10 @@ class Draft(Recorded):
 
     Attributes:
         number: index of the next draft in the round, ``[1]``.
-        drafts: drafts of the round, ``[gamma, B]``.
+        drafts: tokens drafted in this round, ``[gamma, B]``.
         uniforms: random numbers for drawing the drafts, ``[gamma, B]``.
-        wanted: True for drafts that are drawn, False for drafts that are chosen greedily, ``[gamma, B]``.
-        chances: the distributions from which drafts are drawn, ``[gamma, B, V]``; None if greedy.
+        wanted: for each draft, True to draw it at random, False to choose it greedily, ``[gamma, B]``.
+        chances: the distribution from which each draft is drawn, ``[gamma, B, V]``; None for greedy decoding.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Draft(Recorded):
             self.chances = torch.zeros(gamma, batch, vocabulary, device=device) if how.temperature else None
 
     def changed(self) -> list[Tensor]:
-        """Return the input tensors that :meth:`run` changes: those of the base class and the index of the draft."""
+        """Return the input tensors that :meth:`run` changes: tokens, positions, and the index of the next draft."""
         return [*super().changed(), self.number]
 
     def begin(self, token: Tensor, lengths: Tensor) -> None:
-        """Set the input of the first draft of a new round.
+        """Prepare for the first draft of a new round.
 
         Args:
             token: last confirmed token of each row, not cached yet, ``[B]``.
@@ -79,7 +79,7 @@ class Draft(Recorded):
         self.number.zero_()
 
     def run(self) -> None:
-        """Draft the next token of each row."""
+        """Draft the next token of each row, store it in :attr:`drafts`, and make it the input of the next run."""
         logits = self.forward(logits_to_keep=1)[:, -1]
         token = logits.argmax(-1)
         if self.chances is not None:
@@ -94,21 +94,21 @@ class Draft(Recorded):
 
 
 class Verification(Recorded):
-    """The target's forward pass over the last confirmed token and the drafts, in a form that can be captured.
+    """The target's forward pass over the last confirmed token and the drafts, which can be captured as a CUDA graph.
 
     Attributes:
-        logits: logits of the newest run, ``[B, gamma + 1, V]``.
+        logits: logits after each of these tokens, computed by the latest :meth:`run`, ``[B, gamma + 1, V]``.
     """
 
     logits: Tensor
 
     def run(self) -> None:
-        """Compute the logits after all tokens and store them in :attr:`logits`."""
+        """Compute the logits after each input token, and store them in :attr:`logits`."""
         self.logits = self.forward()
 
 
 class CapturedDrafter(Drafter):
-    """A drafter that proposes and verifies tokens with forward passes captured as CUDA graphs.
+    """Drafter whose forward passes, one for drafting and one for verification, are replays of CUDA graphs.
 
     Args:
         model: model of both draft and target.
@@ -116,7 +116,7 @@ class CapturedDrafter(Drafter):
         speculation: settings of the draft.
         how: how tokens are chosen: temperature, top-k and top-p.
         batch: number of rows.
-        compile: True: compile everything except attention, unless the draft has its own weights.
+        compile: True: compile everything except attention. Without effect if the draft has its own weights.
         capture: True: capture CUDA graphs; False: run the code of the passes at each replay (for tests on a CPU).
     """
 
@@ -145,16 +145,18 @@ class CapturedDrafter(Drafter):
 
     @property
     def stepping(self) -> str:
-        """Execution mode in results: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
+        """How passes are run, for results: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
         return "graph (not compiled: the draft has weights of its own)" if self.refused else self.draft.stepping
 
     @property
     def seconds(self) -> float:
-        """Seconds spent on warm-ups and captures."""
+        """Seconds spent so far on warm-ups and on capturing both passes."""
         return self.draft.seconds + self.target_pass.seconds
 
     def prepare(self) -> None:
-        """Capture both passes; afterwards the caches contain the same tokens as before.
+        """Capture the draft's and the target's forward pass; call this once, before the first round.
+
+        The caches contain the same tokens afterwards.
 
         Raises:
             NotCaptured: one of the passes cannot be captured.
@@ -169,10 +171,10 @@ class CapturedDrafter(Drafter):
             step.cache.take_back([tokens] * len(step.tokens))
 
     def drafts(self, limits: Sequence[int]) -> int:
-        """Return the number of tokens to draft in a round: gamma, because a captured round always drafts that many.
+        """Return the number of tokens to draft in a round, which is always gamma.
 
         Args:
-            limits: number of drafts that each row may accept; not used.
+            limits: maximum number of drafts to accept in each row; not used.
         """
         return self.speculation.gamma
 
@@ -185,7 +187,7 @@ class CapturedDrafter(Drafter):
         how: Sampling,
         generators: Sequence[torch.Generator],
     ) -> tuple[Tensor, Tensor | None]:
-        """Draft gamma tokens by replays of the captured pass; arguments and results as for :meth:`Drafter.propose`."""
+        """Draft gamma tokens per row by replaying a CUDA graph; arguments and results: see :meth:`Drafter.propose`."""
         draft = self.draft.step
         assert isinstance(draft, Draft)
         draft.begin(pending, lengths)
@@ -201,7 +203,7 @@ class CapturedDrafter(Drafter):
         return draft.drafts.T, None if draft.chances is None else draft.chances.transpose(0, 1)
 
     def verify(self, tokens: Tensor, lengths: Tensor, mask: Tensor | None) -> Tensor:
-        """Verify drafts by a replay of the captured pass; arguments and result are as in :meth:`Drafter.verify`."""
+        """Run the target on the drafts by replaying a CUDA graph; arguments and result: see :meth:`Drafter.verify`."""
         target = self.target_pass.step
         assert isinstance(target, Verification)
         target.begin(tokens[:, 0], lengths)
@@ -214,10 +216,10 @@ class CapturedDrafter(Drafter):
 def captured_drafter(
     model: PreTrainedModel, cache: KVCache, speculation: Speculation, how: Sampling, batch: int, compile: bool
 ) -> CapturedDrafter:
-    """Return a drafter whose passes have been captured; arguments are those of :class:`CapturedDrafter`.
+    """Create a :class:`CapturedDrafter`, capture its forward passes, and return it; it takes the same arguments.
 
     Raises:
-        NotCaptured: the passes cannot be captured; the caches contain the same tokens as before.
+        NotCaptured: the passes cannot be captured. The caches contain the same tokens as before.
     """
     drafter = CapturedDrafter(model, cache, speculation, how, batch, compile=compile)
     drafter.prepare()

@@ -17,10 +17,10 @@ class Sampling:
         temperature: 0: choose the most probable token (greedy); above 0: divide logits by the temperature and draw.
         top_p: draw only from the smallest set of most probable tokens whose total probability reaches `top_p`; 1.0: no
             restriction.
-        seed: seed of the random draws: one number (row b then uses ``seed + b``), or a number for each row. With a
-            number for each row, the answer to a sample does not depend on its batch.
-        top_k: draw only from the `top_k` most probable tokens, and from tokens that are as probable as the last of
-            them. Applied before `top_p`. None or 0: no restriction.
+        seed: seed of the random draws: one number, from which row b gets ``seed + b``, or a list with a number for each
+            row. With such a list, the answer to a sample need not depend on the batch that contains it.
+        top_k: draw only from the `top_k` most probable tokens, including all that are tied with the last of them.
+            Applied before `top_p`. None or 0: no restriction.
     """
 
     temperature: float = 0.0
@@ -29,7 +29,9 @@ class Sampling:
     top_k: int | None = None
 
     def generators(self, batch: int) -> list[torch.Generator]:
-        """Return one random generator per row, on the CPU, so that draws do not depend on the device.
+        """Return a seeded random generator for each of `batch` rows.
+
+        The generators are on the CPU, so that draws do not depend on the device of the model.
 
         Raises:
             ValueError: the number of seeds differs from the number of rows.
@@ -41,10 +43,12 @@ class Sampling:
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Return the distribution from which tokens are drawn, in fp32; if greedy, the best token has probability 1.
+    """Return the distribution from which the next token is drawn, in fp32, with the shape of `logits`.
+
+    For greedy decoding, the most probable token has probability 1.
 
     Args:
-        logits: ``[..., V]``; the result has the same shape.
+        logits: ``[..., V]``.
         sampling: temperature, top-k and top-p.
     """
     if sampling.temperature == 0.0:
@@ -64,12 +68,12 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def choose(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> Tensor:
-    """Choose the next token of each row, ``[B]``.
+    """Choose the next token of each row from logits, and return the tokens, ``[B]``.
 
     Args:
         logits: logits of each row, ``[B, V]``.
         sampling: how tokens are chosen: temperature, top-k and top-p.
-        generators: random generator of each row; not used if greedy.
+        generators: random generator of each row; not used for greedy decoding.
     """
     if sampling.temperature == 0.0:
         return logits.argmax(-1)
@@ -78,9 +82,10 @@ def choose(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Genera
 
 
 def draw(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Draw one token per row, ``[B]``, using the given random numbers.
+    """Choose one token per row with the given random numbers, and return the tokens, ``[B]``.
 
-    The host never waits for the device, so captured steps can use this function too. A row of NaN gives token 0.
+    The function can be captured in a CUDA graph, because the host never waits for the device. For a row of NaN the
+    result is token 0.
 
     Args:
         probs: distribution of each row, ``[B, V]``.

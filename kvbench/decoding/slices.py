@@ -30,19 +30,19 @@ ROUTED = ("expert", "router", "moe")
 
 @contextmanager
 def sliced(model: PreTrainedModel, tokens: int, chunk: int | Literal["auto"] | None = "auto") -> Iterator[int]:
-    """Run the feed-forward layers and the RoPE of a model on one slice of tokens at a time, inside the context.
+    """Make feed-forward layers and RoPE process long inputs in slices of tokens, inside a ``with`` block.
 
-    This affects the modules named ``mlp`` that consist of linear layers and activations only, and the functions
-    ``apply_rotary_pos_emb`` in the files of the model's classes.
+    This saves memory. It affects the modules named ``mlp`` that consist of linear layers and activations only, and the
+    function ``apply_rotary_pos_emb`` in each Python module that defines a class of the model.
 
     Args:
         model: causal language model.
-        tokens: number of tokens of the passes inside the context, rows times columns.
-        chunk: tokens per slice; ``auto``: :data:`SLICE` for passes of more than :data:`LONG` tokens, otherwise no
-            slices; None: no slices.
+        tokens: number of tokens in a forward pass inside the block, rows times columns.
+        chunk: tokens per slice; ``auto``: :data:`SLICE` if a pass has more than :data:`LONG` tokens, else no slices;
+            None: no slices.
 
     Yields:
-        The number of modules that are sliced.
+        The number of feed-forward modules that process slices.
     """
     size = SLICE if chunk == "auto" else chunk
     if size is None or tokens <= (LONG if chunk == "auto" else size):
@@ -68,13 +68,16 @@ def sliced(model: PreTrainedModel, tokens: int, chunk: int | Literal["auto"] | N
 
 
 def files(model: nn.Module) -> set[ModuleType]:
-    """Return the Python modules in which the classes of a model and of its submodules are defined."""
+    """Return the Python modules that define the classes of a model and of all its submodules."""
     names = {type(module).__module__ for module in model.modules()}
     return {sys.modules[name] for name in names if name in sys.modules}
 
 
 def plain(module: nn.Module) -> bool:
-    """Return True if a module consists only of linear layers and activations, which treat each token independently."""
+    """Return True if a module can process its tokens in slices, because it treats each token independently.
+
+    Such a module consists of linear layers and activations only. Mixture-of-experts layers are excluded.
+    """
     for name, child in module.named_modules():
         if any(word in part for word in ROUTED for part in (name.lower(), type(child).__name__.lower())):
             return False

@@ -31,9 +31,10 @@ class Round:
 
     Args:
         seconds: duration of the round: drafting, verification and rollback.
-        settled: number of cached tokens of each row when the round began, just after the method had packed or dropped
-            tokens.
-        drafted: number of drafts that each row could accept; 0 if the row had ended or had only one token left.
+        settled: number of cached tokens of each row at the beginning of the round. At this point the method has just
+            packed or dropped tokens.
+        drafted: maximum number of drafts that each row was allowed to accept; 0 if the row had ended or only one token
+            was left until its limit.
         accepted: number of drafts that each row accepted.
         emitted: number of tokens that each row gained, the end-of-sequence token included.
     """
@@ -58,7 +59,7 @@ def decode(
     speculation: Speculation,
     drafter: Drafter | None = None,
 ) -> list[Round]:
-    """Decode speculatively until every row has ended; `stopping` collects the tokens.
+    """Decode speculatively until every row has ended, and return counts and time of each round.
 
     A row's tokens and random numbers do not depend on the other rows of the batch.
 
@@ -66,16 +67,16 @@ def decode(
         model: causal language model that runs kvbench's attention: the target.
         cache: the target's cache, after the prompt.
         token: first new token of each row, ``[B]``; not cached yet.
-        stopping: collects the tokens and decides which rows have ended.
+        stopping: object to which the new tokens are added, and which decides when a row has ended.
         sampling: how tokens are chosen: temperature, top-k and top-p.
         generators: random generator of each row.
         max_new_tokens: limit on the new tokens of every row, the first token included; no row accepts drafts beyond it.
         pad_token_id: token fed to rows that have ended.
-        speculation: settings of the draft.
-        drafter: proposes and verifies tokens; None: a :class:`Drafter`, which runs eager passes.
+        speculation: settings of speculative decoding.
+        drafter: object that runs draft and target; None: a new :class:`Drafter`, whose passes are eager.
 
     Returns:
-        The rounds, in order.
+        The rounds, in order. The tokens themselves are in `stopping`.
 
     Raises:
         CacheError: the model did not use the cache, or the draft needs a cache of its own and has none.
@@ -173,16 +174,16 @@ def left_padding(starts: Sequence[int], width: int, device: torch.device) -> Ten
 
 
 def figures(rounds: Sequence[Round], row: int) -> dict[str, Any]:
-    """Return the totals of one row over all rounds, as a dictionary.
+    """Return the totals of one row over all rounds: rounds, drafts, accepted drafts and tokens.
 
     Args:
         rounds: the rounds of the batch.
         row: index of the row.
 
     Returns:
-        ``rounds``: number of rounds in which the row gained tokens; ``drafted``, ``accepted`` and ``tokens``: numbers
-        of drafts, accepted drafts and tokens gained. If an accepted draft ends the row, only drafts up to it count. The
-        acceptance rate is ``accepted / drafted`` (in the paper accepted / (gamma x rounds)).
+        A dict with ``rounds`` (in which the row gained tokens), ``drafted`` and ``accepted`` (numbers of drafts), and
+        ``tokens`` (gained in these rounds). If an accepted draft ends the row, later drafts of that round do not count.
+        The acceptance rate is ``accepted / drafted``; the paper has accepted / (gamma x rounds).
     """
     mine = [r for r in rounds if r.emitted[row]]
     cut = [r.emitted[row] <= r.accepted[row] for r in mine]
@@ -195,11 +196,11 @@ def figures(rounds: Sequence[Round], row: int) -> dict[str, Any]:
 
 
 def token_seconds(rounds: Sequence[Round], row: int) -> list[float]:
-    """Return a list with a time in seconds for each token of a row.
+    """Return the decoding time of each token of a row in seconds, estimated from the times of rounds.
 
-    Each token of the row's first round gets the mean time per token of that round. Each later token gets the mean time
-    per token of all later rounds. A round yields several tokens at once, so only the sum and the mean of the list are
-    meaningful.
+    A round yields several tokens at once, so its time is divided among them. Tokens of the row's first round get the
+    mean time per token of that round. All later tokens get the mean time per token of all later rounds. Therefore only
+    the sum and the mean of the list are meaningful.
 
     Args:
         rounds: the rounds of the batch.

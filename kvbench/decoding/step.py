@@ -37,15 +37,15 @@ RING = 4
 
 @dataclass
 class Place:
-    """One layer in a step that is recorded as a CUDA graph, with the buffers that the step uses.
+    """One layer of the cache in a captured step, with the buffers that the step reads and writes.
 
     Args:
-        layer: the layer, whose buffers the step reads and writes.
-        work: stored keys and values of the layer, as kernels read them. The table of formats in it is a view of the
-            step's state in device memory.
-        places: for each row, the buffer index of its next key and that of its next value, int32 ``[B, 2]``; also a view
-            of that state.
-        pointers: addresses of all buffers of the layer. If one changes, the step must be recorded again.
+        layer: the layer.
+        work: the layer's stored keys and values, in the form that kernels take. Its table of formats is a view of
+            :attr:`Recorded.state`, the buffer in device memory that the host updates before each step.
+        places: for each row, the index in the buffers at which its next key and its next value are written, int32 ``[B,
+            2]``; also a view of that buffer.
+        pointers: addresses of all buffers of the layer. If one changes, the step must be captured again.
         kernel: name and module of the kernel that computes attention in the layer; None before the first pass.
     """
 
@@ -57,11 +57,13 @@ class Place:
 
 
 class Recorded:
-    """A forward pass of a few new tokens per row that can be recorded as a CUDA graph and replayed.
+    """Base class of forward passes over a few new tokens per row that can be recorded as a CUDA graph.
+
+    A subclass defines :meth:`run`, the pass itself. Before each pass, call :meth:`advance`.
 
     Args:
-        model: causal language model. :meth:`run` must be called inside
-            :func:`kvbench.attention.recorded.recording` of this model.
+        model: causal language model. :meth:`run` must be called inside :func:`kvbench.attention.recorded.recording` of
+            this model.
         cache: the cache, after the prompt.
         batch: number of rows.
         count: number of new tokens per row.
@@ -70,7 +72,7 @@ class Recorded:
 
     Attributes:
         tokens, positions: input of the next pass, ``[B, count]``, at fixed addresses.
-        version: number that is incremented when buffers have moved; earlier recordings are then invalid.
+        version: number that increases when buffers have been reallocated, after which earlier recordings are invalid.
     """
 
     def __init__(
@@ -94,15 +96,18 @@ class Recorded:
         self._turn = self._sent = 0
 
     def run(self) -> None:
-        """Queue the forward pass on the device. The pass always uses the same memory and never waits for the host."""
+        """Queue the forward pass on the device; a subclass must define this method.
+
+        The pass must use the same memory every time, and the host must not wait for the device.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define the method run(), its forward pass")
 
     def changed(self) -> list[Tensor]:
-        """Return the input tensors that a pass changes, so that a warm-up can restore them."""
+        """Return the input tensors that a pass changes, so that their values can be restored after a warm-up."""
         return [self.tokens, self.positions]
 
     def begin(self, token: Tensor, lengths: Tensor) -> None:
-        """Set the first token and the positions of the next pass.
+        """Set the input of the next pass: its first token per row, and the positions of all its tokens.
 
         Args:
             token: last token of each row, not cached yet, ``[B]``.
@@ -112,10 +117,11 @@ class Recorded:
         self.positions.copy_(lengths[:, None] + torch.arange(self.count, device=self.device))
 
     def forward(self, **keep: int) -> Tensor:
-        """Run the model on :attr:`tokens` and return logits ``[B, n, V]``.
+        """Run the model on :attr:`tokens` and return its logits, ``[B, n, V]``.
 
         Args:
-            keep: ``logits_to_keep=n`` to return the logits of the last n tokens only; without it, of all tokens.
+            keep: ``logits_to_keep=n`` to return the logits of the last n tokens only; without it, logits of all tokens
+                are returned.
 
         Raises:
             NotServed: the model did not run attention exactly once per layer.
@@ -133,7 +139,10 @@ class Recorded:
         return logits
 
     def check(self) -> None:
-        """Raise NotServed if it is clear without a forward pass that a layer cannot be recorded."""
+        """Raise NotServed if a layer of the cache cannot be served by a recorded pass.
+
+        Only problems that can be found without running the model are reported here.
+        """
         if self.cache.method.eager:
             raise NotServed("the tokens of a step are packed before they attend")
         for layer in self.cache.layers:
@@ -143,7 +152,7 @@ class Recorded:
                     phases.part(segment, channels, self.upper)
 
     def warm(self) -> None:
-        """Compile in advance the kernels with which the method will pack tokens or move windows."""
+        """Compile the kernels that the method will need to pack tokens or move windows between steps."""
         seen: set[Any] = set()
         for layer in self.cache.layers if self.cache.method.settles else ():
             for window in layer.rolling():
@@ -162,13 +171,13 @@ class Recorded:
     # -- the host's part --------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Prepare the cache for the next pass.
+        """Prepare the cache for the next pass, from the host.
 
-        The method packs or drops tokens, every layer reserves room for the new tokens, and the tables with lengths and
-        places are copied to the device.
+        The method packs or drops tokens, every layer reserves room for the new tokens, and the tables that tell kernels
+        the lengths and the places of new tokens are copied to the device.
 
         Raises:
-            NotServed: a recorded step cannot serve a layer.
+            NotServed: a layer cannot be served by a recorded pass.
             NonFiniteError: the method packed NaN or Inf.
         """
         progress = self.cache.progress
@@ -231,23 +240,23 @@ class Recorded:
     # -- the device's part ------------------------------------------------------------------------------------------
 
     def serve(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
-        """Append the new tokens to the cache of one layer, and compute their attention to all tokens of that layer.
+        """Append the new tokens to one layer of the cache, and return their attention to all tokens in that layer.
 
-        The model calls this once per layer, from the first layer to the last, so the layer is the one after that of the
-        previous call.
+        The model calls this method instead of its own attention, once per layer and in the order of the layers. The
+        layer is not an argument: each call is for the layer after that of the previous call.
 
         Args:
             query: queries of the new tokens, ``[B, Hq, q, D]``.
             key: keys of the new tokens, ``[B, H, q, D]``.
             value: values of the new tokens, ``[B, H, q, Dv]``.
             scaling: factor by which scores are multiplied.
-            logits: the model's softcap and attention sinks, the same in every pass.
+            logits: the model's softcap and attention sinks; they must be the same in every pass.
 
         Returns:
             The output of attention, ``[B, q, Hq, Dv]``.
 
         Raises:
-            NotServed: no kernel can serve the layer.
+            NotServed: no kernel can compute the attention of the layer.
         """
         place = self.layers[self._turn]
         self._turn += 1
@@ -264,15 +273,16 @@ class Recorded:
 
 
 class Step(Recorded):
-    """A decode step of one token per row that can be recorded; the output of each run is the input of the next run.
+    """A decode step of one token per row that can be recorded; the tokens that it chooses are its next input.
 
     Args:
         model: causal language model, as for :class:`Recorded`.
         cache: the cache, after the prompt.
         token: last token of each row, not cached yet, ``[B]``.
         lengths: number of cached tokens of each row, ``[B]``; this is also the position of `token`.
-        sampling: how the next token is chosen.
-        uniforms: random numbers for drawing the tokens of all steps, fp32 ``[steps, B]``; None if greedy.
+        sampling: how tokens are chosen: temperature, top-k and top-p.
+        uniforms: random numbers with which to draw the tokens of all steps, fp32 ``[steps, B]``; None for greedy
+            decoding.
     """
 
     def __init__(
@@ -292,7 +302,7 @@ class Step(Recorded):
         self.begin(token, lengths)
 
     def changed(self) -> list[Tensor]:
-        """Return the input tensors that :meth:`run` changes: those of the base class and the index of the step."""
+        """Return the input tensors that :meth:`run` changes: tokens, positions, and the index of the step."""
         return [*super().changed(), self.number]
 
     def run(self) -> None:
@@ -309,9 +319,9 @@ class Step(Recorded):
 
 
 def state(layer: KVLayer) -> tuple[Any, ...]:
-    """Return the lengths and starts of all segments of a layer.
+    """Return the lengths and starts of all segments in the key store and the value store of a layer.
 
-    Layers with equal results can share a table in device memory.
+    Layers for which this is equal have equal tables of lengths, so the table is computed only once for them.
     """
     return tuple(
         (tuple(segment.lengths), tuple(getattr(segment, "starts", ())))
@@ -321,7 +331,7 @@ def state(layer: KVLayer) -> tuple[Any, ...]:
 
 
 def pointers(layer: KVLayer) -> tuple[int, ...]:
-    """Return the memory addresses of all buffers of a layer."""
+    """Return the memory addresses of all buffers of a layer, to find out later whether one was reallocated."""
     return tuple(
         buffer.data_ptr() for store in layer.stores() for segment in store.segments for _, buffer in segment.buffers()
     )

@@ -7,13 +7,13 @@ from typing import Any
 
 
 class Stopping:
-    """The new tokens of a batch, collected until each row ends with an end-of-sequence token or a stop string.
+    """Collector of the new tokens of a batch, which decides when a row ends: at an EOS token or a stop string.
 
     Args:
         batch: number of rows.
         eos_token_ids: tokens that end a row.
         stop: strings that end a row.
-        tokenizer: required for `stop` and for texts.
+        tokenizer: the model's tokenizer; None if neither `stop` nor :meth:`texts` is needed.
 
     Attributes:
         tokens: new tokens of each row, without the end-of-sequence token.
@@ -65,7 +65,7 @@ class Stopping:
         self.ended[row], self.finish[row] = True, why
 
     def texts(self) -> list[str]:
-        """Return the text of each row, cut before the first stop string; empty texts without a tokenizer."""
+        """Return the text of each row up to its first stop string; texts are empty if there is no tokenizer."""
         if self.tokenizer is None:
             return [""] * len(self.tokens)
         texts = []

@@ -13,13 +13,13 @@ PROBE_SECONDS = 1.5
 
 @dataclass(frozen=True)
 class Answer:
-    """The hub's answer about one file.
+    """The hub's answer to the question whether a repository has a file.
 
     Args:
-        status: HTTP status, below 500; None if the hub did not answer.
-        problem: why the hub did not answer; empty if it did.
-        commit: commit to which the revision refers.
-        size: size of the file in bytes.
+        status: HTTP status, below 500; None if the hub did not answer or reported an error of its own.
+        problem: why there is no usable answer; empty if there is one.
+        commit: commit to which the revision refers; None if unknown.
+        size: size of the file in bytes; None if unknown.
     """
 
     status: int | None = None
@@ -29,7 +29,12 @@ class Answer:
 
 
 def ask(repository: Repository, name: str) -> Answer:
-    """Ask the hub about a file of a repository, and return the answer; never raise an exception."""
+    """Ask the hub whether a repository has a file, and return the answer; failures are part of the answer.
+
+    Args:
+        repository: the repository at a revision.
+        name: name of the file.
+    """
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -48,12 +53,13 @@ def ask(repository: Repository, name: str) -> Answer:
 
 
 def demand(repository: Repository, name: str, *, only_repository: bool = False) -> Answer:
-    """Ask the hub about a file of a repository, and return the answer; raise an error if the file is unavailable.
+    """Ask the hub for commit and size of a file, and return its answer; raise HubError if the file is unavailable.
 
     Args:
-        repository: the repository at the revision.
+        repository: the repository at a revision.
         name: name of the file.
-        only_repository: True if it is enough that the hub has the repository at this revision.
+        only_repository: True to accept also that the file does not exist, if the hub has the repository at this
+            revision.
 
     Raises:
         HubError: the hub cannot be reached, refuses this account, or does not have the file.
@@ -69,7 +75,7 @@ def demand(repository: Repository, name: str, *, only_repository: bool = False) 
 
 
 def refused(repository: Repository, status: int) -> HubError:
-    """Return the error for a repository to which the hub denies this account access.
+    """Return the error to raise if the hub denies this account access to a repository.
 
     Args:
         repository: the repository.

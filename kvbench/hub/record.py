@@ -26,26 +26,28 @@ FILE = "kvbench.json"
 
 
 def recorded(repository: Repository) -> dict[str, Any]:
-    """Return what is recorded about a repository at its revision; empty if nothing is recorded.
+    """Return what this machine has recorded about a repository at its revision when it was first fetched.
 
     Returns:
-        ``commit``; ``fetched``, the date of the download; ``files``, which maps names to ``bytes`` and ``sha256``; and
-        ``splits``, if any are recorded.
+        A dict with ``commit``, ``fetched`` (date of the first download), ``files`` (``bytes`` and ``sha256`` by file
+        name) and possibly ``splits`` (names of files by split); empty if nothing is recorded.
     """
     entry = _read(repository).get(repository.asked)
     return entry if isinstance(entry, dict) and isinstance(entry.get("files"), dict) else {}
 
 
 def settle(repository: Repository, commit: str | None, place: str) -> None:
-    """Record the commit of a revision on its first use; raise an error if the revision later refers to another commit.
+    """Check that a revision still refers to the commit recorded at its first use; record the commit if it is new.
+
+    Nothing happens if the commit is unknown or the revision is itself a commit.
 
     Args:
-        repository: the repository at the revision.
+        repository: the repository at a revision.
         commit: commit to which the revision refers now; None if it is unknown.
-        place: source of `commit`, for the message: ``the hub`` or ``the hub's cache on this machine``.
+        place: where `commit` was found, for the message: ``the hub`` or ``the hub's cache on this machine``.
 
     Raises:
-        HubError: another commit is recorded; the message names both.
+        HubError: the revision now refers to another commit than the recorded one; the message names both.
     """
     if commit is None or repository.pinned:
         return
@@ -63,11 +65,16 @@ def settle(repository: Repository, commit: str | None, place: str) -> None:
 
 
 def note(repository: Repository, files: Iterable[tuple[str, Path]]) -> dict[str, dict[str, Any]]:
-    """Return ``{"bytes", "sha256"}`` of each file by name, and record them unless they are recorded already.
+    """Record size and SHA-256 of downloaded files, and return them.
+
+    Hashes that are recorded already are not computed again, unless the size of the file has changed.
 
     Args:
-        repository: the repository at the revision.
+        repository: the repository at a revision.
         files: for each file, its name in the repository and its path in the hub's cache.
+
+    Returns:
+        A dict from file names to ``{"bytes": ..., "sha256": ...}``.
     """
     known = recorded(repository).get("files") or {}
     entries, fresh = {}, {}
@@ -84,12 +91,12 @@ def note(repository: Repository, files: Iterable[tuple[str, Path]]) -> dict[str,
 
 
 def note_split(repository: Repository, name: str, files: Sequence[str]) -> None:
-    """Record the names of a split's files, so that they are known when the hub cannot be reached.
+    """Record which files make up a split of a data set, for later use without the hub.
 
     Args:
         repository: the repository at the revision.
-        name: name of the split.
-        files: names of its files.
+        name: name of the split, such as ``test``.
+        files: names of the files that make up the split.
     """
     today = datetime.date.today().isoformat()
     splits = {name: list(files)}
@@ -97,7 +104,7 @@ def note_split(repository: Repository, name: str, files: Sequence[str]) -> None:
 
 
 def sha256(file: Path) -> str:
-    """Return the SHA-256 of a file in the hub's cache; it is computed only if the cache does not know it."""
+    """Return the SHA-256 of a file in the hub's cache; it is computed only if the cache does not contain it."""
     name = stored_hash(file) or ""
     if len(name) == 64:
         return name
@@ -106,12 +113,16 @@ def sha256(file: Path) -> str:
 
 
 def verify(file: Path) -> None:
-    """Check the content of a downloaded file against the hub's hash of it, and remove the file if they differ.
+    """Check a downloaded file against the hash that the hub lists for it, and delete the file if they differ.
 
-    The hub lists the SHA-256 of large files and git's SHA-1 of other files. A file without a hash is not checked.
+    The hub lists the SHA-256 of large files and git's SHA-1 of other files. A file whose hash is not known is not
+    checked.
+
+    Args:
+        file: path of the file in the hub's cache.
 
     Raises:
-        HubError: the content differs.
+        HubError: the hashes differ.
     """
     expected = stored_hash(file) or ""
     with file.open("rb") as stream:

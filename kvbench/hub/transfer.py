@@ -19,11 +19,11 @@ AGAIN = "run the same command again; it downloads only the files that are not co
 
 @dataclass(frozen=True)
 class Plan:
-    """The files of a download.
+    """The files that a download needs, with their sizes.
 
     Args:
-        files: names of all files that are wanted.
-        missing: names of the files that are not on this machine yet.
+        files: names of all files that are needed.
+        missing: names of those that are not on this machine yet.
         total: size of all files in bytes.
         missing_bytes: size of the missing files in bytes.
     """
@@ -35,16 +35,16 @@ class Plan:
 
 
 def plan(repository: Repository, wanted: Callable[[Sequence[str]], Sequence[str]], probe: str) -> Plan:
-    """Return which files of a repository a download would fetch, and their sizes.
+    """Ask the hub which files of a repository must be downloaded, and return them with their sizes.
 
     Args:
         repository: the repository at the revision.
         wanted: function that takes the names of all files of the repository and returns those to download.
-        probe: name of a file that most repositories have; used to check access before anything else.
+        probe: name of a file that most repositories have. It is requested first, to check that the hub grants access.
 
     Raises:
         HubError: the hub cannot be reached, refuses this account, does not have the repository or revision, or the
-            revision has moved since its first fetch.
+            revision no longer refers to the commit of the first download.
     """
     settle(repository, demand(repository, probe, only_repository=True).commit, "the hub")
     with _translated(repository):
@@ -61,7 +61,7 @@ def plan(repository: Repository, wanted: Callable[[Sequence[str]], Sequence[str]
 
 
 def fetch(repository: Repository, files: Plan) -> Path:
-    """Download the missing files of a plan and return the folder of the snapshot.
+    """Download the missing files of a plan, verify and record them, and return their folder in the hub's cache.
 
     Raises:
         HubError: the disk has too little room, the download ended early, or the checksum of a file differs from the
@@ -89,10 +89,16 @@ def fetch(repository: Repository, files: Plan) -> Path:
 
 
 def fetch_file(repository: Repository, name: str) -> Path:
-    """Download one file into the hub's cache and return its path.
+    """Download one file into the hub's cache, verify and record it, and return its path.
+
+    Args:
+        repository: the repository at a revision.
+        name: name of the file.
 
     Raises:
-        HubError: any error of :func:`plan` or :func:`fetch`.
+        HubError: the hub cannot be reached, refuses this account or does not have the file; the revision no longer
+            refers to the commit of the first download; the disk is full; the download ended early; or the checksum is
+            wrong.
     """
     answer = demand(repository, name)
     settle(repository, answer.commit, "the hub")
@@ -108,7 +114,7 @@ def fetch_file(repository: Repository, name: str) -> Path:
 
 
 def check_space(repository: Repository, size: int) -> None:
-    """Raise HubError if the disk of the hub's cache has less room than `size` bytes."""
+    """Raise HubError if the disk with the hub's cache has less than `size` bytes of free space."""
     place = next(folder for folder in (repository.folder, *repository.folder.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if size > free:

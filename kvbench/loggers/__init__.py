@@ -9,13 +9,15 @@ from kvbench.loggers.base import Logger, Safe
 
 
 def load(logger: Any, run_id: str, config: Mapping[str, Any], label: str, say: Callable[[str], None]) -> Logger:
-    """Return the configured logger, wrapped so that its failures are reported and otherwise ignored.
+    """Return the logger that the configuration has chosen; if it fails later, the run continues.
+
+    Failures are reported through `say` and otherwise ignored.
 
     Args:
         logger: the checked settings of the logger (:mod:`kvbench.config.logger_config`).
-        run_id: id of the run, also used as its id in W&B.
-        config: the resolved configuration.
-        label: display name of the method and quantizer.
+        run_id: id of the run, also used as its id in Weights & Biases.
+        config: the resolved configuration of the run.
+        label: name of the method and quantizer, for display.
         say: function that shows a line to the user.
     """
     if logger.name == "csv":

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Logger:
-    """Base class of loggers, which does nothing; also the logger `none`.
+    """Base class of loggers. Its methods do nothing, so it also serves as the logger ``none``.
 
     Attributes:
         failed: True if something could not be logged.
