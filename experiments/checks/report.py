@@ -17,4 +17,4 @@ def rules() -> Iterator[Rule]:
     yield Row(DOCUMENT, "", "size of the page, MB", [page["page_bytes"] / 1e6], SOURCE)
     yield Row(DOCUMENT, "", "writing the page, s", [page["written_s"]], SOURCE)
     for name, milliseconds in page["median_ms"].items():
-        yield Row(DOCUMENT, "", f"{name}, ms", [milliseconds], SOURCE)
+        yield Row(DOCUMENT, "", f"{name}, ms", [milliseconds, page["median_cpu_ms"][name]], SOURCE)

@@ -111,10 +111,16 @@ def _report(arguments: argparse.Namespace, find: Find) -> Report:
         find=lambda: find_runs(arguments.results),
         read=reader(),
         folder=arguments.results,
-        papers=arguments.results.parent,
+        papers=_results(arguments.results),
         pairs=pairs,
         say=lambda line: print(f"note: {line}", file=sys.stderr),
     )
+
+
+def _results(runs: Path) -> Path:
+    """Return the folder of the papers' items: the nearest folder named ``results`` above the runs, or their parent."""
+    above = runs.absolute().parents
+    return next((folder for folder in above if folder.name == "results"), runs.parent)
 
 
 def reader() -> Callable[[RunStore], Entry | None]:

@@ -16,6 +16,8 @@ from kvbench.results.store import RunStore
 
 #: version of the data, which the page's script checks
 VERSION = 1
+#: maximum number of damaged runs that the page names
+MOST_SKIPPED = 20
 #: files whose change makes a run worth reading again
 _FILES = ("config.yaml", "metrics.json", "samples.jsonl")
 
@@ -46,7 +48,8 @@ class Report:
 
     def data(self) -> dict[str, Any]:
         """Return the data of the page, which :func:`kvbench.page.numbers.encoded` turns into text."""
-        shown = [known for store in self.find() if (known := self._of(store))[1] is not None]
+        stores = self.find()
+        shown = [known for store in stores if (known := self._of(store))[1] is not None]
         entries = [entry for _, entry, _, _ in shown if entry is not None]
         summaries = [dict(figures) for _, _, figures, _ in shown]
         flat = [values for _, _, _, values in shown]
@@ -72,6 +75,9 @@ class Report:
             "settings": settings.columns(flat, keys),
             "groups": _groups(entries),
             "papers": items,
+            "skipped": [cut(store.problem() or store.run_id) for store in stores if self._of(store)[1] is None][
+                :MOST_SKIPPED
+            ],
             "pairs": self._compared({entry.store.run_id: entry for entry in entries}),
         }
 

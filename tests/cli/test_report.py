@@ -68,6 +68,7 @@ def test_needs_no_torch(runs):
     code = (
         "import sys; from kvbench import report;"
         f"report.main(['--results', {str(directory)!r}]);"
+        f"report.main(['--results', {str(directory)!r}, '--html', {str(directory / 'report.html')!r}]);"
         "sys.exit(bool({'torch', 'hydra', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

@@ -153,6 +153,8 @@ def test_a_damaged_run_is_named_and_skipped(built, tmp_path):
     _, data, printed = built()
     assert [run["id"] for run in data["runs"]] == [run_id(1)]
     assert f"skipped: {damaged.path / 'metrics.json'}" in printed.err
+    (problem,) = data["skipped"]
+    assert problem.startswith(str(damaged.path))
 
 
 def test_samples_that_cannot_be_read_are_named(built, tmp_path):

@@ -7,7 +7,7 @@ its error, perplexity, its error], ...]; kv and reserved (bytes); bill [codes,
 scales, window, index]; ratio; peak [prefill, decode]; ttft, tpot, p99 (seconds); rate (tokens per second); ttfts and
 tpots [five percentiles, count]; points [[prompt, batch, status, TTFT, TPOT, p10, p90, rate, KV bytes, peak], ...]. */
 
-const report = { runs: [], settings: [], groups: {}, papers: [], pairs: [], methods: [], taskKeys: [], byId: new Map() };
+const report = { runs: [], settings: [], groups: {}, papers: [], pairs: [], skipped: [], methods: [], taskKeys: [], byId: new Map() };
 
 const choice = {
   view: "runs", text: "", filters: {}, sort: { key: "score", down: true }, hidden: null, group: null, status: "", pair: 0,

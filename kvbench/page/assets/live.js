@@ -17,9 +17,10 @@ async function poll() {
     }
     if (live.failed) about();
     live.failed = 0;
-  } catch {
+  } catch (error) {
     live.failed += 1;
-    about(`no answer from the server${live.failed > 5 ? "; it has ended" : ""}`);
+    const gone = error instanceof TypeError;  // what fetch throws without an answer
+    about(gone ? `no answer from the server${live.failed > 5 ? "; it has ended" : ""}` : error.message);
   }
   setTimeout(poll, live.failed > 5 ? 5 * EVERY_MS : EVERY_MS);
 }

@@ -64,9 +64,16 @@ function drawTable(main) {
     if (heads) drawHead(all, redraw);
     fillTable(chosenRuns(all), top);
   };
-  main.replaceChildren(...tableView(all, redraw));
+  main.replaceChildren(...tableView(all, redraw), ...skippedRuns());
   shownView.update = (top = true) => redraw(false, top);
   redraw(false);
+}
+
+/* The damaged runs, which are not in the table. */
+function skippedRuns() {
+  if (!report.skipped.length) return [];
+  return [el("details", { class: "warn" }, el("summary", {}, `${report.skipped.length} damaged run${report.skipped.length > 1 ? "s" : ""} left out`),
+    el("ul", {}, report.skipped.map((problem) => el("li", {}, problem))))];
 }
 
 /* The content of a view over the runs that pass the filters. */
