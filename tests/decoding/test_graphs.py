@@ -257,7 +257,7 @@ def test_few_steps_are_not_worth_a_capture() -> None:
     assert graphs.refuses(model, cache, "auto", 100, device) is None
     assert graphs.refuses(model, cache, "always", 0, device) == "no steps"
     cache.lead(load_method("fp16").new_cache(model))
-    assert "leads" in str(graphs.refuses(model, cache, "always", 10, device))
+    assert "shares its prompt" in str(graphs.refuses(model, cache, "always", 10, device))
 
 
 @torch.inference_mode()
