@@ -92,6 +92,9 @@ def obstacle(item: Grid, model: Model, row: Row, column: Column) -> str | None:
         return f"model {model.preset}: its checkpoint needs the package '{needed}'"
     if "encoder=openai" in str(row.setting):
         return "method.encoder=openai needs an API key"
+    shape = preset("model", model.preset)["architecture"]
+    if "hf_quantized" in str(row.setting) and shape["hidden_size"] // shape["num_attention_heads"] % 64:
+        return "method.group_size=64: does not divide the model's head_dim"  # Phi-3: 96 channels
     if column.figure == "acceptance" and row.setting == "fp16":
         return "a run of this setting does not have this figure"
     return ""
