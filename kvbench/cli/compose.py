@@ -64,7 +64,7 @@ CHECK_SECONDS = 1.5
 
 
 class Composer:
-    """Composer of job configurations from command-line overrides such as ``method=kivi``; it also checks both.
+    """Checker of command-line overrides such as ``method=kivi``, and composer of the resulting configurations.
 
     Args:
         extra: folder given by ``--config-dir``. Its subfolders are named after configuration groups, and their YAML
@@ -84,9 +84,9 @@ class Composer:
     def check(self, texts: Sequence[str], multirun: bool = False, here: bool = False) -> list[list[str]]:
         """Check a command line, and return the overrides of each job that it starts.
 
-        The time for checks is limited. Jobs of a long sweep that are not checked here are checked when they start. If
-        other jobs of a sweep are valid, a job with values that are invalid only in combination also fails later, when
-        it starts.
+        The time for checks is limited: in a long sweep, some jobs are checked only when they start. If some jobs of a
+        sweep are valid, another job whose values are invalid only in combination does not raise an error here, but
+        fails when it starts.
 
         Args:
             texts: overrides as typed, for example ``["method=kivi", "method.residual=64"]``.
@@ -95,7 +95,7 @@ class Composer:
             here: True to check also that this machine has the packages, GPU and files that the jobs require.
 
         Returns:
-            A list of overrides for each job; a single list if the command line is not a sweep.
+            For each job, the list of its overrides. A command line that is not a sweep has one job.
 
         Raises:
             ConfigError: an override, key, value or combination is invalid; the error describes the first one found.

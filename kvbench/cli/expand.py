@@ -34,7 +34,8 @@ def limit(name: str, default: int) -> int:
 def check_sweeps(overrides: Sequence[Override], groups: Collection[str], settings: int = 1) -> None:
     """Raise ConfigError if an override of a sweep lists no values or a value twice, or if there are too many jobs.
 
-    An invalid ``range()`` or ``glob()``, and ``interval()``, which names no separate values, also raise ConfigError.
+    An invalid ``range()`` or ``glob()`` is also an error, and so is any ``interval()``, because it does not list
+    values.
 
     Args:
         overrides: parsed overrides of the command line. Those with a single value are not checked.

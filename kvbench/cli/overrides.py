@@ -16,7 +16,7 @@ LONGEST_NUMBER = 300
 
 
 def is_hydras(override: Override) -> bool:
-    """Return True if an override sets an option of Hydra, such as ``hydra.launcher.n_jobs=2``, not of kvbench."""
+    """Return True if an override sets an option of Hydra itself, such as ``hydra.launcher.n_jobs=2``."""
     return override.key_or_group.startswith(("hydra.", "hydra/"))
 
 
@@ -146,9 +146,9 @@ def refuse_marks(text: str, override: Override) -> None:
 
 
 def as_sweeps(texts: Sequence[str], groups: Collection[str]) -> list[str]:
-    """Rewrite overrides so that Hydra accepts them in a sweep over a group: ``dataset=a,b dataset.path=X``.
+    """Rewrite overrides so that Hydra accepts them in a sweep over a group, as in ``dataset=a,b dataset.path=X``.
 
-    Before Hydra starts the jobs, it composes one configuration from those overrides that have a single value. In the
+    Before Hydra starts the jobs, it composes one configuration from those overrides that have a single value. For this
     example, it would set ``path`` in the default data set and fail if that data set has no such key. Therefore
     ``KEY=VALUE`` becomes ``KEY=choice(VALUE)``. This is a sweep over one value, which Hydra applies only to the jobs.
 

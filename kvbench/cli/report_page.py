@@ -82,7 +82,7 @@ def main(arguments: argparse.Namespace, find: Find) -> int:
 
     Args:
         arguments: the parsed command line.
-        find: function that returns, out of a list of runs, the one whose id begins with a given text.
+        find: function that takes a list of runs and the beginning of a run id, and returns the run with this id.
 
     Raises:
         KvbenchError: there are no runs, a run of ``--pair`` does not exist, a file cannot be written, or the port

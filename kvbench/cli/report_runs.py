@@ -33,7 +33,7 @@ def marked(
         store: the run.
         metrics: the content of its `metrics.json`.
         config: the content of its `config.yaml`; None to read the file here.
-        code: function that takes a configuration and returns the digests of the present code that it would run.
+        code: function that takes a configuration and returns digests of the present source code that it would run.
     """
     config = config or store.config()
     if config is None or any(not isinstance(config.get(group), dict) for group in GROUPS):
@@ -73,10 +73,11 @@ def begun(store: RunStore) -> dict[str, Any]:
 
 
 class Code:
-    """Function from a configuration to the digests of the present code that it would run, with a cache.
+    """Callable that takes a configuration and returns digests of the present source code that it would run.
 
-    The digests are computed once for all configurations with the same method class and data-set class. Use a new
-    instance for each report, because an instance does not notice later changes of the source files.
+    The digests are cached: configurations share them if they have the same method class and data-set class, and if both
+    or neither use a quantizer. Use a new instance for each report, because an instance does not notice later changes of
+    the source files.
     """
 
     def __init__(self) -> None:

@@ -65,8 +65,8 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
 
     Args:
         path: a .jsonl or .json file, optionally compressed (.gz), or a folder of such files.
-        task: task of the file (``qasper``, ``qasper_e``, ``gsm8k``, ...); with a folder, the task whose file to score.
-            None to take tasks from the names of the files.
+        task: task of the outputs (``qasper``, ``qasper_e``, ``gsm8k``, ...). With a folder, only the file named after
+            this task is scored. None: each file is named after its task.
 
     Returns:
         A dict from each task to its scores (see :func:`score_records`), and the names of the files in the folder that
@@ -120,14 +120,14 @@ def score_records(task: str, records: Sequence[Record], where: str = "records") 
 
     Args:
         task: name of the task.
-        records: one record per output, with the fields of a line in a file of outputs: the response, and the reference
-            answers.
+        records: one dict per output, with the response and the reference answers, as on a line of a file of outputs.
         where: file or other source of the records, for error messages.
 
     Returns:
         A dict with ``score`` and ``stderr`` (mean and standard error, 0 to 100, rounded to two digits as in LongBench's
         eval.py), ``n`` (number of records), and ``variants`` (scores of the same outputs by other rules). For tasks
-        whose names end in ``_e`` (LongBench-E), also ``buckets``: scores by length, ``0-4k``, ``4-8k`` and ``8k+``.
+        whose names end in ``_e`` (LongBench-E), also ``buckets``: the scores of samples of length ``0-4k``, ``4-8k``
+        and ``8k+``, None where there are no samples.
 
     Raises:
         KvbenchError: the task is unknown, there are no records, or a record lacks a response or an answer.

@@ -53,7 +53,7 @@ def new_folder() -> Path:
 
 
 def begin() -> None:
-    """Give the sweep that is about to start a new id, which marks its records (see :func:`outcomes`).
+    """Create a new id for the sweep that is about to start; it marks the sweep's records (see :func:`outcomes`).
 
     The id is in an environment variable, so worker processes inherit it.
     """

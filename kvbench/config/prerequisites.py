@@ -58,7 +58,7 @@ def check_here(checked: RunConfig, launcher: str = "local") -> None:
 
 
 def check_path(path: Any) -> None:
-    """Raise ConfigError unless a data set's local path is an existing file or folder, or not set.
+    """Raise ConfigError if the local path of a data set is set, but is not an existing file or folder.
 
     Args:
         path: value of ``dataset.path``; None if it is not set.

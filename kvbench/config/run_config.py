@@ -71,16 +71,16 @@ class DecodingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
-    """Options of how a run is executed; only `seed` is part of the run id.
+    """Options that determine how a run is executed; only `seed` is part of the run id.
 
     Args:
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
         batch_size: prompts per batch.
         seed: seed for sampling, shuffling and random weights.
         prefill_chunk: tokens per prefill call; None prefills the whole prompt in one call.
-        mlp_chunk: number of tokens that feed-forward layers and RoPE process at a time in a long prompt; smaller slices
-            need less memory. ``auto`` is 8192 for prompts of more than 16384 tokens; None processes all tokens at once.
-            Results differ at most by rounding.
+        mlp_chunk: number of prompt tokens that feed-forward layers and RoPE process at a time; fewer need less memory.
+            ``auto`` is 8192 if a forward pass has more than 16384 tokens, and all tokens otherwise; None is always all
+            tokens. Results differ at most by rounding.
         prefill_rows: prompts per prefill call: ``auto`` (as many as have about 16k tokens together), a number, or None
             (all prompts of the batch).
         memory_limit_gb: memory in GiB that the process may use on each device; None for no limit.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def accept_greedy(drafts: Tensor, choices: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
-    """Accept drafts up to the first one that differs from the token that the target would choose.
+    """Accept the drafts before the first one that differs from the token that the target would choose.
 
     Args:
         drafts: drafted tokens of each row, ``[B, gamma]``.
@@ -36,7 +36,8 @@ def accept_sampled(
         drafts: drafted tokens of each row, ``[B, gamma]``; draft i was drawn from ``draft_probs[:, i]``.
         draft_probs: the draft's distributions q, ``[B, gamma, V]``.
         target_probs: the target's distributions p after the confirmed text and after each draft, ``[B, gamma + 1, V]``.
-        uniforms: uniform random numbers u in [0, 1), ``[B, gamma]``; a draft is good if u * q < p, with its q and p.
+        uniforms: uniform random numbers u in [0, 1), ``[B, gamma]``; a draft g is accepted if u * q(g) < p(g) and all
+            drafts before it are accepted.
         limits: maximum number of drafts to accept in each row, ``[B]``.
 
     Returns:

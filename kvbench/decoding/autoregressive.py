@@ -34,13 +34,13 @@ class Observer(Protocol):
     """
 
     def phase(self, name: str) -> None:
-        """Take note that the phase `name` begins; called at its beginning."""
+        """Receive the notification that the phase `name` begins."""
         ...
 
 
 @dataclass
 class Generation:
-    """The generated tokens and texts of a batch, with times and how decode steps were run.
+    """Result of :func:`generate` for a batch: new tokens and texts, times, and the way decode steps were run.
 
     Args:
         tokens: new tokens of each row, without the end-of-sequence token.
@@ -92,7 +92,7 @@ def generate(
     compile: bool = False,
     prefill_rows: Rows = "auto",
 ) -> Generation:
-    """Prefill a batch of prompts, decode their continuations, and return these with times.
+    """Generate continuations for a batch of prompts, and return their tokens and texts with timings.
 
     Args:
         model: causal language model that runs kvbench's attention (``method.new_cache(model)`` switches it).
@@ -202,7 +202,7 @@ def continued(
 
     Args:
         model: causal language model that runs kvbench's attention.
-        cache: the cache, after the prompt.
+        cache: the cache, which already contains the prompts.
         token: first new token of each row, ``[B]``; not cached yet.
         mask: attention mask ``[B, T]`` of the columns that are cached; None: no padding.
         lengths: number of cached tokens of each row, without padding, ``[B]``.
@@ -260,7 +260,7 @@ def capture(
 
     Args:
         model: causal language model that runs kvbench's attention.
-        cache: the cache, after the prompt.
+        cache: the cache, which already contains the prompts.
         token: first new token of each row, ``[B]``; not cached yet.
         lengths: number of cached tokens of each row, without padding, ``[B]``.
         sampling: how tokens are chosen: temperature, top-k and top-p.
@@ -300,7 +300,7 @@ def decode(
 
     Args:
         model: causal language model that runs kvbench's attention.
-        cache: the cache, after the prompt.
+        cache: the cache, which already contains the prompts.
         token: first new token of each row, ``[B]``; not cached yet.
         mask: attention mask ``[B, T]`` of the columns that are cached; None: no padding.
         lengths: number of cached tokens of each row, without padding, ``[B]``.

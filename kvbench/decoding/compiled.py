@@ -182,8 +182,8 @@ def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
 def sliced(whole: Tensor, bias: Tensor | None, first: int, last: int, product: Product) -> Callable[[Tensor], Tensor]:
     """Return a forward function for a linear layer that shares one matrix product with other layers.
 
-    The first of these layers computes the whole product. Each layer returns the product's columns ``first`` to ``last -
-    1``, which are its own output.
+    The first of these layers computes the whole product. Each layer returns the product's columns ``first`` to
+    ``last - 1``, which are its own output.
 
     Args:
         whole: weights of all these layers as one matrix (:func:`whole_weight`).

@@ -48,7 +48,7 @@ class Drafter:
 
     Args:
         model: model of both draft and target.
-        cache: the target's cache, after the prompt.
+        cache: the target's cache, which already contains the prompts.
         speculation: settings of the draft.
 
     Attributes:
@@ -84,7 +84,7 @@ class Drafter:
     def settle(self) -> None:
         """Let the draft's method pack or drop tokens, if the draft has its own cache; call this between rounds.
 
-        At that point all cached tokens are confirmed. The target's cache is left to the caller.
+        The target's cache is not changed.
         """
         if self.own:
             self.cache.settle()

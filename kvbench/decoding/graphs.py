@@ -58,7 +58,7 @@ def refuses(
 
     Args:
         model: causal language model.
-        cache: the cache, after the prompt.
+        cache: the cache, which already contains the prompts.
         graphs: the user's choice: ``never``: do not capture; ``auto``: capture if there are at least :data:`WORTH`
             steps; ``always``: capture for any number of steps.
         steps: number of steps that will be decoded.
@@ -135,8 +135,8 @@ class Captured:
     def next(self) -> None:
         """Prepare the cache for the next step; call :meth:`replay` to run the step.
 
-        If a buffer of the cache has been reallocated, or the cache has got tokens in a new format, the old graph is
-        invalid and the pass is captured again.
+        If a buffer of the cache has been reallocated, or the cache now contains tokens in an additional format, the old
+        graph is invalid and the pass is captured again.
 
         Raises:
             CacheError: the pass can no longer be captured.
@@ -188,7 +188,7 @@ class Captured:
 
 
 def rehearse(step: Recorded) -> None:
-    """Run a forward pass as a warm-up: restore the inputs that it changed afterwards.
+    """Run a forward pass as a warm-up, and afterwards restore the inputs that it changed.
 
     Each pass advances the index of the step. If this were not undone, warm-ups would move it past the last step, and
     later passes would read or write out of bounds, which on a GPU ends the process.
@@ -297,7 +297,7 @@ def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens
 
 
 def uniforms(sampling: Sampling, generators: Sequence[torch.Generator], steps: int) -> Tensor | None:
-    """Draw the random numbers that are needed to choose the tokens of many steps in advance.
+    """Draw, before decoding, all random numbers that are needed to choose the tokens of `steps` steps.
 
     Args:
         sampling: how tokens are chosen.

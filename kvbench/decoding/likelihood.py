@@ -35,7 +35,7 @@ def answer_nll(
 
     Returns:
         For each row a pair: the negative log-likelihood of its answer in nats, summed over the tokens of the answer,
-        and their number.
+        and the number of these tokens.
     """
     longest = max((len(a) for a in answer_ids), default=0)
     if longest == 0:

@@ -75,8 +75,8 @@ def served(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 def kernels(device: torch.device) -> bool:
     """Return True if Triton kernels can run on a GPU: Triton is installed, compiles, and supports the GPU.
 
-    In Triton's interpreter mode the result is False, because kernels are not compiled. The GPU needs compute capability
-    8.0.
+    In Triton's interpreter mode the result is False, because kernels are not compiled. The GPU must have compute
+    capability 8.0 or higher.
     """
     try:
         import triton

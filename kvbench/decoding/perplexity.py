@@ -73,7 +73,7 @@ def decode_nll(
         report: function that is called after each pass with the number of tokens processed so far; None: no function.
 
     Returns:
-        The sum over the scored tokens of each row, in nats, fp32 ``[B]``.
+        For each row, the negative log-likelihood in nats, summed over the scored tokens, fp32 ``[B]``.
 
     Raises:
         CacheError: the model did not use the cache.
@@ -121,7 +121,7 @@ def forward_nll(model: PreTrainedModel, ids: Tensor, first: int) -> Tensor:
         first: index of the first scored token, at least 1, because no token predicts token 0.
 
     Returns:
-        The sum over the scored tokens of each row, in nats, fp32 ``[B]``.
+        For each row, the negative log-likelihood in nats, summed over the scored tokens, fp32 ``[B]``.
 
     Raises:
         ValueError: `first` is not between 1 and T - 1.
@@ -146,7 +146,7 @@ def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: in
         first: index of the first scored token, at least 1, because no token predicts token 0.
 
     Returns:
-        The sum over the scored tokens of each row, in nats, fp32 ``[B]``.
+        For each row, the negative log-likelihood in nats, summed over the scored tokens, fp32 ``[B]``.
 
     Raises:
         CacheError: the model did not use the cache.

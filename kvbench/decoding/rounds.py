@@ -112,7 +112,7 @@ class CapturedDrafter(Drafter):
 
     Args:
         model: model of both draft and target.
-        cache: the target's cache, after the prompt.
+        cache: the target's cache, which already contains the prompts.
         speculation: settings of the draft.
         how: how tokens are chosen: temperature, top-k and top-p.
         batch: number of rows.
@@ -216,7 +216,9 @@ class CapturedDrafter(Drafter):
 def captured_drafter(
     model: PreTrainedModel, cache: KVCache, speculation: Speculation, how: Sampling, batch: int, compile: bool
 ) -> CapturedDrafter:
-    """Create a :class:`CapturedDrafter`, capture its forward passes, and return it; it takes the same arguments.
+    """Create a :class:`CapturedDrafter`, capture its forward passes, and return it.
+
+    The arguments are those of the class.
 
     Raises:
         NotCaptured: the passes cannot be captured. The caches contain the same tokens as before.

@@ -65,7 +65,7 @@ def decode(
 
     Args:
         model: causal language model that runs kvbench's attention: the target.
-        cache: the target's cache, after the prompt.
+        cache: the target's cache, which already contains the prompts.
         token: first new token of each row, ``[B]``; not cached yet.
         stopping: object to which the new tokens are added, and which decides when a row has ended.
         sampling: how tokens are chosen: temperature, top-k and top-p.
@@ -181,9 +181,10 @@ def figures(rounds: Sequence[Round], row: int) -> dict[str, Any]:
         row: index of the row.
 
     Returns:
-        A dict with ``rounds`` (in which the row gained tokens), ``drafted`` and ``accepted`` (numbers of drafts), and
-        ``tokens`` (gained in these rounds). If an accepted draft ends the row, later drafts of that round do not count.
-        The acceptance rate is ``accepted / drafted``; the paper has accepted / (gamma x rounds).
+        A dict of numbers: ``rounds`` (those in which the row gained tokens), ``drafted`` (drafts that the row could
+        accept), ``accepted`` (drafts that it accepted) and ``tokens`` (tokens that it gained). If an accepted draft
+        ends the row, later drafts of that round do not count. The acceptance rate is ``accepted / drafted``; the paper
+        divides by gamma x rounds instead.
     """
     mine = [r for r in rounds if r.emitted[row]]
     cut = [r.emitted[row] <= r.accepted[row] for r in mine]

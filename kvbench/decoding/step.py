@@ -41,10 +41,11 @@ class Place:
 
     Args:
         layer: the layer.
-        work: the layer's stored keys and values, in the form that kernels take. Its table of formats is a view of
-            :attr:`Recorded.state`, the buffer in device memory that the host updates before each step.
-        places: for each row, the index in the buffers at which its next key and its next value are written, int32 ``[B,
-            2]``; also a view of that buffer.
+        work: the layer's stored keys and values, in the form that kernels take. Its table, which tells kernels where
+            each run of tokens in one format begins and how long it is, is a view of a buffer in device memory that the
+            host updates before each step.
+        places: for each row, the index in the buffers at which its next key and its next value are written, int32
+            ``[B, 2]``; also a view of that buffer.
         pointers: addresses of all buffers of the layer. If one changes, the step must be captured again.
         kernel: name and module of the kernel that computes attention in the layer; None before the first pass.
     """
@@ -64,7 +65,7 @@ class Recorded:
     Args:
         model: causal language model. :meth:`run` must be called inside :func:`kvbench.attention.recorded.recording` of
             this model.
-        cache: the cache, after the prompt.
+        cache: the cache, which already contains the prompts.
         batch: number of rows.
         count: number of new tokens per row.
         device: device of tokens and positions.
@@ -171,7 +172,7 @@ class Recorded:
     # -- the host's part --------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Prepare the cache for the next pass, from the host.
+        """Prepare the cache, and the tables that the device reads, for the next pass.
 
         The method packs or drops tokens, every layer reserves room for the new tokens, and the tables that tell kernels
         the lengths and the places of new tokens are copied to the device.
@@ -277,7 +278,7 @@ class Step(Recorded):
 
     Args:
         model: causal language model, as for :class:`Recorded`.
-        cache: the cache, after the prompt.
+        cache: the cache, which already contains the prompts.
         token: last token of each row, not cached yet, ``[B]``.
         lengths: number of cached tokens of each row, ``[B]``; this is also the position of `token`.
         sampling: how tokens are chosen: temperature, top-k and top-p.

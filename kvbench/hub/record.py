@@ -26,7 +26,7 @@ FILE = "kvbench.json"
 
 
 def recorded(repository: Repository) -> dict[str, Any]:
-    """Return what this machine has recorded about a repository at its revision when it was first fetched.
+    """Return what this machine has recorded about the downloads from a repository at its revision.
 
     Returns:
         A dict with ``commit``, ``fetched`` (date of the first download), ``files`` (``bytes`` and ``sha256`` by file
