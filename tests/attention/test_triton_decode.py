@@ -186,10 +186,16 @@ LOGITS = {
 }
 
 
-@pytest.mark.parametrize(("key", "value"), [FORMATS[1][:2], FORMATS[8][:2], FORMATS[12][:2], FORMATS[14][:2]])
-@pytest.mark.parametrize("name", LOGITS)
-def test_capped_scores_and_sinks(name, key, value):
-    """Whole tiles, parts of them and exact tokens; rows of different lengths, grouped heads, two tokens a step."""
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [*(("both, sinks in bf16", number) for number in (1, 8, 12, 14)), ("softcap", 1), ("sinks", 12)],
+)
+def test_capped_scores_and_sinks(name, number):
+    """Whole tiles, parts of them and exact tokens; rows of different lengths, grouped heads, two tokens a step.
+
+    Both at once in four formats; one without the other, by keys in groups of tokens and of channels.
+    """
+    key, value, _, _ = FORMATS[number]
     channels = 128 if 128 in (key.group, value.group) and "channel" not in (key.axis, value.axis) else 64
     work = layer(
         [Piece(key, [256, 128]), Piece(FULL, [5, 60])],
