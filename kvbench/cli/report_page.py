@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kvbench.cli import sweep
 from kvbench.cli.report_runs import Code, begun, marked
 from kvbench.config.command import changes, command
 from kvbench.errors import ConfigError, KvbenchError
@@ -22,6 +23,9 @@ from kvbench.util.requirements import Package, check_packages, check_writable
 
 #: default of --html
 PAGE = Path("results/report.html")
+
+#: the options that need the runs' figures
+_PAGE_OPTIONS = "--html, --serve or --figures"
 
 Find = Callable[[Sequence[RunStore], str], RunStore]
 
@@ -56,6 +60,12 @@ def add(parser: argparse.ArgumentParser, what: Any) -> None:
         help="write the page's plots of the largest group of comparable runs as PNG and SVG",
     )
     parser.add_argument(
+        "--sweep",
+        metavar="ID",
+        help=f"with {_PAGE_OPTIONS}: only the runs of this sweep's finished jobs; ID is the name of a folder in "
+        "results/sweeps, or its beginning",
+    )
+    parser.add_argument(
         "--pair",
         metavar=("A", "B"),
         nargs=2,
@@ -71,10 +81,13 @@ def wanted(arguments: argparse.Namespace) -> bool:
     Raises:
         ConfigError: ``--pair`` is given without ``--html`` or ``--serve``.
     """
+    plots = arguments.figures is not None
     page = arguments.html is not None or arguments.serve is not None
     if arguments.pair and not page:
         raise ConfigError("--pair", " ".join(arguments.pair[0]), "needs --html or --serve", hint="add --html")
-    return page or arguments.figures is not None
+    if arguments.sweep is not None and not (page or plots):
+        raise ConfigError("--sweep", arguments.sweep, f"needs {_PAGE_OPTIONS}", hint="add --html")
+    return page or plots
 
 
 def main(arguments: argparse.Namespace, find: Find) -> int:
@@ -97,7 +110,13 @@ def main(arguments: argparse.Namespace, find: Find) -> int:
 
 
 def _report(arguments: argparse.Namespace, find: Find) -> Report:
-    stores = find_runs(arguments.results)
+    choose = _chooser(arguments)
+    stores = choose()
+    if arguments.sweep is not None and not stores and arguments.serve is None:
+        raise KvbenchError(
+            f"no finished job of the sweep {arguments.sweep} has a run in {arguments.results}.\n"
+            "  hint: name the folder of its runs with --results DIR"
+        )
     if not stores and (arguments.serve is None or arguments.pair):
         raise KvbenchError(
             f"there are no runs in {arguments.results}.\n  hint: name another folder with --results "
@@ -108,7 +127,7 @@ def _report(arguments: argparse.Namespace, find: Find) -> Report:
         if a == b:
             raise ConfigError("--pair", f"{a} {b}", "names one run twice", hint="name two runs: --pair A B")
     return Report(
-        find=lambda: find_runs(arguments.results),
+        find=choose,
         read=reader(),
         folder=arguments.results,
         papers=_results(arguments.results),
@@ -117,8 +136,24 @@ def _report(arguments: argparse.Namespace, find: Find) -> Report:
     )
 
 
+def _chooser(arguments: argparse.Namespace) -> Callable[[], list[RunStore]]:
+    """Return a function that returns the runs to show: all of a folder, or those of a sweep."""
+    if arguments.sweep is None:
+        return lambda: find_runs(arguments.results)
+    folder = sweep.named(_results(arguments.results) / "sweeps", arguments.sweep)
+
+    def choose() -> list[RunStore]:
+        ids = sweep.run_ids(folder)
+        return [store for store in find_runs(arguments.results) if store.run_id in ids]
+
+    return choose
+
+
 def _results(runs: Path) -> Path:
-    """Return the folder of the papers' items: the nearest folder named ``results`` above the runs, or their parent."""
+    """Return the folder that holds the papers' items and the sweeps.
+
+    It is the nearest folder named ``results`` above the folder `runs`, or else that folder's parent.
+    """
     above = runs.absolute().parents
     return next((folder for folder in above if folder.name == "results"), runs.parent)
 

@@ -92,6 +92,47 @@ def outcomes(folder: Path, say: Callable[[str], None] = lambda line: None) -> li
     return sorted(records, key=lambda outcome: int(outcome["number"]))
 
 
+def named(sweeps: Path, name: str) -> Path:
+    """Return the folder of a sweep.
+
+    Args:
+        sweeps: folder of all sweeps.
+        name: name of the sweep's folder in `sweeps`, or its beginning.
+
+    Raises:
+        KvbenchError: no folder, or more than one, has a name that begins so.
+    """
+    folders = sorted(path.name for path in sweeps.iterdir() if path.is_dir()) if sweeps.is_dir() else []
+    matches = [name] if name in folders else [folder for folder in folders if name and folder.startswith(name)]
+    if len(matches) == 1:
+        return sweeps / matches[0]
+    if matches:
+        raise KvbenchError(
+            f"{name} matches {len(matches)} sweeps: {', '.join(matches)}.\n  hint: type more characters of the name"
+        )
+    newest = f"; the newest one is {folders[-1]}" if folders else ""
+    raise KvbenchError(f"there is no sweep {name} in {sweeps}.\n  hint: its name is that of its folder{newest}")
+
+
+def run_ids(folder: Path) -> set[str]:
+    """Return the ids of the runs of a sweep's finished jobs; damaged records are left out.
+
+    Args:
+        folder: folder of the sweep.
+    """
+    ids = set()
+    for path in folder.glob("job-*.json"):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        metrics = content.get("metrics") if isinstance(content, dict) else None
+        run_id = metrics.get("run_id") if isinstance(metrics, dict) else None
+        if isinstance(run_id, str):
+            ids.add(run_id)
+    return ids
+
+
 def keep_table(folder: Path, markdown: str, csv: str) -> Path:
     """Write a sweep's table to its folder, as ``table.md`` and ``table.csv``, and return the path of ``table.md``.
 

@@ -52,10 +52,10 @@ def plain(value: Any, longest: int = 160) -> Any:
 
 def trimmed(values: Sequence[Any]) -> list[Any]:
     """Return a list without the None at its end."""
-    kept = list(values)
-    while kept and kept[-1] is None:
-        kept.pop()
-    return kept
+    known = list(values)
+    while known and known[-1] is None:
+        known.pop()
+    return known
 
 
 def encoded(data: Any) -> str:

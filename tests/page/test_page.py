@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from html.parser import HTMLParser
 
@@ -198,6 +199,26 @@ def test_pairs_are_of_two_runs_that_exist(built, tmp_path, capsys):
         assert message in capsys.readouterr().err
     assert report.main([*arguments, "--pair", run_id(1), run_id(2)]) == 2
     assert "needs --html or --serve" in capsys.readouterr().err
+
+
+def test_the_runs_of_a_sweep_alone(tmp_path, capsys):
+    runs, sweeps = tmp_path / "results" / "runs", tmp_path / "results" / "sweeps"
+    for number in range(3):
+        write(runs, number)
+    for name in ("2026-11-22_10-00-00", "2026-11-22_11-00-00"):
+        (sweeps / name).mkdir(parents=True)
+    for number, metrics_of in enumerate(({"run_id": run_id(1)}, None, {"run_id": [2]})):
+        (sweeps / "2026-11-22_10-00-00" / f"job-{number:04}.json").write_text(json.dumps({"metrics": metrics_of}))
+    (sweeps / "2026-11-22_10-00-00" / "job-0009.json").write_text("{")
+    file = tmp_path / "report.html"
+    arguments = ["--results", str(runs), "--html", str(file), "--sweep"]
+    assert report.main([*arguments, "2026-11-22_10"]) == 0
+    assert [run["id"] for run in data_of(file.read_text())["runs"]] == [run_id(1)]
+    wrong = {"2026-11-22": "matches 2 sweeps", "mine": "there is no sweep mine", "2026-11-22_11": "no finished job"}
+    for name, message in wrong.items():
+        assert report.main([*arguments, name]) == 1
+        assert message in capsys.readouterr().err
+    assert report.main(["--results", str(runs), "--sweep", "2026-11-22_10"]) == 2
 
 
 def test_at_most_200_samples_of_a_pair(built, tmp_path):
