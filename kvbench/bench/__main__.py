@@ -50,12 +50,12 @@ def parser(measuring: bool = True) -> argparse.ArgumentParser:
 
 
 def measured(commands: Any) -> None:
-    """Add the commands that measure single operations (kernel, quantize and products) to the parser.
+    """Add the subcommands ``kernel``, ``quantize`` and ``products``, each of which times one operation of a layer.
 
-    Their argparse choices come from a module that imports torch, hence the late import.
+    Their lists of valid models and formats are in a module that imports torch, which is therefore imported only here.
 
     Args:
-        commands: the subparsers of the command line, as ``add_subparsers`` returns them.
+        commands: object that argparse's ``add_subparsers`` returned, to which the subcommands are added.
     """
     from kvbench.bench.shapes import FORMATS, MODELS
 
@@ -131,9 +131,13 @@ def measured(commands: Any) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return the exit status.
+    """Run the subcommand named on the command line and return the process's exit status.
 
-    The status is 0 on success, 1 if a row failed, and 2 for a wrong argument or without a usable GPU.
+    The status is 0 on success, 1 if a measurement failed, and 2 if an argument is wrong or the command needs a GPU and
+    torch does not find one.
+
+    Args:
+        argv: arguments after the program's name; None for those of this process.
     """
     given = sys.argv[1:] if argv is None else argv
     args = parser(measuring=given[:1] != ["predict"]).parse_args(given)

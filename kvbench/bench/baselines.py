@@ -20,17 +20,21 @@ BACKENDS = {
 
 
 def run(query: Tensor, keys: Tensor, values: Tensor, backend: str, packed: bool) -> Tensor:
-    """Run the attention of one decode step with one back end of SDPA, and return its output.
+    """Compute the attention of one decode step with one of the back ends of torch's SDPA.
 
-    No causal mask is applied. One new token needs none, and for several new tokens the amount of work is the same.
+    No causal mask is applied. One new token needs none. For several new tokens the output is therefore not that of a
+    causal model, but the amount of work is the same.
 
     Args:
         query: queries, ``[B, Hq, q, D]``.
         keys: keys, ``[B, H, T, D]``.
         values: values, ``[B, H, T, D]``.
         backend: name of the back end, a key of :data:`BACKENDS`.
-        packed: True to pass the query heads that share a KV head as query rows of one head, so that the keys are read
-            only once.
+        packed: True to fold the query heads that share a KV head into the dimension of the new tokens, so that the
+            back end reads each key and value once; False to leave grouped heads to the back end.
+
+    Returns:
+        The output in the shape of the queries: ``[B, Hq, q, D]``, or ``[B, H, Hq / H * q, D]`` if `packed`.
     """
     batch, heads, channels = query.shape[0], keys.shape[1], query.shape[3]
     if packed:
@@ -40,12 +44,16 @@ def run(query: Tensor, keys: Tensor, values: Tensor, backend: str, packed: bool)
 
 
 def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | str]:
-    """Return for each back end of SDPA, by name, the time of a decode step, or the reason why it did not run.
+    """Time the attention of one decode step over random 16-bit keys and values with every back end of torch's SDPA.
 
     Args:
         at: model, batch and tokens.
         dtype: dtype of queries, keys and values.
         seconds: measuring time per back end.
+
+    Returns:
+        For each back end, by name, its time, or the error message if it does not take these shapes. In models with
+        grouped heads each is measured a second time as ``NAME, heads packed`` (:func:`run`).
     """
     model = MODELS[at.model]
     shape = (at.batch, model.heads, at.context, model.channels)
@@ -69,7 +77,11 @@ def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | s
 
 
 def best(found: dict[str, Time | str]) -> tuple[str, float] | None:
-    """Return the name of the fastest back end and its time in microseconds; None if none ran."""
+    """Return the name of the fastest back end and its time in microseconds; None if none ran.
+
+    Args:
+        found: result of :func:`measure`.
+    """
     times = [(time.us, name) for name, time in found.items() if isinstance(time, Time)]
     if not times:
         return None

@@ -13,10 +13,10 @@ SIZES = (4, 16, 64, 256, 1024, 4096)
 
 
 class Ceiling:
-    """Measured times of kernels that only read memory, for several sizes.
+    """The GPU's read bandwidth: measured times of a kernel that does nothing but read, for several buffer sizes.
 
     Args:
-        points: (bytes, microseconds) of each read, smallest first.
+        points: (bytes, microseconds) for each size of buffer, smallest first.
         kernel: kernel that did the reads: ``triton`` or ``torch.sum``.
     """
 
@@ -25,12 +25,16 @@ class Ceiling:
 
     @property
     def rate(self) -> float:
-        """Bandwidth of the largest read in GB/s, which no kernel can be expected to exceed."""
+        """Upper bound on any kernel's read bandwidth in GB/s: the bandwidth measured with the largest buffer."""
         size, us = self.points[-1]
         return size / us / 1e3
 
     def floor(self, size: int) -> float:
-        """Return the microseconds that a plain read of `size` bytes takes, interpolated between measured sizes."""
+        """Return the lower bound, in microseconds, on the time in which a kernel can read `size` bytes.
+
+        It is interpolated between the measured sizes. Above the largest, it is proportional to the size; below the
+        smallest, it is the time of the smallest, which is that of a launch.
+        """
         below, above = self.points[0], self.points[-1]
         if size >= above[0]:
             return above[1] * size / above[0]
@@ -42,15 +46,15 @@ class Ceiling:
         raise AssertionError
 
     def as_dict(self) -> dict[str, object]:
-        """Return the ceiling and the reads as plain data for the JSON file."""
+        """Return the bandwidth, the kernel's name and all measured reads as a dictionary for the JSON file."""
         rows = [{"bytes": size, "us": round(us, 3), "GB_s": round(size / us / 1e3, 1)} for size, us in self.points]
         return {"GB_s": round(self.rate, 1), "kernel": self.kernel, "reads": rows}
 
 
 def measure(seconds: float = 0.2) -> Ceiling:
-    """Measure how long kernels take that only read memory, and return the times.
+    """Measure how fast this GPU can read its memory, with buffers of several sizes.
 
-    The sizes are :data:`SIZES`, without those that do not fit into the free memory.
+    The sizes are those of :data:`SIZES` that fit into the free memory with some to spare.
 
     Args:
         seconds: measuring time per size.
@@ -69,7 +73,15 @@ def measure(seconds: float = 0.2) -> Ceiling:
 
 
 def reader(device: torch.device):  # type: ignore[no-untyped-def]
-    """Return name and function of the fastest plain read available: a Triton kernel, or torch.sum without Triton."""
+    """Return a function that reads a whole buffer as fast as possible, preceded by the function's name.
+
+    Args:
+        device: the GPU.
+
+    Returns:
+        ``triton`` and a function that launches a Triton kernel; without Triton, ``torch.sum`` and a function that sums
+        the buffer. Both functions take an int32 tensor.
+    """
     try:
         from kvbench.bench.read_kernel import read
     except ImportError:

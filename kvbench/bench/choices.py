@@ -24,7 +24,8 @@ def token_count(text: str) -> int:
     """Parse a number of tokens: ``"32k"`` is 32768, ``"4096"`` is 4096.
 
     Raises:
-        ValueError: `text` is not a number of tokens, or a larger one than any model takes.
+        ValueError: `text` is not a positive number of tokens, or exceeds
+            :data:`~kvbench.util.schema.MOST_TOKENS`.
     """
     match = re.fullmatch(r"(\d+)(k?)", text.strip().lower())
     if not match or len(match[1]) > 12 or not int(match[1]):
@@ -36,7 +37,12 @@ def token_count(text: str) -> int:
 
 
 def tokens(text: str) -> int:
-    """Parse a number of tokens with :func:`token_count`; an argparse type, whose errors keep that message."""
+    """Parse a number of tokens such as ``32k`` (an argparse ``type``).
+
+    Raises:
+        argparse.ArgumentTypeError: :func:`token_count` cannot parse it. argparse shows this error's message to the
+            user, but would replace that of a ValueError.
+    """
     try:
         return token_count(text)
     except ValueError as error:
@@ -44,17 +50,20 @@ def tokens(text: str) -> int:
 
 
 def number(text: str) -> int:
-    """Parse a whole number of at least 1; an argparse type, like the functions below."""
+    """Parse an integer of at least 1 (an argparse ``type``)."""
     return _whole(text, 1)
 
 
 def several(text: str) -> int:
-    """Parse a number of new tokens, at least 2: the prefill yields the first, so one decode step needs a second."""
+    """Parse the number of tokens to generate, an integer of at least 2 (an argparse ``type``).
+
+    The prefill yields the first token, so only a second one takes a decode step that can be measured.
+    """
     return _whole(text, 2)
 
 
 def count(text: str) -> int:
-    """Parse a whole number of at least 0."""
+    """Parse an integer of at least 0 (an argparse ``type``)."""
     return _whole(text, 0)
 
 
@@ -67,21 +76,25 @@ def _whole(text: str, least: int) -> int:
 
 
 def device(text: str) -> str:
-    """Return `text` unchanged if it is a device: ``cpu``, ``cuda`` or ``cuda:N``."""
+    """Check that `text` names a device (``cpu``, ``cuda`` or ``cuda:N``) and return it (an argparse ``type``)."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a device: cuda, cuda:N or cpu")
     return text
 
 
 def rows(text: str) -> int | Literal["auto"] | None:
-    """Parse prompts per forward pass: ``auto`` stays ``auto``, ``all`` becomes None, else a number of at least 1."""
+    """Parse how many prompts one forward pass of the prefill takes (an argparse ``type``).
+
+    Returns:
+        ``"auto"`` for ``auto``, None for ``all``, otherwise the number, which is at least 1.
+    """
     if text in ("auto", "all"):
         return "auto" if text == "auto" else None
     return number(text)
 
 
 def duration(text: str) -> float:
-    """Parse a finite number of at least 0."""
+    """Parse a duration, a finite number of at least 0 (an argparse ``type``)."""
     try:
         value = float(text)
     except ValueError:
@@ -92,7 +105,7 @@ def duration(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """Parse a finite number above 0."""
+    """Parse a finite number above 0 (an argparse ``type``)."""
     try:
         value = float(text)
     except ValueError:
@@ -103,7 +116,7 @@ def positive(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """Parse a number from 0 to 1."""
+    """Parse a fraction or probability, a number from 0 to 1 (an argparse ``type``)."""
     try:
         value = float(text)
     except ValueError:
@@ -121,7 +134,7 @@ def shape_of(name: str) -> Shape:
             a config.json, or a config.json itself.
 
     Raises:
-        ConfigError: there is no such model, or its architecture is not given.
+        ConfigError: there is no such model, or its configuration does not state the dimensions.
     """
     exists(name, "model")
     path = Path(name).expanduser()
@@ -144,10 +157,10 @@ def shape_of(name: str) -> Shape:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a YAML or JSON file, which must be a mapping.
+    """Load a model's configuration from a YAML or JSON file and return it as a dictionary.
 
     Raises:
-        ConfigError: the file cannot be read, or its content is not a mapping.
+        ConfigError: the file cannot be read or parsed, or does not contain a mapping.
     """
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
@@ -160,9 +173,12 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def method_of(text: str) -> Method:
-    """Return the method that a setting such as ``kivi:int4:residual=64`` describes (:mod:`kvbench.config.setting`).
+    """Create the method that a setting such as ``kivi:int4:residual=64`` describes.
+
+    Args:
+        text: method, quantizer and options in one string (:mod:`kvbench.config.setting`).
 
     Raises:
-        ConfigError: the setting has an unknown name or key, or a value that the method refuses.
+        ConfigError: the setting names an unknown method, quantizer or option, or a value that the method refuses.
     """
     return parse(text).load()

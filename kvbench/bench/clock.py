@@ -15,7 +15,7 @@ ROUND = 180 << 20
 
 @dataclass(frozen=True)
 class Time:
-    """Measured time of one call.
+    """Time of one call, measured over several rounds. A round is a sequence of calls that is timed as a whole.
 
     Args:
         us: median over the rounds, in microseconds.
@@ -31,14 +31,14 @@ class Time:
 
     @property
     def spread(self) -> float:
-        """Relative spread: (p90 - p10) / median."""
+        """Relative spread of the rounds: (p90 - p10) / median; NaN if the median is 0."""
         return (self.p90 - self.p10) / self.us if self.us else float("nan")
 
 
 def copies(size: int) -> int:
-    """Return how many copies of a buffer are needed to exceed the L2 cache, so that every read comes from memory.
+    """Return how many copies of a buffer to use in turn so that none is still in the L2 cache when it is read again.
 
-    The result is at least 1 and at most 64.
+    The result is between 1 and 64.
 
     Args:
         size: bytes of the buffer.
@@ -47,12 +47,14 @@ def copies(size: int) -> int:
 
 
 def replayed(calls: Sequence[Callable[[], object]], seconds: float = 0.25) -> Time:
-    """Return the time of one call, measured by replaying a CUDA graph of several equivalent calls.
+    """Measure the GPU time of one call by replaying a CUDA graph that contains several equivalent calls.
 
-    As in a decode step that runs as a CUDA graph, the time does not include launches from Python.
+    The result does not include the time that Python takes to launch kernels. It is therefore the time that the call
+    takes within a decode step that runs as a CUDA graph.
 
     Args:
-        calls: functions that do the same work, each on its own buffers.
+        calls: functions that do the same work, each on its own buffers (:func:`copies`). If there are fewer than 8, the
+            graph contains each of them several times.
         seconds: measuring time.
     """
     calls = list(calls) * -(-8 // len(calls)) if len(calls) < 8 else list(calls)
@@ -71,7 +73,7 @@ def replayed(calls: Sequence[Callable[[], object]], seconds: float = 0.25) -> Ti
 
 
 def rounds(run: Callable[[], object], per_round: int, seconds: float) -> Time:
-    """Return the time of one call on the GPU, measured over rounds of several calls.
+    """Measure the time of one call with CUDA events, by timing rounds of several calls and dividing.
 
     Rounds are repeated until their times add up to `seconds`, but at least 7 and at most 400 times.
 
@@ -98,5 +100,10 @@ def rounds(run: Callable[[], object], per_round: int, seconds: float) -> Time:
 
 
 def eager(run: Callable[[], object], seconds: float = 0.25) -> Time:
-    """Return the time of a call without a graph, launches from Python included."""
+    """Measure the time of one call made from Python, including the time that its kernel launches take.
+
+    Args:
+        run: function that makes the call.
+        seconds: measuring time.
+    """
     return rounds(run, 1, seconds)

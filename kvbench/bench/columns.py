@@ -109,14 +109,16 @@ HEAD = ("setting", "prompt", "B", "new")
 
 
 def line(row: Row, command: str, rows: Sequence[Row]) -> list[object]:
-    """Return the cells of a point: the columns of :data:`HEAD`, then the command's.
+    """Return one line of the table, the figures of one measured point (prompt length and batch size), as cells.
 
-    For a failed point the last cell is the reason, and the others of the command's columns are None.
+    The first cells are the columns of :data:`HEAD`, the others those of ``COLUMNS[command]``. If the measurement
+    failed, the last cell is the reason, and all others behind the first ones are None.
 
     Args:
         row: record of the point.
         command: ``tpot``, ``prefill`` or ``memory``.
-        rows: all records so far, including those of stock transformers, with which the point is compared.
+        rows: all records so far. The one with the setting ``dynamic`` (transformers' DynamicCache) and the same prompt
+            length and batch size supplies the columns that compare with stock transformers.
     """
     start: list[object] = [row["setting"], short(row["prompt"]), row["batch"], row["new_tokens"]]
     columns = COLUMNS[command]
@@ -128,7 +130,11 @@ def line(row: Row, command: str, rows: Sequence[Row]) -> list[object]:
 
 
 def failure(row: Row) -> str:
-    """Return the reason why a point has no figures."""
+    """Describe in one line why the measurement of a point failed.
+
+    Args:
+        row: record of the point. For lack of memory, the text contains the phase and the bytes asked for, if known.
+    """
     if row["status"] != "oom":
         return str(row["message"])
     asked = row.get("bytes_asked")
@@ -137,7 +143,13 @@ def failure(row: Row) -> str:
 
 
 def table_of(rows: Sequence[Row], command: str) -> str:
-    """Return the table of all points, sorted by prompt and batch; for ``memory`` in the order of measurement."""
+    """Return the table of all measured points as text.
+
+    Args:
+        rows: records of the points.
+        command: ``tpot``, ``prefill`` or ``memory``. For ``memory`` the lines are in the order of measurement,
+            otherwise they are sorted by prompt length and batch size.
+    """
     grown = command == "memory"
     ordered = rows if grown else sorted(rows, key=lambda row: (row["prompt"], row["batch"]))
     return table([*HEAD, *COLUMNS[command]], [line(row, command, rows) for row in ordered], len(HEAD))

@@ -29,16 +29,20 @@ COMMANDS = {
 
 
 def preset(command: str) -> dict[str, Any]:
-    """Return the settings in ``conf/dataset/efficiency/COMMAND.yaml``, without its class and name."""
+    """Return a command's default options, read from the preset ``conf/dataset/efficiency/COMMAND.yaml``.
+
+    Args:
+        command: ``tpot``, ``prefill`` or ``memory``.
+    """
     data = yaml.safe_load(options("dataset")[f"efficiency/{command}"].read_text(encoding="utf-8"))
     return {key: value for key, value in data.items() if key not in ("_target_", "name")}
 
 
 def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int]) -> None:
-    """Add a parser for each of :data:`COMMANDS`.
+    """Add the subcommands ``tpot``, ``prefill`` and ``memory`` with their options to the bench's command line.
 
     Args:
-        commands: the bench's subparsers, as ``add_subparsers`` returns them.
+        commands: object that argparse's ``add_subparsers`` returned, to which the subcommands are added.
         tokens: argparse type for numbers of tokens, such as ``32k``.
         number: argparse type for other counts.
     """
@@ -154,9 +158,10 @@ def _add_model(parser: argparse.ArgumentParser, number: Callable[[str], int]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one of :data:`COMMANDS` and return the exit status.
+    """Run ``tpot``, ``prefill`` or ``memory`` and return the process's exit status.
 
     The status is 2 if torchrun started several processes, or if there is no GPU and ``--device`` is not ``cpu``.
+    Otherwise it is that of :func:`kvbench.bench.points.run`.
     """
     import torch
 

@@ -47,7 +47,11 @@ HEAD = (
 
 
 def points(args: argparse.Namespace) -> list[Point]:
-    """Return the points to measure: the points given by ``--points`` or ``--quick``, else the whole grid."""
+    """Return the points (model, batch size, tokens, new tokens) at which to measure attention.
+
+    They are the points of ``--points`` or ``--quick``, else all combinations of ``--models``, ``--batches``,
+    ``--q-len`` and ``--contexts``.
+    """
     if args.quick or args.points:
         return [point(text) for text in args.points or QUICK]
     return [
@@ -60,7 +64,7 @@ def points(args: argparse.Namespace) -> list[Point]:
 
 
 def make(name: str, at: Point, dtype: torch.dtype, device: str = "cuda") -> Work:
-    """Return the input of an attention kernel: a layer with random keys and values, stored in a given format.
+    """Create the input of a decode attention kernel: random keys and values of one layer, stored in a given format.
 
     Args:
         name: name of the format, a key of :data:`~kvbench.bench.shapes.FORMATS`.
@@ -79,7 +83,7 @@ def make(name: str, at: Point, dtype: torch.dtype, device: str = "cuda") -> Work
 
 
 def twin(work: Work) -> Work:
-    """Return a copy of a layer with its own buffers."""
+    """Copy a kernel's input, the stored keys and values of a layer, into new buffers."""
     copies: dict[int, Part] = {}
 
     def copied(held: Part) -> Part:
@@ -94,12 +98,15 @@ def twin(work: Work) -> Work:
 
 
 def measure(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure a decode attention kernel at one point; return its time, the bytes it reads, and its numerical error.
+    """Measure decode attention over one layer at one point, and return the figures as a row of the JSON file.
+
+    They are the time, the bytes that the kernel must read, and its error relative to exact attention over the same
+    codes.
 
     Args:
         name: name of the format, a key of :data:`~kvbench.bench.shapes.FORMATS`.
         at: model, batch and tokens.
-        path: kernel to use: ``cuda``, ``triton`` or ``auto``.
+        path: kernel to use: ``cuda``, ``triton``, or ``auto`` for the fastest that serves the input.
         args: options of the command line.
     """
     dtype, model = getattr(torch, args.dtype), MODELS[at.model]
@@ -124,14 +131,17 @@ def measure(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[s
 
 
 def expected(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
-    """Return the microseconds that a layer of mixed formats would take if each format were as fast as when used alone.
+    """Predict the time of attention over a layer that mixes formats from the measured bandwidth of each format alone.
 
-    Tokens in full precision are assumed to be as fast as the best 16-bit baseline. The result is None for a layer with
-    a single format, or if one of the formats or the baseline was not measured at the same point.
+    The bandwidth of full-precision tokens is taken to be that of the best 16-bit baseline.
 
     Args:
-        row: row of the layer of mixed formats.
+        row: row of the layer that mixes formats.
         rows: all rows, including those of layers with a single format.
+
+    Returns:
+        Microseconds; None if the layer has a single format, or if one of its formats or the baseline was not measured
+        at the same point.
     """
     layer, at = FORMATS[row["format"]], Point(row["model"], row["batch"], row["context"], row["q_len"])
     if layer.single or not row.get("best"):
@@ -159,7 +169,11 @@ def expected(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
 
 
 def line(row: dict[str, Any]) -> list[object]:
-    """Return the cells of a row of the table; the last one is the error, or why the row failed."""
+    """Return one line of the table as cells; the last is the numerical error, or why the measurement failed.
+
+    Args:
+        row: figures of one measurement, as in the JSON file.
+    """
     start = [row["model"], row["batch"], short(row["context"]), row["q_len"], row["format"], row.get("path", "-")]
     best, best_us = row.get("best"), row.get("best_us")
     if "us" not in row:
@@ -174,7 +188,11 @@ def line(row: dict[str, Any]) -> list[object]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure all rows, write the JSON file, print the table; return 1 if a row failed, else 0."""
+    """Measure every point with every format, write the JSON file and print the table.
+
+    Returns:
+        The exit status: 1 if a measurement failed, else 0.
+    """
     began = time.perf_counter()
     if args.quick:
         args.seconds = min(args.seconds, 0.1)
@@ -229,8 +247,8 @@ def finish(rows: list[dict[str, Any]], skipped: int, path: Path, seconds: float)
     """Print the table and notes that explain it.
 
     Args:
-        rows: all measured rows.
-        skipped: number of rows that ``--quick`` left out.
+        rows: the figures of all measurements.
+        skipped: number of measurements that ``--quick`` left out to limit the time.
         path: the JSON file.
         seconds: duration of the run.
     """
@@ -253,7 +271,15 @@ def finish(rows: list[dict[str, Any]], skipped: int, path: Path, seconds: float)
 
 
 def rest(args: argparse.Namespace, skip: int) -> list[dict[str, Any]]:
-    """Measure the remaining jobs in a new process, beginning with job number `skip`, and return their rows."""
+    """Continue the measurements in a new process, after an error has made CUDA unusable in this one.
+
+    Args:
+        args: options of the command line, which are passed on.
+        skip: number of measurements that are already done and that the new process leaves out.
+
+    Returns:
+        The rows measured by the new process; none if it wrote no file.
+    """
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,

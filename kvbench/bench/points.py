@@ -43,13 +43,15 @@ SCHEMA = 2
 
 
 class Bench:
-    """One run of a command: the loaded model, the settings to measure, and the rows measured so far.
+    """One run of ``tpot``, ``prefill`` or ``memory``: the loaded model, the settings to measure, the results so far.
+
+    A result is a row: the figures of one setting at one point (prompt length and batch size).
 
     Args:
         args: the arguments, as :mod:`kvbench.bench.command` parses them.
 
     Raises:
-        KvbenchError: a setting is wrong, or the model or an encoder is unavailable.
+        KvbenchError: a setting is wrong, or the model or a method's text encoder is unavailable.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -106,7 +108,9 @@ class Bench:
         return reads.rate
 
     def meter(self, method: Method, graphs: str = "never") -> Meter:
-        """Return a meter for one method; the first cache that it makes switches the model to kvbench's attention.
+        """Create the meter that measures time and memory of one method at any point.
+
+        The first cache that the meter creates switches the model to kvbench's attention.
 
         Args:
             method: method whose caches are measured.
@@ -133,7 +137,10 @@ class Bench:
         return Meter(self.model, self.loaded.tokenizer, method, how)
 
     def measure(self) -> None:
-        """Measure stock transformers, then every setting with CUDA graphs and, if requested, with eager steps."""
+        """Measure all points with the caches of stock transformers (``--baselines``), then with every setting.
+
+        With ``--eager``, every setting is measured twice: with decode steps as CUDA graphs, then with eager steps.
+        """
         for name in self.args.baselines:
             self._grid({"setting": name}, partial(self.meter(self.methods[0][1]).stock_point, name))
         ways = ["always", "never"] if self.args.eager and self.args.graphs == "always" else [self.args.graphs]
@@ -206,7 +213,7 @@ class Bench:
         return {"prompt": prompt, "batch": batch, "new_tokens": self.args.new_tokens, **failure}
 
     def add(self, row: Row) -> None:
-        """Add a row, save the JSON file and print the row as a line."""
+        """Add the figures of a measured point to the results, rewrite the JSON file and print them as a line."""
         self.rows.append(row)
         self.write()
         cells = [cell for cell in line(row, self.args.command, self.rows) if cell is not None]
@@ -238,7 +245,10 @@ class Bench:
             ) from error
 
     def finish(self) -> int:
-        """Save the file and print the table; return 1 if a row failed for a reason other than memory, else 0."""
+        """Write the JSON file, print the table and return the exit status.
+
+        The status is 1 if the measurement of a point failed for a reason other than lack of memory, else 0.
+        """
         self.write()
         print("\n" + table_of(self.rows, self.args.command))
         print(NOTES[self.args.command])
@@ -247,12 +257,12 @@ class Bench:
 
 
 def model_config(name: str, *, weights: str = "random", dtype: str = "bfloat16") -> ModelConfig:
-    """Return the configuration of a model to load.
+    """Return the configuration with which a model is loaded, given its name on the command line.
 
     Args:
         name: a preset, a repository of the hub (``OWNER/NAME``) or a folder.
-        weights: ``random``, or ``pretrained`` for the checkpoint's.
-        dtype: torch dtype of the weights, by name.
+        weights: ``random`` to initialize the weights randomly, ``pretrained`` to load the checkpoint.
+        dtype: name of the weights' torch dtype.
 
     Raises:
         ConfigError: the model does not exist, or its configuration is wrong.
@@ -264,9 +274,10 @@ def model_config(name: str, *, weights: str = "random", dtype: str = "bfloat16")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command that `args` name, under its memory limit, and return the exit status.
+    """Run ``tpot``, ``prefill`` or ``memory`` within the limit of ``--memory-limit-gb``, and return the exit status.
 
-    The status is 0 on success, 1 if a row failed, or the exit code of the error that ended the run.
+    The status is 0 on success, 1 if the measurement of a point failed for a reason other than lack of memory, or the
+    exit code of the :class:`KvbenchError` that ended the run.
     """
     try:
         device = resolve_device(args.device)

@@ -30,10 +30,34 @@ from kvbench.util.table import table
 
 @dataclass(frozen=True)
 class Row:
-    """Prediction for one case, a row of the table; times are in seconds, memory is in bytes.
+    """What the roofline predicts for one model, method, batch size, prompt length and GPU: a row of the table.
 
-    With speculation, ``tpot_s`` is the time of a round divided by the mean number of tokens that a round yields.
-    ``draft_s`` is then the time of one drafted token, and ``verify_s`` the time of one verification.
+    Args:
+        model: name of the model.
+        gpu: name of the GPU.
+        method: setting of the method.
+        batch: number of sequences.
+        context: number of prompt tokens per sequence.
+        new_tokens: number of tokens generated per sequence.
+        ttft_s: lower bound on the seconds of the prefill of the whole batch.
+        tpot_s: lower bound on the seconds of a decode step of the whole batch. With speculation, the seconds of a round
+            divided by the mean number of tokens that it yields.
+        expected_tpot_s: `tpot_s` plus the time that kernels take in addition to reading their bytes.
+        over_fp16: speedup of decoding over fp16: the TPOT of fp16 divided by `tpot_s`.
+        tokens_per_s: tokens per second of all sequences together, prefill included if `new_tokens` is more than 1.
+        bound: ``memory`` or ``compute``, whichever limits the slower part of a decode step (linear layers, attention).
+        prefill_bound: the same for the prefill.
+        kv_share: fraction of a decode step's time that attention takes.
+        weight_bytes: bytes of the weights, including the 4-bit copies for a draft.
+        kv_bytes: bytes of keys and values of the whole batch at the end of the generation.
+        kv_bytes_per_step: bytes of keys and values that the first decode step reads.
+        kv_of_fp16: `kv_bytes` as a fraction of those of fp16.
+        decode_peak_bytes: peak memory of decoding.
+        prefill_peak_bytes: peak memory of the prefill.
+        fits: True if the batch fits into the GPU's memory.
+        max_batch: largest number of sequences that fits.
+        draft_s: seconds of one drafted token; None without speculation.
+        verify_s: seconds of the pass that verifies a round's drafts; None without speculation.
     """
 
     model: str
@@ -145,7 +169,11 @@ def add_parser(commands: Any) -> None:
 
 
 def mlp_chunk(text: str) -> int | Literal["auto"] | None:
-    """Parse tokens per slice of the feed-forward layer: ``auto`` stays, ``none`` or ``null`` becomes None."""
+    """Parse the number of tokens that feed-forward layers process at a time (an argparse ``type``).
+
+    Returns:
+        ``"auto"`` for ``auto``, None (all tokens) for ``none`` or ``null``, otherwise the number.
+    """
     if text == "auto":
         return "auto"
     return None if text in ("none", "null") else tokens(text)
@@ -178,11 +206,11 @@ def gpus_of(args: argparse.Namespace) -> list[Gpu]:
 
 @dataclass(frozen=True)
 class Case:
-    """One case to predict.
+    """One model, method, batch size, prompt length and GPU, whose times and memory are to be predicted.
 
     Args:
         shape: dimensions of the model.
-        method: the method.
+        method: method that stores the keys and values.
         batch: number of sequences.
         context: number of prompt tokens per sequence.
         gpu: the GPU.
@@ -200,7 +228,8 @@ class Case:
         """Return the bytes of the keys and values of one sequence in all layers.
 
         Args:
-            view: which bytes to count: ``all``, ``target`` or ``draft`` (:data:`~kvbench.methods.byte_parts.View`).
+            view: which bytes to count. ``all``: everything that the cache stores. ``target``: the same without a
+                draft's own cache. ``draft``: what a drafted token reads.
             at: number of tokens of the sequence.
         """
         s = self.shape
@@ -228,8 +257,8 @@ class Case:
         at the end of the generation.
 
         Args:
-            view: which part of the cache the step reads: ``all``, ``target`` or ``draft``.
-            weights: bytes of the weights.
+            view: which part of the cache the step reads: ``all``, ``target`` or ``draft`` (:meth:`kv`).
+            weights: bytes of the weights that the step uses.
             q_len: new tokens per sequence.
         """
         middle = self.context + (self.args.new_tokens - 1) // 2
@@ -251,11 +280,11 @@ class Case:
         )
 
     def parts(self) -> dict[str, Any]:
-        """Return the options that split the prefill into smaller pieces, as arguments for ``predict``."""
+        """Return the options that split the prefill, as keyword arguments of ``roofline.predict``."""
         return {key: getattr(self.args, key) for key in ("prefill_chunk", "prefill_rows", "mlp_chunk")}
 
     def row(self, model: str, label: str, fp16_s: float | None) -> Row:
-        """Return the predicted row.
+        """Predict times and memory of this case, and return them as a row of the table.
 
         Args:
             model: name of the model in the table.
@@ -307,14 +336,16 @@ class Case:
 
 
 def draft_weights(shape: Shape, weights: int, which: str) -> tuple[int, int]:
-    """Return the bytes of all weights that the draft uses, and the bytes that it needs in addition to the target's.
+    """Return the size in bytes of the weights that drafting uses, and of those among them that are 4-bit copies.
+
+    Drafting uses the target's own weights, except where 4-bit copies of them are made, which take additional memory.
 
     Args:
-        shape: shape of the model.
+        shape: dimensions of the model.
         weights: bytes of the target's weights.
-        which: which of the draft's weights have 4 bits: none (``same``), those of the feed-forward layers (``int4``),
-            or those of all linear layers of the decoder (``int4_all``). Every group of 128 such weights takes another
-            4 bytes for its scale and zero (:mod:`kvbench.models.int4`).
+        which: weights with a 4-bit copy: none (``same``), those of the feed-forward layers (``int4``), or those of all
+            linear layers of the decoder (``int4_all``). Every group of 128 such weights takes another 4 bytes for its
+            scale and zero point (:mod:`kvbench.models.int4`).
     """
     if which == "same":
         return weights, 0
@@ -326,7 +357,7 @@ def draft_weights(shape: Shape, weights: int, which: str) -> tuple[int, int]:
 
 
 def rows(args: argparse.Namespace) -> list[Row]:
-    """Return a row for each combination of model, GPU, context, batch and method.
+    """Predict times and memory for each combination of model, GPU, context, batch and method, and return the rows.
 
     Raises:
         ConfigError: a model, GPU or method is unknown, or a method cannot run with a model.
@@ -348,7 +379,11 @@ def rows(args: argparse.Namespace) -> list[Row]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table and, with ``--out``, write the JSON file; return 2 after a printed error, else 0."""
+    """Predict times and memory, print them as a table and, with ``--out``, also write them to a JSON file.
+
+    Returns:
+        The exit status: 0, or 2 if an error message was printed instead.
+    """
     try:
         if args.out is not None:
             check_writable(str(args.out), "--out")
@@ -368,7 +403,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def shown(found: list[Row], args: argparse.Namespace) -> str:
-    """Return the table as text, followed by notes on its columns."""
+    """Format predictions as a table, followed by notes on its columns.
+
+    Args:
+        found: the predictions, one per line of the table.
+        args: options of the command line, some of which the notes mention.
+    """
     head = [
         "model",
         "gpu",

@@ -28,7 +28,7 @@ TOLERANCE = 2e-2
 def products(shape: Shape) -> dict[str, tuple[int, int]]:
     """Return the shape ``(rows, columns)`` of each weight matrix of a decoder layer, by name.
 
-    Matrices that are multiplied by the same input count as one matrix, with all their rows.
+    Matrices with the same input (queries, keys and values; gate and up) are stacked and count as one.
     """
     queries, keys = shape.query_heads * shape.channels, shape.heads * shape.channels
     return {
@@ -40,7 +40,9 @@ def products(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 def ways(compiled: bool) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-    """Return the implementations to compare, by name; each takes an input ``[1, 1, columns]`` and a weight matrix.
+    """Return the implementations of a matrix-vector product to compare, by name.
+
+    Each is a function of an input ``[1, 1, columns]`` and a weight matrix ``[rows, columns]``.
 
     Args:
         compiled: True to include the implementation that torch.compile chooses.
@@ -60,9 +62,10 @@ def ways(compiled: bool) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
 
 @torch.inference_mode()
 def run(args: argparse.Namespace) -> int:
-    """Measure all rows, write the JSON file and print the table.
+    """Time the matrix-vector products of every model's decoder layer, write the JSON file and print the table.
 
-    Returns 0 on success, 1 if a row failed, and 2 if a model is unknown.
+    Returns:
+        The exit status: 0 on success, 1 if a measurement failed, and 2 if a model is unknown.
     """
     dtype = getattr(torch, args.dtype)
     try:
@@ -92,7 +95,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compared(count: int, columns: int, dtype: torch.dtype, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row of figures for each implementation of one product.
+    """Measure every implementation of one matrix-vector product, and return a row of figures for each.
+
+    If the matrices do not fit into memory, a single row says so.
 
     Args:
         count: rows of the weight matrix: output channels.
@@ -123,10 +128,10 @@ def one(rows: int, columns: int, dtype: torch.dtype, seed: int, scale: float = 0
 def measured(
     way: Callable[[Tensor, Tensor], Tensor], x: Tensor, weights: list[Tensor], exact: Tensor, seconds: float
 ) -> dict[str, Any]:
-    """Measure one implementation of a product.
+    """Check and time one implementation of a matrix-vector product.
 
     Args:
-        way: the implementation.
+        way: the implementation, one of :func:`ways`.
         x: input, ``[1, 1, columns]``.
         weights: matrices ``[rows, columns]``, one per call in the CUDA graph that is timed.
         exact: exact product of ``weights[0]`` and `x`, fp32 ``[rows]``.
@@ -149,7 +154,7 @@ def measured(
 
 
 def line(row: dict[str, Any], rate: float) -> list[object]:
-    """Return the cells of a row of the table.
+    """Return one line of the table as cells.
 
     Args:
         row: figures of one implementation, or the reason why it failed.

@@ -37,22 +37,24 @@ def profile(
     compile: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Profile decode steps, run as a CUDA graph, and return the milliseconds per step by kind of kernel.
+    """Profile decode steps that run as a CUDA graph, and return how long each kind of kernel takes per step.
 
-    The cache is first filled with `context` random tokens.
+    The cache is first filled with random keys and values of `context` tokens.
 
     Args:
         model: model with its weights on a GPU.
         method: method whose cache the steps read.
         context: tokens in the cache before the first step.
         batch: number of sequences.
-        prompts: description of the prompts for methods that need one (:meth:`kvbench.measure.meter.Meter.batch`).
+        prompts: description of the prompts, for methods that can create a cache only for known prompts
+            (:meth:`kvbench.measure.meter.Meter.batch`).
         compile: compile the layers around attention.
         seed: seed of the random keys and values.
 
     Returns:
-        ``step_ms`` (elapsed time under the profiler), ``busy_ms`` (sum over all kernels), ``ms`` by kind, and
-        ``kernels``: the twelve that take longest, with ms and calls per step.
+        A dictionary. All times are milliseconds per step. ``step_ms``: elapsed time, under the profiler. ``busy_ms``:
+        sum over all kernels. ``ms``: sum for each kind of kernel (:func:`kind`). ``kernels``: name, time and number of
+        calls of the twelve kernels that take longest.
 
     Raises:
         NotCaptured: the step cannot be captured as a CUDA graph.
@@ -84,10 +86,13 @@ def profile(
 
 
 def summed(times: dict[str, list[float]]) -> dict[str, Any]:
-    """Return the milliseconds per step by kind of kernel, and the kernels that take longest.
+    """Sum up the times of kernels: over all, by kind, and for each of the kernels that take longest.
 
     Args:
-        times: name of a kernel -> milliseconds of each of its calls, divided by the number of steps.
+        times: for each kernel, by name, the milliseconds of each of its calls, divided by the number of steps.
+
+    Returns:
+        ``busy_ms``, ``ms`` and ``kernels``, as in the result of :func:`profile`.
     """
     by_kind: dict[str, float] = {}
     for name, each in times.items():
@@ -104,5 +109,12 @@ def summed(times: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def kind(name: str) -> str:
-    """Return the kind of a kernel by its name; ``elementwise`` for all others (norms, activations, RoPE, ...)."""
+    """Classify a CUDA kernel by its name.
+
+    Args:
+        name: name of the kernel, as the profiler reports it.
+
+    Returns:
+        One of the kinds in :data:`KINDS`, or ``elementwise`` for all other kernels (norms, activations, RoPE, ...).
+    """
     return next((kind for kind, pattern in KINDS if re.search(pattern, name)), "elementwise")

@@ -34,10 +34,10 @@ FLUSH = ("model", "tokens held", "format", "flush", "GPU us", "called us", "torc
 
 
 def quantizer(format: str, side: Side, channels: int) -> AffineQuantizer:
-    """Return the quantizer of the keys or the values for a format in which all tokens are stored alike.
+    """Create the quantizer that encodes the keys or the values of a layer in a given format.
 
     Args:
-        format: key of :data:`~kvbench.bench.shapes.FORMATS`.
+        format: key of :data:`~kvbench.bench.shapes.FORMATS`. The format must store all tokens alike (``Layer.single``).
         side: ``key`` or ``value``.
         channels: channels per head.
     """
@@ -51,7 +51,7 @@ def quantizer(format: str, side: Side, channels: int) -> AffineQuantizer:
 def empty(format: str, side: Side, at: Point, dtype: torch.dtype, capacity: int) -> PackedSegment:
     """Return an empty packed segment with room for `capacity` tokens.
 
-    The segment does not check for NaN or Inf, so that packing does not wait for the device.
+    A NaN or Inf that is packed into it raises no error, so that packing does not wait for the device.
 
     Args:
         format: name of the format, a key of :data:`~kvbench.bench.shapes.FORMATS`.
@@ -89,7 +89,7 @@ def fresh(at: Point, dtype: torch.dtype, count: int, seed: int = 0) -> Tensor:
 
 @contextmanager
 def torchs_way() -> Iterator[None]:
-    """Make packed segments quantize with torch instead of kvbench's kernel inside a ``with`` block."""
+    """Within a ``with`` block, make packed segments quantize with torch operations instead of kvbench's kernel."""
     known = packed.served
     packed.served = lambda segment, x: "bench: torch's way"
     try:
@@ -100,7 +100,7 @@ def torchs_way() -> Iterator[None]:
 
 @contextmanager
 def warps(count: int | None) -> Iterator[None]:
-    """Make the packing kernel use `count` warps per program inside a ``with`` block; None for the kernel's default."""
+    """Within a ``with`` block, launch the packing kernel with `count` warps per program; None for its own choice."""
     known = packed.served
     if count is not None:
 
@@ -116,11 +116,11 @@ def warps(count: int | None) -> Iterator[None]:
 
 
 def put(segment: PackedSegment, held: int, x: Tensor, index: Tensor | None = None) -> None:
-    """Pack tokens into a segment, beginning at a given slot, regardless of the segment's content.
+    """Pack tokens into a segment from a given slot on, and overwrite what the segment holds there.
 
     Args:
         segment: segment to pack into.
-        held: index of the first slot to write. The segment is treated as if it held exactly this many tokens.
+        held: number of tokens that the segment is taken to hold, which is also the first slot to write.
         x: new keys or values, ``[B, H, T, D]``.
         index: tokens of `x` to pack, in this order; None for all.
     """
@@ -132,7 +132,7 @@ def put(segment: PackedSegment, held: int, x: Tensor, index: Tensor | None = Non
 
 
 def equal(format: str, at: Point, dtype: torch.dtype) -> bool:
-    """Return True if kvbench's kernel packs keys and values to the same bits as torch.
+    """Return True if kvbench's kernel packs keys and values into exactly the same bits as torch operations do.
 
     The comparison covers 4096 tokens in order, and 2048 tokens chosen by index.
 
@@ -156,9 +156,14 @@ def equal(format: str, at: Point, dtype: torch.dtype) -> bool:
 
 
 def both(format: str, at: Point, dtype: torch.dtype) -> list[Callable[[], None]]:
-    """Return functions that each pack a layer's keys and values into their own buffers.
+    """Return equivalent functions for timing, each of which packs a layer's keys and values into buffers of its own.
 
-    There are so many that all buffers together exceed the L2 cache.
+    There are so many that all buffers together exceed the L2 cache, so each function reads its tokens from memory.
+
+    Args:
+        format: key of :data:`~kvbench.bench.shapes.FORMATS`.
+        at: model, batch and tokens.
+        dtype: dtype of the tokens to pack.
     """
     model = MODELS[at.model]
     size = 4 * at.batch * model.heads * at.context * model.channels
@@ -185,15 +190,16 @@ def traffic(format: str, at: Point) -> int:
 
 
 def others(at: Point, dtype: torch.dtype, bits: int, seconds: float) -> dict[str, Time | str]:
-    """Return the times in which quanto and hqq, the back ends of transformers' QuantizedCache, quantize a layer.
-
-    The result maps each back end to its time, or to the error as text if it is not installed or fails.
+    """Time how quanto and hqq, the back ends of transformers' QuantizedCache, quantize a layer's keys and values.
 
     Args:
         at: model, batch and tokens.
         dtype: dtype of keys and values.
         bits: bits per code.
         seconds: measuring time per back end.
+
+    Returns:
+        For each back end, by name, its time, or the error as text if it is not installed or fails.
     """
     times: dict[str, Time | str] = {}
     x, y = fresh(at, dtype, at.context).contiguous(), fresh(at, dtype, at.context, 1).contiguous()
@@ -207,7 +213,11 @@ def others(at: Point, dtype: torch.dtype, bits: int, seconds: float) -> dict[str
 
 
 def quanto(bits: int) -> Callable[[Tensor], object]:
-    """Return a function that quantizes with optimum-quanto in groups of 64, as transformers does."""
+    """Return a function that quantizes a tensor with optimum-quanto as transformers' QuantizedCache does.
+
+    Args:
+        bits: bits per code: 2 or 4. 64 elements share a scale.
+    """
     from optimum import quanto as q  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     kind, optimizer = {2: q.qint2, 4: q.qint4}[bits], q.MaxOptimizer()
@@ -220,16 +230,24 @@ def quanto(bits: int) -> Callable[[Tensor], object]:
 
 
 def hqq(bits: int) -> Callable[[Tensor], object]:
-    """Return a function that quantizes with hqq in groups of 64, as transformers does."""
+    """Return a function that quantizes a tensor with hqq as transformers' QuantizedCache does.
+
+    Args:
+        bits: bits per code. 64 elements share a scale.
+    """
     from hqq.core.quantize import Quantizer  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     return lambda x: Quantizer.quantize(x, axis=1, device=x.device, compute_dtype=x.dtype, nbits=bits, group_size=64)
 
 
 def flushes(format: str) -> list[tuple[str, Side, int]]:
-    """Return the flushes to time: how many keys or values a method packs at once when its window is full.
+    """Return the flushes to time. A flush packs, in one go, the tokens that leave a method's full-precision window.
 
-    They are 128 keys; 64 keys (LogQuant, W = 64) if the format's groups allow it; and one value (KIVI).
+    The flushes are 128 keys; 64 keys (LogQuant, W = 64), if the format's groups have at most 64 tokens; and one value
+    (KIVI).
+
+    Args:
+        format: key of :data:`~kvbench.bench.shapes.FORMATS`.
 
     Returns:
         For each flush, its name, ``key`` or ``value``, and the number of tokens.
@@ -244,11 +262,19 @@ def flushes(format: str) -> list[tuple[str, Side, int]]:
 def measure_flush(
     format: str, at: Point, side: Side, count: int, dtype: torch.dtype, seconds: float
 ) -> tuple[float, float, float]:
-    """Return the time of appending `count` tokens to `at.context` packed ones, in microseconds, measured in three ways.
+    """Measure, in three ways, how long it takes to pack `count` tokens behind `at.context` tokens packed earlier.
+
+    Args:
+        format: key of :data:`~kvbench.bench.shapes.FORMATS`.
+        at: model, batch, and number of tokens packed earlier.
+        side: ``key`` or ``value``.
+        count: number of tokens to pack.
+        dtype: dtype of the tokens to pack.
+        seconds: measuring time per way.
 
     Returns:
-        The times of the kernel in a replayed CUDA graph, of the kernel called from Python, and of torch called from
-        Python.
+        Microseconds: of kvbench's kernel in a replayed CUDA graph, of the same kernel called from Python, and of torch
+        operations called from Python.
     """
     x = fresh(at, dtype, count).contiguous()
     # always the same tokens into the same slots: only the slots matter, and a real decode step has them in cache too
@@ -260,9 +286,10 @@ def measure_flush(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure all rows and flushes (:func:`flushes`), write the JSON file and print tables.
+    """Time the packing of whole layers and of flushes (:func:`flushes`), write the JSON file and print two tables.
 
-    Returns 0 on success, 1 if a measurement failed or a result differs from torch's.
+    Returns:
+        The exit status: 1 if a measurement of kvbench's kernel failed or its result differs from torch's, else 0.
     """
     dtype = getattr(torch, args.dtype)
     if args.quick:
@@ -304,13 +331,16 @@ def run(args: argparse.Namespace) -> int:
 def packed_rows(
     format: str, at: Point, dtype: torch.dtype, same: object, args: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for the kernel, one per number of warps in ``--warps``, and a row for torch up to 32k tokens.
+    """Time the packing of a layer's keys and values by kvbench's kernel and by torch operations; yield a row for each.
+
+    With ``--warps``, the kernel has one row for each number of warps. Torch has none beyond 32k tokens.
 
     Args:
         format: key of :data:`~kvbench.bench.shapes.FORMATS`.
         at: model, batch and tokens.
         dtype: dtype of the tokens to pack.
-        same: entry of the kernel's rows: True if it packs like torch, else False or the error.
+        same: whether the kernel packs into the same bits as torch, to be stored in its rows: True, False, or the error
+            as text (:func:`equal`).
         args: options of the command line.
     """
     size = traffic(format, at)
@@ -330,7 +360,7 @@ def packed_rows(
 def row_of(
     at: Point, format: str, what: str, found: Time | str, size: int | None, rate: float | None
 ) -> dict[str, Any]:
-    """Return a row for the JSON file.
+    """Combine a time with what was timed into a row of the JSON file.
 
     Args:
         at: model, batch and tokens.
@@ -338,7 +368,7 @@ def row_of(
         what: what was timed, for example ``kernel``.
         found: the time, or the reason why there is none.
         size: bytes read and written; None if unknown.
-        rate: bandwidth of plain reads, GB/s; None if it is added later.
+        rate: bandwidth of plain reads, GB/s; None if the caller adds it later.
     """
     row: dict[str, Any] = {**asdict(at), "format": format, "what": what}
     if isinstance(found, str):
@@ -350,7 +380,7 @@ def row_of(
 
 
 def line(row: dict[str, Any], rate: float) -> list[object]:
-    """Return the cells of a row of the table.
+    """Return one line of the table as cells.
 
     Args:
         row: one row of the JSON file.
@@ -366,7 +396,13 @@ def line(row: dict[str, Any], rate: float) -> list[object]:
 
 
 def flush_rows(args: argparse.Namespace, formats: tuple[str, ...], dtype: torch.dtype) -> Iterator[dict[str, Any]]:
-    """Yield a row for each format, each flush (:func:`flushes`) and each context, for the first model only."""
+    """Time each flush (:func:`flushes`) in each format and behind each number of tokens; yield a row for each.
+
+    Args:
+        args: options of the command line. Only the first model is measured.
+        formats: keys of :data:`~kvbench.bench.shapes.FORMATS`.
+        dtype: dtype of the tokens to pack.
+    """
     model = args.models[0]
     for format in formats:
         for name, side, count in flushes(format):

@@ -24,11 +24,12 @@ def _read(x, sink, count, BLOCK: tl.constexpr, UNROLL: tl.constexpr):
 
 
 def read(x: Tensor, sink: Tensor) -> None:
-    """Read every element of a buffer.
+    """Read every element of a buffer and discard it, to measure the bandwidth.
 
     Args:
         x: buffer to read, int32; its number of elements must be a multiple of 8192.
-        sink: int32, at least one element per program; keeps the compiler from removing the reads.
+        sink: int32 buffer with an element for each program (at most 8 per multiprocessor). In practice nothing is
+            written to it, but because a write is possible, the compiler cannot remove the reads.
     """
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     programs = min(x.numel() // 8192, processors * 8)

@@ -20,7 +20,7 @@ PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "cuda-b
 
 
 def machine() -> dict[str, Any]:
-    """Return the device, the driver, package versions, the git commit and the date, for the JSON file."""
+    """Describe this machine for the JSON file: device, driver, package versions, git commit and date, by name."""
     return {
         **device(),
         "cuda": torch.version.cuda,
@@ -32,7 +32,7 @@ def machine() -> dict[str, Any]:
 
 
 def device() -> dict[str, Any]:
-    """Return name and properties of the first GPU; only the CPU's name if there is none."""
+    """Describe the first GPU: its name, multiprocessors, memory, L2 cache and driver; without a GPU the CPU's name."""
     if not torch.cuda.is_available():
         from kvbench.results.environment import cpu_name
 
@@ -73,7 +73,7 @@ def commit() -> str | None:
 
 
 def folder(out: Path | None) -> Path:
-    """Return the folder of the JSON file: `out` if given, else one named for the device (``results/h200``)."""
+    """Return the folder for the JSON file: `out`, or if that is None, one named after the device (``results/h200``)."""
     if out is not None:
         return out
     if not torch.cuda.is_available():

@@ -13,7 +13,7 @@ FULL = Format("full", 16)
 
 @dataclass(frozen=True)
 class Model:
-    """Attention heads of a model's layers.
+    """Dimensions of a model's attention.
 
     Args:
         query_heads: number of query heads.
@@ -31,13 +31,12 @@ MODELS = {"7b": Model(32, 32, 128), "8b": Model(32, 8, 128), "tiny": Model(6, 2,
 
 @dataclass(frozen=True)
 class Tier:
-    """Consecutive tokens with one format for keys and one for values.
+    """A run of tokens in a layer whose keys all have one format and whose values all have one format.
 
     Args:
         key: format of the keys.
         value: format of the values.
-        share: fraction of the layer's tokens that belong to this tier. Tokens in the full-precision window are not
-            counted.
+        share: fraction of the layer's tokens, apart from those in the full-precision window, that are in this tier.
     """
 
     key: Format
@@ -47,10 +46,10 @@ class Tier:
 
 @dataclass(frozen=True)
 class Layer:
-    """Formats in which a layer stores its tokens.
+    """How a layer stores its tokens: runs of tokens in one format each, then the newest in full precision.
 
     Args:
-        tiers: the tiers, in slot order.
+        tiers: the runs, in the order in which they are stored.
         key_window: number of newest keys in full precision. The new tokens of a step are always in full precision.
         value_window: number of newest values in full precision.
     """
@@ -66,7 +65,7 @@ class Layer:
 
 
 def affine(bits: int, key: int, value: int | None, share: float = 1.0) -> Tier:
-    """Return a tier whose keys are quantized per channel and whose values are quantized per token.
+    """Return a run of tokens (tier) whose keys are quantized per channel and whose values are quantized per token.
 
     Args:
         bits: bits per code.
@@ -108,7 +107,7 @@ DEFAULT = ("int4_g128", "int4_g64", "int4_g32", "int8", "int2_g128", "int2_g32",
 
 @dataclass(frozen=True)
 class Point:
-    """One case of a decode step to measure.
+    """Size of a decode step to measure: model, batch, cached tokens and new tokens.
 
     Args:
         model: name of the model, a key of :data:`MODELS`.
@@ -147,9 +146,10 @@ def point(text: str) -> Point:
 
 
 def resolved(form: Format, channels: int) -> Format:
-    """Return a format grouped per token with a group size of at most `channels`; return other formats unchanged.
+    """Return a format with the group size that it has in heads of `channels` channels.
 
-    A group size of 0, which means all channels of a head, becomes `channels`.
+    In a format that is quantized per token, a group has at most all channels of a head, and a size of 0 stands for all
+    of them. Other formats are returned unchanged.
     """
     if form.axis != "token":
         return form
@@ -157,14 +157,14 @@ def resolved(form: Format, channels: int) -> Format:
 
 
 def lengths(layer: Layer, context: int, q_len: int) -> tuple[list[int], list[int]]:
-    """Return the number of tokens in each segment of the keys, and in each segment of the values.
+    """Return how many tokens each segment of a layer holds: one list for the keys and one for the values.
 
-    The last segment of each is the window in full precision.
+    A list has an entry for each tier of the layer, and a last one for the full-precision window.
 
     Args:
         layer: formats of keys and values.
-        context: number of keys outside the window. The window is added to it; it has at least `q_len` tokens.
-        q_len: new tokens of the step.
+        context: number of keys outside the full-precision window, which comes in addition.
+        q_len: new tokens of the step; both windows have at least this many.
     """
     exact_k, exact_v = max(layer.key_window, q_len), max(layer.value_window, q_len)
     total, summed = context + exact_k, 0.0
@@ -179,7 +179,7 @@ def lengths(layer: Layer, context: int, q_len: int) -> tuple[list[int], list[int
 
 
 def side_bytes(form: Format, count: int, channels: int, width: int = 2) -> int:
-    """Return the bytes (codes and parameters) of the keys or the values of some tokens in one head.
+    """Return how many bytes the keys, or the values, of `count` tokens take in one KV head: codes and parameters.
 
     Parameters of an incomplete group are not counted.
 
@@ -197,7 +197,15 @@ def side_bytes(form: Format, count: int, channels: int, width: int = 2) -> int:
 
 
 def layer_bytes(layer: Layer, at: Point) -> dict[str, int]:
-    """Return the bytes of keys and values that a step of the whole batch must read, by format (``int2``, ``fp16``)."""
+    """Return the bytes of keys and values that a decode step of the whole batch must read in a layer.
+
+    Args:
+        layer: formats of keys and values.
+        at: size of the step.
+
+    Returns:
+        Bytes by format, such as ``int2`` and ``fp16``.
+    """
     model, sizes = MODELS[at.model], dict[str, int]()
     for side, counts in zip(("key", "value"), lengths(layer, at.context, at.q_len), strict=True):
         forms = [getattr(tier, side) for tier in layer.tiers] + [FULL]
@@ -209,8 +217,9 @@ def layer_bytes(layer: Layer, at: Point) -> dict[str, int]:
 
 
 def phases(layer: Layer, at: Point) -> int:
-    """Return the number of token ranges that attention reads one after another.
+    """Return the number of phases in which attention reads a layer.
 
-    All keys of a range have the same format, and so do all its values.
+    A phase is a run of slots in which all keys have one format and all values have one format. As the windows of keys
+    and values differ in length, there may be more phases than tiers.
     """
     return len(pairs_of_row(*lengths(layer, at.context, at.q_len)))

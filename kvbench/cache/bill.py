@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 
 @dataclass
 class Parts:
-    """Bytes of a cache, by what they are for.
+    """Bytes of a cache, divided into four parts by what they hold.
 
     Args:
         codes: packed codes.
         scales: scales, minima or zero points, and everything else that is needed to decode the codes.
         window: tokens in full precision, and single elements in full precision (KVQuant's outliers).
-        index: indices of these single elements, and scores of tokens that are kept on the device (H2O).
+        index: indices of these single elements, and the attention that each token has received so far (H2O).
     """
 
     codes: int = 0
@@ -23,7 +23,7 @@ class Parts:
 
     @property
     def total(self) -> int:
-        """The sum of the four parts, in bytes."""
+        """Bytes of the four parts together."""
         return self.codes + self.scales + self.window + self.index
 
     def add(self, part: str, count: int) -> None:
@@ -42,14 +42,15 @@ class Parts:
 
 @dataclass
 class Bill:
-    """The bytes that a cache takes.
+    """The bytes that a cache takes, and those of an unquantized cache for comparison.
 
     Args:
-        used: bytes that the stored tokens need. If the method has a formula for its bytes (``Method.layer_bytes``),
-            both numbers are equal.
+        used: bytes that the stored tokens need, without spare room in buffers. ``Method.layer_bytes``, if the method
+            has it, computes the same number without a cache.
         reserved: bytes of the allocated buffers, including spare room.
-        fp16_equivalent: bytes of the keys and values that stock transformers would keep, at 2 bytes per element. It
-            keeps all tokens seen, without padding; in a layer with a sliding window, the newest ``window - 1`` of them.
+        fp16_equivalent: bytes that the keys and values would take in stock transformers, at 2 bytes per element.
+            Padding is not counted. A layer with a sliding window would keep the newest ``window - 1`` tokens, any other
+            layer all tokens seen.
         width: bytes per element of the model's own dtype.
     """
 
@@ -60,11 +61,11 @@ class Bill:
 
     @property
     def ratio(self) -> float:
-        """The compression ratio: bytes of an unquantized cache divided by used bytes; NaN if the cache is empty."""
+        """Compression ratio: bytes of a cache in the model's own dtype divided by used bytes; NaN if it is empty."""
         return self.fp16_equivalent * self.width / 2 / self.used.total if self.used.total else float("nan")
 
     def as_dict(self) -> dict[str, object]:
-        """Return the bill as a dictionary of plain numbers, as ``metrics.json`` contains it; `width` is left out."""
+        """Return the bill as nested dictionaries of numbers, the form in ``metrics.json``; `width` is left out."""
         return {
             "used": self.used.as_dict(),
             "reserved": self.reserved.as_dict(),
