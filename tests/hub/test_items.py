@@ -89,7 +89,7 @@ def obstacle(item: Grid, model: Model, row: Row, column: Column) -> str | None:
     if column.data == POINTS:
         return None
     if needed and importlib.util.find_spec(needed) is None:
-        return f"model {model.preset}: its checkpoint needs the package '{needed}'"
+        return f"model={model.preset}: needs the package {needed}, which is not installed."
     if "encoder=openai" in str(row.setting):
         return "method.encoder=openai needs an API key"
     shape = preset("model", model.preset)["architecture"]
