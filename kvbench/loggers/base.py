@@ -16,31 +16,37 @@ class Logger:
     failed = False
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Receive the rows that are already stored, in the order of `samples.jsonl`; called once, before any row."""
+        """Receive the rows of `samples.jsonl` that exist before the run adds any, in file order.
+
+        The runner calls this once, before the first :meth:`sample`. The list is empty unless the run continues an
+        earlier one.
+        """
 
     def sample(self, row: Mapping[str, Any]) -> None:
         """Log a row that has just been written to `samples.jsonl`."""
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
-        """Log the content of `metrics.json` after it was written; called last."""
+        """Log the content of `metrics.json`. The runner calls this last, after it has written the file."""
 
     def destination(self) -> str | None:
-        """Return a name for the place to which the logger sends the run.
+        """Return a string that identifies where the logger sends the run, for example a service and its project.
 
-        The runner does not send an unchanged run to the same place again. None means that the logger itself checks
-        whether it already has the run.
+        The runner keeps a record of what it has sent to each destination, and does not send unchanged metrics there
+        again. With None it keeps no record and always calls :meth:`finish`; the logger must then recognise by itself
+        what it already has.
         """
         return None
 
 
 class Safe(Logger):
-    """Wrapper that forwards calls to a logger until it fails; the failure is reported and does not end the run.
+    """Logger that forwards every call to another logger until one of the calls raises an exception.
 
-    All exceptions are caught (network, disk, an unavailable service), because the results are already on disk.
+    The exception is reported to the user and does not end the run; all later calls are ignored. Exceptions of every
+    type are caught, because the results are already on disk and logging can be repeated.
 
     Args:
         inner: logger to which calls are forwarded.
-        name: name of the logger, for the report.
+        name: name of `inner` in the report.
         say: function that shows the report to the user.
     """
 

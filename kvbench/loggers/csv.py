@@ -25,11 +25,11 @@ LOCK_SECONDS = 60
 
 
 class CsvLogger(Logger):
-    """Logger that writes one row per run to a CSV file.
+    """Logger that appends one row per run to a CSV file, which several processes may share.
 
-    If a run has columns that the file lacks, the file is rewritten atomically. A row that equals the latest row of the
-    same run is not written again. If the last line is incomplete because a process was killed while writing it, the
-    line is moved to ``<path>.damaged``.
+    If the row has columns that the file lacks, the whole file is rewritten with the additional columns, atomically. A
+    row that equals the newest row of the same run is not written again. If a process was killed in the middle of a
+    line, that incomplete last line is moved to ``<path>.damaged``.
 
     Args:
         path: the file, for example ``results/runs.csv``.
@@ -42,8 +42,8 @@ class CsvLogger(Logger):
         """Append the row of the run to the file.
 
         Raises:
-            OSError: the file cannot be written; it is unchanged.
-            filelock.Timeout: another process holds the lock of the file for too long.
+            OSError: the file cannot be written; its content is then the same as before the call.
+            filelock.Timeout: another process holds the file's lock for more than :data:`LOCK_SECONDS`.
         """
         row = flat_row(metrics)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,9 +88,14 @@ class CsvLogger(Logger):
 
 
 def flat_row(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `metrics.json` as a flat row with dotted keys, without lists and tracebacks.
+    """Return the CSV row of a run: the values in `metrics.json` under dotted keys such as ``method.residual``.
 
-    Examples of keys: ``method.residual``, ``scores.needle@2048.score``, ``scores.efficiency@4096.b8.tpot_s.median``.
+    Lists are left out, and of an error only the first line remains. Scores have keys such as
+    ``scores.needle@2048.score`` and ``scores.efficiency@4096.b8.tpot_s.median`` (prompts of 4096 tokens in batches of
+    8).
+
+    Args:
+        metrics: the content of `metrics.json`.
     """
     config = metrics["config"]
     row: dict[str, Any] = {
@@ -121,11 +126,13 @@ def flat_row(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return nested mappings as one dict with dotted keys; lists are left out, and values that are None stay.
+    """Return nested mappings as one flat dict, with keys such as ``PREFIX.outer.inner``.
+
+    Lists are left out; None is kept as a value.
 
     Args:
         data: the nested mappings.
-        prefix: text that begins every key; empty for no prefix.
+        prefix: first part of every key, before the first dot.
     """
     flat: dict[str, Any] = {}
     for key, value in data.items():

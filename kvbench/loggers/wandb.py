@@ -36,13 +36,13 @@ _TABLE = (
 class WandbLogger(Logger):
     """Logger that sends one run to Weights & Biases (W&B).
 
-    The run has the same id in W&B, so that a resumed run continues there too.
+    The run has the same id there as in kvbench. If kvbench resumes a run, W&B therefore resumes it too.
 
     Args:
         settings: the checked `logger` group (project, entity, group, tags, mode, dir).
         run_id: id of the run.
         config: the resolved configuration.
-        label: name of the method and quantizer, the beginning of the display name in W&B.
+        label: method and quantizer, such as ``kivi int2``. In W&B the run is displayed as ``LABEL MODEL DATASET``.
         say: function that shows a line to the user.
     """
 
@@ -55,9 +55,9 @@ class WandbLogger(Logger):
         self._rows: list[Mapping[str, Any]] = []
 
     def destination(self) -> str | None:
-        """Return a name for the place to which the run is sent.
+        """Return a string that identifies where the run is sent: mode, service and project.
 
-        It contains the mode, the service and the project, or the folder if the mode is offline.
+        In offline mode it names the local folder instead of service and project.
         """
         mode = self._mode()
         if mode == "offline":
@@ -66,17 +66,27 @@ class WandbLogger(Logger):
         return f"wandb {mode} {service} {self.settings.entity or ''}/{self.settings.project}"
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Receive the stored rows. Those that W&B lacks are sent before the next row, or at the end of the run."""
+        """Remember the rows that the run already has; nothing is sent yet.
+
+        The connection is opened by the first :meth:`sample`, or by :meth:`finish` if there is none. The rows that W&B
+        does not have are sent then.
+        """
         self._rows = list(rows)
 
     def sample(self, row: Mapping[str, Any]) -> None:
-        """Log the figures of a row as a step of the W&B history; the texts of all rows follow in a table at the end."""
+        """Log the numbers of a row (score, KV bytes, times) as one step of the W&B history.
+
+        The texts of the row are not sent here, but in the table that :meth:`finish` logs.
+        """
         run = self._start()
         self._rows.append(row)
         run.log(_history(row), step=len(self._rows) - 1)
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
-        """Log a table of all samples, and the figures of `metrics.json` as the summary (``scores/needle/score``)."""
+        """Log a table of all samples, write the figures of `metrics.json` to the W&B summary, and end the W&B run.
+
+        Keys of the summary have slashes, for example ``scores/needle/score``.
+        """
         import wandb
 
         run = self._start()
@@ -163,7 +173,10 @@ def _history(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_key() -> bool:
-    """Return True if W&B finds credentials (environment or netrc) and will not prompt for them during a run."""
+    """Return True if credentials for W&B are configured, in the environment or in netrc.
+
+    Without them, ``wandb`` would ask for a key in the middle of a run.
+    """
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
@@ -174,7 +187,7 @@ def has_key() -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` with nested mappings as dicts and sequences as lists."""
+    """Return a copy of `value` in which all mappings are dicts with string keys, and all tuples are lists."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value

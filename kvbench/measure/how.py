@@ -12,28 +12,28 @@ from kvbench.decoding.sampling import Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """Settings of a measurement, shared by all of its points.
+    """Settings that all points of a measurement share; a point is one prompt length with one batch size.
 
     Args:
-        new_tokens: number of tokens that every sequence generates; end-of-sequence tokens do not end it.
+        new_tokens: number of tokens to generate for every sequence; an end-of-sequence token does not stop it earlier.
         repeats: number of timed prefills per point.
-        untimed: number of prefills per point before the timed ones.
-        warm_up: number of tokens generated once, before anything is timed.
+        untimed: number of prefills that run at each point before the timed ones, and are not timed.
+        warm_up: number of tokens of a generation that runs once, before the first point.
         seed: seed of the random words in prompts, and of sampling.
-        graphs, compile, prefill_chunk, prefill_rows: arguments of
-            :func:`kvbench.decoding.autoregressive.generate`. CUDA graphs are used only in the measured generation, not
-            in warm-up generations or timed prefills.
+        graphs, compile, prefill_chunk, prefill_rows: arguments of :func:`kvbench.decoding.autoregressive.generate`.
+            CUDA graphs are used only in the measured generation, not in the warm-up or in timed prefills.
         temperature, top_p: sampling settings; a temperature of 0 is greedy.
-        fill: ``prefill`` runs the prompt through the model; ``random`` fills the cache with random keys and values
-            instead, and then no prefill is timed.
-        compare: number of tokens per row that are generated again with eager steps, to compare them with the tokens
-            that CUDA graphs generated; 0 for no comparison.
-        stock: names of caches of stock transformers with which every point is measured too
-            (:data:`kvbench.measure.stock.BASELINES`).
-        read_rate: bandwidth of plain reads measured on this device, GB/s; None for the known rate of the GPU.
-        census: whether to measure peak memory on a CPU, which takes an additional slow generation that counts live
-            tensors. It has no effect on a GPU, where peak memory is always measured.
-        options: kernels and back ends of the caches.
+        fill: where the cached keys and values come from. ``prefill``: the model reads the prompt. ``random``: they are
+            drawn at random, so there is no prefill to time.
+        compare: number of tokens per row to generate a second time without CUDA graphs, and to compare with the tokens
+            generated with them; 0 for no comparison.
+        stock: caches of stock transformers to measure at every point too, by their names in
+            :data:`kvbench.measure.stock.BASELINES`.
+        read_rate: read bandwidth that was measured on this device, in GB/s. None: use the known bandwidth of the GPU
+            model.
+        census: on a CPU, True to measure peak memory by counting live tensors, which takes one more, slow generation.
+            On a GPU peak memory is always measured, and this setting has no effect.
+        options: kernels and back ends that the caches use.
     """
 
     new_tokens: int
@@ -55,5 +55,5 @@ class How:
     options: Options = field(default_factory=Options)
 
     def sampling(self, batch: int) -> Sampling:
-        """Return the sampling settings for `batch` rows, each with its own seed (`seed`, `seed` + 1, ...)."""
+        """Return the sampling settings of `batch` sequences, whose seeds are `seed`, `seed` + 1, and so on."""
         return Sampling(self.temperature, self.top_p, [self.seed + row for row in range(batch)])

@@ -41,13 +41,14 @@ SHORT = 2
 
 @dataclass
 class Watch:
-    """Observer of one generation, which records its phase, its peak memory and the size of its cache.
+    """Observer that records the peak memory of one generation in each phase, and the size of its cache.
 
     Args:
         peaks: collects peak memory per phase.
-        cache: cache of the generation; None until it exists.
-        at: current phase: ``search`` (before the prefill), ``prefill``, ``decode`` or ``end``.
-        bytes_before: bytes in use in the cache when the first decode step began; None before that.
+        cache: cache of the generation; None while it is being made.
+        at: current phase. ``search``: the cache is being made, for which Cocktail compares the context with the
+            question. Then ``prefill``, ``decode`` and ``end``.
+        bytes_before: bytes in use in the cache at the beginning of the phase ``decode``; None before that.
     """
 
     peaks: PhasePeaks
@@ -56,7 +57,7 @@ class Watch:
     bytes_before: int | None = None
 
     def phase(self, name: str) -> None:
-        """Record that a phase begins."""
+        """Record that the phase `name` begins; at the beginning of ``decode``, also record the size of the cache."""
         if name == "decode" and self.cache is not None:
             self.bytes_before = self.cache.bill().used.total
         self.at = name
@@ -65,7 +66,7 @@ class Watch:
 
 @dataclass
 class Meter:
-    """Meter of time and memory for one method with one model. A point is one prompt length with one batch size.
+    """Measures time and memory of one method with one model, one point (prompt length and batch size) at a time.
 
     Args:
         model: the model, in evaluation mode and on its device.
@@ -74,7 +75,7 @@ class Meter:
         how: settings of the measurement.
 
     Attributes:
-        tokens: new tokens of the generation that was measured at the last point, one list per row.
+        tokens: tokens that the measured generation of the last point produced, one list per sequence.
     """
 
     model: Any
@@ -99,8 +100,9 @@ class Meter:
             batch: number of sequences.
 
         Returns:
-            The figures by name. ``status`` is ``ok``, or ``oom`` if memory ran out. With ``oom``, there are
-            ``bytes_asked`` and ``phase`` instead of most figures.
+            A dict. ``status`` is ``ok``, or ``oom`` if memory ran out. In the latter case there are no times or cache
+            sizes, but the number of bytes that could not be allocated (``bytes_asked``) and the phase in which this
+            happened (``phase``).
 
         Raises:
             CacheError: the model did not use the method's cache.
@@ -111,7 +113,7 @@ class Meter:
         return figures
 
     def stock_point(self, name: str, prompt: int, batch: int) -> Figures:
-        """Measure one point with a cache of stock transformers and return its figures.
+        """Measure one point with a cache of stock transformers; return a dict of figures like that of :meth:`point`.
 
         Args:
             name: key of :data:`kvbench.measure.stock.BASELINES`.
@@ -141,7 +143,13 @@ class Meter:
         return {"status": "oom", **point, **failure, "weights": weight_bytes(self.model)}
 
     def warm(self, prompt: int = WARM_PROMPT) -> None:
-        """Run one short generation, so that initialisation and compilation are not timed; later calls do nothing."""
+        """Run one short generation, so that later timings include no initialisation or compilation.
+
+        Only the first call does this; later calls return at once.
+
+        Args:
+            prompt: tokens of its prompt, of which at most :data:`WARM_PROMPT` are used.
+        """
         if self._warm:
             return
         ids, prompts = self.batch(min(prompt, WARM_PROMPT), 1)
@@ -149,10 +157,11 @@ class Meter:
         self._warm = True
 
     def batch(self, prompt: int, batch: int) -> tuple[Tensor, Prompts]:
-        """Return prompts of exactly `prompt` tokens each.
+        """Make a batch of prompts of exactly `prompt` tokens each, without padding.
 
         Returns:
-            Token ids ``[batch, prompt]``, and the description of the prompts for ``method.new_cache``.
+            Token ids ``[batch, prompt]``, and the contexts and questions of the prompts as ``method.new_cache`` expects
+            them.
         """
         texts = filled(self.tokenizer, prompt, batch, self.how.seed)
         ids = torch.tensor(texts.ids, device=self.device)
@@ -256,7 +265,13 @@ class Meter:
 
 @contextmanager
 def fresh_search(method: Any) -> Iterator[None]:
-    """Ignore embeddings cached on disk while in a ``with`` block, so that Cocktail's search is timed in full."""
+    """Disable the disk cache of text embeddings inside a ``with`` block, so that Cocktail computes all of them.
+
+    The time of its search is then the full one. For methods without a text encoder this does nothing.
+
+    Args:
+        method: the method that is measured.
+    """
     name = getattr(method, "encoder", None)
     if not isinstance(name, str):
         yield

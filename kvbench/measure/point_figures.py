@@ -22,13 +22,16 @@ Figures = dict[str, Any]
 def times(
     generation: Generation, prefills: Sequence[float], searches: Sequence[float], batch: int, new_tokens: int
 ) -> Figures:
-    """Return TTFT (also search and prefill separately), TPOT, inter-token times and throughput of one generation.
+    """Return the times of one generation: TTFT, TPOT, inter-token times, and throughput.
 
-    TPOT leaves out the first step, which includes work that a method does once after the prompt. The throughput
-    includes it: ``batch * new_tokens / (search + prefill + all steps)``. The time per token of a round of speculation
-    is the duration of the round divided by the number of tokens that a row gained in it. Inter-token times are the
-    intervals between outputs (of steps or rounds, the first included), as serving benchmarks define them. The time of a
-    graph capture is reported as ``capture_s`` and is not part of any other figure.
+    ``ttft_s`` is the sum of ``search_s`` (Cocktail's search) and ``prefill_s``; each is a median over the timed
+    prefills. ``tpot_s`` leaves out the first step, which includes work that a method does once after the prompt. The
+    throughput ``tokens_per_s`` includes that step: ``batch * new_tokens / (search + prefill + all steps)``. ``itl_s``
+    are the inter-token times as serving benchmarks define them: intervals between outputs, one per step or round of
+    speculation. The time to capture a CUDA graph is ``capture_s``, and no other figure contains it.
+
+    With speculation, ``median`` and ``mean`` of ``tpot_s`` are both the time of all rounds but the first, divided by
+    the number of tokens that they produced. The percentiles are those of the rounds (:func:`token_times`).
 
     Args:
         generation: the measured generation.
@@ -70,15 +73,18 @@ def times(
 def token_times(rounds: Sequence[Round]) -> list[float]:
     """Return the seconds per token of each round of speculation.
 
-    This is the duration of the round divided by the mean number of tokens that a row gained. Rows that gained no tokens
-    are not counted.
+    This is the duration of the round divided by the number of tokens that it added to a sequence, averaged over the
+    sequences that gained any.
     """
     counts = [[count for count in turn.emitted if count] for turn in rounds]
     return [turn.seconds * len(emitted) / sum(emitted) for turn, emitted in zip(rounds, counts, strict=True)]
 
 
 def first_tokens(generation: Generation) -> float:
-    """Return the number of tokens per row after the first step: 1, or with speculation the mean over rows."""
+    """Return how many tokens the first decode step adds to a sequence.
+
+    This is 1; with speculation, it is the mean over the sequences of what the first round adds.
+    """
     if not generation.rounds:
         return 1
     emitted = generation.rounds[0].emitted
@@ -88,8 +94,9 @@ def first_tokens(generation: Generation) -> float:
 def memory(model: Any, cache: Any, peaks: dict[str, Any]) -> Figures:
     """Return the bytes of weights and cache, the peak memory by phase, and the ratios between them.
 
-    ``over_used`` is the peak while decoding divided by the bytes of weights and stored tokens. ``over_reserved`` is the
-    same peak divided by the bytes of weights and allocated buffers. Both are None if the peak is unknown.
+    ``over_used`` is the peak memory while decoding divided by the least that decoding needs: the weights and the keys
+    and values in use. ``over_reserved`` divides the same peak by the weights and all buffers of the cache, their unused
+    room included. Both are None if the peak is unknown.
 
     Args:
         model: the model, for the bytes of its weights.
@@ -119,20 +126,22 @@ def predicted(
     drafted: bool,
     together: int | None = None,
 ) -> Figures | None:
-    """Return the roofline's prediction for a point; None for unknown devices and for models without a roofline.
+    """Return the TTFT, TPOT and peak memory that the roofline model predicts for a point.
 
-    A step is assumed to read the mean of the cache's bytes before the first and after the last step. The time of
-    speculative rounds is not predicted.
+    The prediction assumes that a step reads the mean of the cache's sizes before the first and after the last step.
 
     Args:
         model: the model, for its shape and weights.
         figures: the point's figures so far, with ``kv_used``.
         prompt: tokens of each prompt.
         batch: number of sequences.
-        held: bytes in use in the cache before the first step; None if they are the same as after the last step.
-        drafted: True if the generation used speculative decoding.
-        together: prompt tokens in the largest forward pass of the prefill, over all sequences; None if one pass
-            processes all prompt tokens.
+        held: bytes in use in the cache before the first step; None: assume as many as after the last step.
+        drafted: True if the generation used speculative decoding. Its TPOT is not predicted (None).
+        together: number of prompt tokens, over all sequences, in the largest forward pass of the prefill; None if a
+            single pass processes the whole batch.
+
+    Returns:
+        A dict, or None for an unknown device or a model that the roofline does not cover.
     """
     gpu_name = device_name(model.device)
     gpu = gpu_of(gpu_name) if gpu_name else None
@@ -166,20 +175,21 @@ def predicted(
 
 
 def moved(model: Any, figures: Figures, read_rate: float | None = None) -> Figures:
-    """Return the bytes that a decode step must read, and how close it comes to the memory bandwidth of the device.
+    """Return the bytes that a decode step must read, and which share of the device's memory bandwidth it achieves.
 
     Args:
         model: the measured model.
         figures: the point's figures, with ``kv_used``, ``tpot_s`` and ``predicted``.
-        read_rate: bandwidth of plain reads measured on this device, GB/s; None for the known rate of the GPU.
+        read_rate: read bandwidth that was measured on this device, in GB/s. None: use the known bandwidth of the GPU
+            model.
 
     Returns:
-        A dict. ``read_bytes`` is the size of the weights, without an untied embedding table, and of the keys and values
-        in use. ``GB_s`` is ``read_bytes`` divided by the median TPOT. ``ceiling`` is the bandwidth of the device in
-        ``GB_s``, with its ``kind``, ``measured`` or ``known``; None on an unknown device. ``read_share`` is ``GB_s``
-        divided by the bandwidth of the ceiling. ``over_roof`` is TPOT divided by the roofline's prediction. With
-        speculation there is only ``read_bytes``. For models without a roofline (mixtures of experts), the dict is
-        empty.
+        A dict. ``read_bytes`` is the size of the weights (without the embedding table, if the output layer has a matrix
+        of its own) and of the keys and values in use. ``GB_s`` is ``read_bytes`` divided by the median TPOT.
+        ``ceiling`` is the bandwidth of the device: its value ``GB_s``, and whether it is ``measured`` or ``known``
+        (``kind``); None on an unknown device. ``read_share`` is the achieved ``GB_s`` divided by that of ``ceiling``.
+        ``over_roof`` is TPOT divided by the roofline's prediction. With speculation there is only ``read_bytes``. For
+        models without a roofline (mixtures of experts), the dict is empty.
     """
     try:
         shape = Shape.of(model.config.get_text_config(decoder=True))
@@ -209,16 +219,19 @@ def moved(model: Any, figures: Figures, read_rate: float | None = None) -> Figur
 
 
 def weight_bytes(model: Any) -> int:
-    """Return the bytes of all parameters and buffers of a model in this process; shared memory is counted once."""
+    """Return the bytes of all parameters and buffers that this process holds; tied weights count once.
+
+    Under tensor parallelism, this is the share of one process.
+    """
     stored: Iterable[Tensor] = (*model.parameters(), *model.buffers())
     tensors = (getattr(tensor, "_local_tensor", tensor) for tensor in stored)
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
 def layer_bytes(model: Any, prompt: int, batch: int) -> int:
-    """Return the bytes of the keys and values of one layer in full precision, for `batch` prompts of `prompt` tokens.
+    """Return the bytes of one layer's keys and values in full precision, for `batch` prompts of `prompt` tokens.
 
-    A prefill needs them in addition to the cache.
+    A prefill holds this much in addition to the cache, until the tokens of the layer are packed.
     """
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -227,9 +240,10 @@ def layer_bytes(model: Any, prompt: int, batch: int) -> int:
 
 
 def per_sequence(figures: Figures) -> Figures:
-    """Return a point's cache size per sequence, in the form in which the rows of other tasks record it.
+    """Return a point's cache size divided by its number of sequences.
 
-    The result has ``used`` and ``reserved``, each in bytes by part of the cache, and ``fp16_equivalent``.
+    Rows of all tasks record cache sizes in this form: ``used`` and ``reserved``, each in bytes by part of the cache
+    (codes, scales, window, index, total), and ``fp16_equivalent``, in bytes.
     """
     batch = figures["batch"]
     kinds = {kind: figures[f"kv_{kind}"] for kind in ("used", "reserved")}
@@ -240,7 +254,10 @@ def per_sequence(figures: Figures) -> Figures:
 
 
 def rounded(figures: Figures) -> Figures:
-    """Return the figures, nested ones included, with floats rounded to six decimals (for seconds: microseconds)."""
+    """Return a copy of the figures with all floats, also in nested dicts, rounded to six decimals.
+
+    Times, which are in seconds, are thus precise to a microsecond.
+    """
     return {
         key: rounded(value) if isinstance(value, dict) else round(value, 6) if isinstance(value, float) else value
         for key, value in figures.items()

@@ -25,14 +25,16 @@ from kvbench.util.attachment import placement
 def random_layers(
     model: PreTrainedModel, batch: int, tokens: int, seed: int, take: Callable[[int, Tensor, Tensor], None]
 ) -> None:
-    """Draw keys and values ``[B, H, tokens, D]`` from a normal distribution, one layer at a time.
+    """Draw normally distributed keys and values for every layer of a model, and pass them to `take`.
+
+    Only one layer's tensors ``[B, H, tokens, D]`` need to exist at a time.
 
     Args:
         model: model that determines the number, the shape and the devices of the layers.
         batch: number of sequences, B.
         tokens: number of tokens of each sequence.
         seed: seed of the random numbers.
-        take: function called for each layer with its index, keys and values.
+        take: function called once per layer with the layer's index, its keys and its values.
     """
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -48,7 +50,7 @@ def random_layers(
 
 
 def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed: int = 0) -> None:
-    """Fill an empty cache with random keys and values, as if prompts had been run.
+    """Fill an empty cache with random keys and values, as if a prefill of `tokens` tokens had been run.
 
     Args:
         model: model that determines the shape of the layers.
@@ -58,8 +60,8 @@ def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed:
         seed: seed of the random numbers.
 
     Raises:
-        ConfigError: the method depends on the prompt's attention weights or stores pre-RoPE keys, so it cannot use
-            random keys and values.
+        ConfigError: the method needs a real prefill, because it depends on the prompt's attention weights or stores
+            pre-RoPE keys.
     """
     method = cache.method
     if method.observe_prompt or method.keys_before_rope:
@@ -98,19 +100,20 @@ def go_on(
     observer: Observer | None = None,
     seed: int = 0,
 ) -> Generation:
-    """Fill `cache` with random keys and values instead of a prompt, then decode like ``generate``.
+    """Fill a cache with random keys and values in place of a prefill, then decode as ``generate`` does.
 
     Args:
         model: causal language model that runs kvbench's attention.
         cache: an empty cache.
         batch: number of sequences.
-        tokens: number of tokens that the cache holds for each sequence before decoding.
-        max_new_tokens: number of new tokens, the first included. The first is arbitrary, because no prefill yields it.
+        tokens: number of tokens to put into the cache for each sequence before decoding.
+        max_new_tokens: number of new tokens. The first of them is an arbitrary one, because there are no logits of a
+            prompt from which to choose it.
         sampling: how tokens are chosen.
         graphs: whether to capture a decode step as a CUDA graph: ``auto``, ``always`` or ``never``
             (:func:`kvbench.decoding.autoregressive.generate`).
         compile: True to compile everything around attention in decode steps that run as CUDA graphs.
-        observer: called at the beginning of each phase; None for no observer.
+        observer: object whose ``phase`` method is called at the beginning of each phase; None for no observer.
         seed: seed of the random keys and values.
 
     Returns:

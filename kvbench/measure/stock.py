@@ -32,7 +32,10 @@ SHOWN = 16
 
 @contextmanager
 def stock(model: Any) -> Iterator[None]:
-    """Make `model` use transformers' own attention with torch's SDPA inside a ``with`` block."""
+    """Make `model` run transformers' own SDPA attention inside a ``with`` block.
+
+    kvbench's attention is removed and not restored: afterwards the model has the attention that it had before kvbench.
+    """
     detach(model)
     before = model.config.get_text_config(decoder=True)._attn_implementation
     model.set_attn_implementation("sdpa")
@@ -43,7 +46,7 @@ def stock(model: Any) -> Iterator[None]:
 
 
 def new_cache(name: str, model: Any, length: int) -> Any:
-    """Return an empty cache for a baseline.
+    """Return an empty cache of transformers, of the kind that a baseline uses.
 
     Args:
         name: key of :data:`BASELINES`.
@@ -74,9 +77,9 @@ def new_cache(name: str, model: Any, length: int) -> Any:
 
 @torch.inference_mode()
 def prefill(model: Any, ids: Tensor) -> float:
-    """Return the seconds that a prefill of ``ids`` ``[B, T]`` into transformers' DynamicCache takes.
+    """Time one prefill of ``ids`` ``[B, T]`` into transformers' DynamicCache, and return the seconds.
 
-    The prefill includes the logits of the last token.
+    The time includes the choice of the first token from the logits of the last position.
     """
     cache = new_cache("dynamic", model, 0)
     started = now(ids.device)
@@ -88,7 +91,8 @@ def prefill(model: Any, ids: Tensor) -> float:
 def decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int = 0) -> dict[str, Any]:
     """Run a prefill and greedy decode steps with a cache of transformers, and return times and peak memory.
 
-    A few untimed warm-up steps come first, which include compilation and the first replays of CUDA graphs.
+    The first decode steps (2, or 6 for compiled baselines) are warm-up steps, which are not timed. They absorb
+    compilation and the first replays of CUDA graphs.
 
     Args:
         name: key of :data:`BASELINES`.
@@ -99,9 +103,9 @@ def decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int 
         seed: seed of the random keys and values.
 
     Returns:
-        A dict. ``prefill_s`` is the time of the prefill in seconds, None if there was none; ``step_s`` the seconds of
-        each step; ``peak`` the peak memory in bytes by phase; and ``tokens`` the new tokens of the first row, including
-        those of warm-up steps.
+        A dict. ``prefill_s``: seconds of the prefill; None with ``fill=random``. ``step_s``: list with the seconds of
+        each timed step. ``peak``: peak memory in bytes by phase. ``tokens``: list of the first row's new tokens,
+        including those of warm-up steps.
     """
     batch, width = ids.shape
     warm_ups = 6 if name.endswith("compiled") else 2
@@ -142,11 +146,11 @@ def decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int 
 
 
 def point(name: str, model: Any, ids: Tensor, how: How) -> Figures:
-    """Measure one point with a cache of transformers; return figures under the keys that :class:`Meter` uses.
+    """Measure one point with a cache of transformers; return figures under the same keys as :meth:`Meter.point`.
 
     Args:
         name: key of :data:`BASELINES`.
-        model: a model that runs transformers' own attention.
+        model: the model; it is switched to transformers' own attention.
         ids: the prompts, ``[B, T]``.
         how: settings of the measurement.
     """
@@ -198,5 +202,8 @@ def point(name: str, model: Any, ids: Tensor, how: How) -> Figures:
 
 
 def compiled_anew() -> None:
-    """Discard all code that torch.compile has generated so far, which may be for other shapes."""
+    """Discard everything that torch.compile has compiled in this process, so that later calls compile again.
+
+    The code of one point would otherwise be reused, or recompiled with dynamic shapes, at a point of another shape.
+    """
     torch._dynamo.reset()
