@@ -288,9 +288,10 @@ class Records(Task):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that identifies what the samples contain; their number is not part of it.
+        """Return the JSON data that is hashed into the run's id: checksums of the records, and the prompt's options.
 
-        It has one checksum per split, over the records' filled templates, queries and answers.
+        Each split has one checksum, over the prompts, contexts, queries, answers and numbers of options made from its
+        records. `limit` is left out, so a finished run can be extended by more samples.
         """
         keys = ("name", "metric", "pattern", "shots", "max_new_tokens", "chat", "system", "truncation")
         drawn = ("examples", "order", "shots_seed", "separator") if self.shots else ()
@@ -306,10 +307,19 @@ class Records(Task):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return the number of records of each split, for `metrics.json`."""
+        """Return facts for `metrics.json` that do not affect the run's id: the number of records in each split."""
         return {"records": {split: len(entries) for split, entries in self.entries.items()}}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return ``score`` in 0..1, and for the metrics ``rouge`` and ``gsm8k`` their variants by name."""
+        """Score a generated answer with the configured metric.
+
+        Args:
+            sample: the sample that was run.
+            prediction: the text that the model generated.
+
+        Returns:
+            ``score``, between 0 and 1. The metric ``rouge`` adds one entry per kind of ROUGE, and ``gsm8k`` adds
+            ``strict`` and ``flexible``.
+        """
         options = sample.meta.get("options", 0)
         return answers.score(self.metric, prediction, sample.answers, pattern=self.pattern, options=options)

@@ -39,21 +39,22 @@ LOGQUANT_REWORDED = {
 
 @dataclass(frozen=True, kw_only=True)
 class GSM8K(Records):
-    """The data set GSM8K, which asks the 1,319 questions of its test split with few-shot examples.
+    """The data set GSM8K: the 1,319 questions of its test split, asked with few-shot examples from its train split.
 
     Args:
-        style: ``harness`` reproduces lm-evaluation-harness. ``logquant`` reproduces LogQuant's script: a system turn,
-            five fixed examples in the user's turn and no stop strings. The main score then compares what
-            :func:`kvbench.metrics.gsm8k.digits` extracts, and the harness's two scores (strict and flexible) are
-            recorded next to it.
-        template, answer, metric, shots, order, stop: as in :class:`Records`, with the harness's values as defaults. The
-            examples of all questions are drawn from one random generator in the order of the questions, so a question
-            has the same examples however many questions are asked (``dataset.limit``).
-        max_new_tokens: number of tokens to generate; None for 256 (the harness's default), or 1024 with ``logquant``.
-        prompt_tokens: smallest and largest number of tokens of a prompt, for example ``[600, 1700]`` (LogQuant, sec.
-            4.1: "the length of the input token"). Questions with shorter or longer prompts are left out. The count
-            includes the examples and the tokenizer's special tokens, but no system turn and no chat wrapper. None
-            keeps all questions, as LogQuant's script does.
+        style: ``harness`` builds prompts and scores answers as lm-evaluation-harness does. ``logquant`` does so as
+            LogQuant's script does: the prompt has a system turn and five fixed examples inside the user's turn, and
+            generation has no stop strings. ``score`` then compares the digits that :func:`kvbench.metrics.gsm8k.digits`
+            extracts, and the harness's two scores, ``strict`` and ``flexible``, are recorded as well.
+        template, answer, metric, shots, order, stop: as in :class:`Records`, but with lm-evaluation-harness's values as
+            defaults. One random generator draws the examples for question 0, then for question 1, and so on, so a
+            question keeps its examples whatever ``dataset.limit`` is.
+        max_new_tokens: maximum number of tokens to generate; None for 256 (the harness's default), or for 1024 with
+            ``style=logquant``.
+        prompt_tokens: shortest and longest prompt to keep, in tokens, for example ``[600, 1700]`` (LogQuant, sec. 4.1:
+            "the length of the input token"). Questions whose prompts are outside this range are left out. The count
+            includes the few-shot examples and the tokenizer's special tokens, but not the system turn or the chat
+            formatting. None keeps all questions, as LogQuant's script does.
     """
 
     name: str = "gsm8k"
@@ -70,15 +71,15 @@ class GSM8K(Records):
 
     @property
     def needs_tokenizer(self) -> bool:  # type: ignore[override]
-        """True if `prompt_tokens` is set, so that questions are chosen by the length of their prompts."""
+        """True if `prompt_tokens` is set: prompts must then be tokenized to choose the questions by length."""
         return self.prompt_tokens is not None
 
     def bind(self, tokenizer: Any) -> None:
-        """Receive the model's tokenizer."""
+        """Set the model's tokenizer, with which prompts are measured if `prompt_tokens` is set."""
         object.__setattr__(self, "_tokenizer", tokenizer)
 
     def check(self) -> None:
-        """Raise ConfigError for an invalid option, or for one that would have no effect with ``style=logquant``."""
+        """Raise ConfigError if an option is invalid, or changes examples that ``style=logquant`` has fixed."""
         super().check()
         if self.style == "logquant" and (self.shots, self.shots_seed, self.order) != (5, 1234, "sampled"):
             raise ConfigError(
@@ -98,10 +99,13 @@ class GSM8K(Records):
 
     @cached_property
     def entries(self) -> dict[str, list[Entry]]:
-        """Records of the test and train splits as prompts without few-shot examples, by split; read on first use.
+        """The questions to ask and the pool of few-shot examples: a list of entries for each split, read on first use.
+
+        An entry is one record made into a prompt without examples (:class:`kvbench.tasks.entries.Entry`).
 
         Raises:
-            DataError: a split cannot be read, or has too few records for the examples.
+            DataError: `path` is a single file, a split cannot be read, or the train split has too few records for the
+                examples.
         """
         if self.path is not None and data.is_single(self.path):
             raise DataError(
@@ -118,22 +122,23 @@ class GSM8K(Records):
         return splits
 
     def entry(self, record: Record, place: str) -> Entry:
-        """Return one record as a prompt, without few-shot examples.
+        """Return one record as a prompt with its reference answer, before few-shot examples are added.
 
         Args:
             record: the record as read from the file.
-            place: file and line of the record, for messages.
+            place: file and line of the record, for error messages.
 
         Raises:
-            DataError: a field is missing or empty.
+            DataError: the question or the answer is missing, empty or not a string, or the answer has no final number.
         """
         check_record(record, FIELDS, place)
         return super().entry(record, place)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the first `limit` questions with their examples.
+        """Yield the first `limit` questions as samples, with their few-shot examples.
 
-        If `prompt_tokens` is set, questions with shorter or longer prompts are left out and not replaced by others.
+        With `prompt_tokens`, questions whose prompts are too short or too long are dropped from these, so there may be
+        fewer than `limit` samples.
 
         Raises:
             KvbenchError: `prompt_tokens` is set, and :meth:`bind` has not been called.
@@ -167,7 +172,10 @@ class GSM8K(Records):
         return smallest <= len(self._tokenizer(prompt, verbose=False)["input_ids"]) <= largest
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that identifies the samples, without their number."""
+        """Return the JSON data that is hashed into the run's id: checksums of both splits, and the prompt's options.
+
+        `limit` is left out, so a finished run can be extended by more samples.
+        """
         return {
             "target": "gsm8k",
             "version": self.version,
@@ -184,13 +192,19 @@ class GSM8K(Records):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return the number of records of each split and the stop strings, which are recorded with the results."""
+        """Return facts to store with the results: the number of records per split, and the harness's stop strings."""
         return {"records": {split: len(entries) for split, entries in self.entries.items()}, "stop": list(STOP)}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return the scores ``strict``, ``flexible`` and ``score``; with ``style=logquant`` also ``digits``.
+        """Score a generated answer by the number that it ends with.
 
-        ``score`` equals ``digits`` with ``style=logquant``, and ``strict`` otherwise.
+        Args:
+            sample: the sample that was run.
+            prediction: the text that the model generated.
+
+        Returns:
+            ``strict``, ``flexible`` and ``score``, each 1 if right and 0 if wrong; with ``style=logquant`` also
+            ``digits``. ``score`` equals ``digits`` with ``style=logquant``, and ``strict`` otherwise.
         """
         scores = super().score(sample, prediction)
         if self.style == "logquant":
@@ -199,12 +213,13 @@ class GSM8K(Records):
 
 
 def logquant_prompt(train: Sequence[Record], question: str) -> str:
-    """Return the user's turn that LogQuant's script sends, with five fixed examples.
+    """Return the user message of LogQuant's script: an instruction, five fixed examples and the question.
 
-    Most lines begin with spaces, because the script's text includes the indentation of its source code.
+    The script's prompt is a multi-line string in indented code, so all lines but the first and the last begin with
+    eight spaces. They are kept here.
 
     Args:
-        train: records of the train split, from which the examples are taken.
+        train: all records of the train split; the examples are those at the indices :data:`LOGQUANT_SHOTS`.
         question: the question to answer.
     """
     indent = " " * 8

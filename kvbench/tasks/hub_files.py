@@ -17,15 +17,18 @@ from kvbench.tasks.splits import is_split, split_files
 
 
 def cached(source: HubSource, name: str, what: str) -> list[Path] | None:
-    """Return the paths of a data file, or of all its shards, in the hub's cache; None if one is missing there.
+    """Return the local paths of a data file or its shards if all of them have been downloaded, else None.
+
+    This makes no network request; it only looks into the hub's cache on this machine.
 
     Args:
-        source: repository and revision; its `file` is not used.
-        name: path of the file in the repository, a pattern with ``*``, or a split (``@CONFIG/SPLIT``).
-        what: the data set's name in messages.
+        source: repository and revision. Its `file` is ignored in favour of `name`.
+        name: what to look for: the path of a file in the repository, a pattern with ``*``, or a split
+            (``@CONFIG/SPLIT``).
+        what: the data set's name, for error messages.
 
     Raises:
-        DataError: the commit in the cache is not the one that was first fetched for this revision.
+        DataError: the cached files are from another commit than the one recorded when this revision was first fetched.
     """
     repository = _repository(source)
     folder = None if repository is None else repository.snapshot()
@@ -53,18 +56,20 @@ def cached(source: HubSource, name: str, what: str) -> list[Path] | None:
 
 
 def download(source: HubSource, name: str, what: str, remedy: str) -> list[Path]:
-    """Download a file, or all shards that a pattern matches, into the hub's cache and return their paths.
+    """Download a data file or all shards of a split into the hub's cache, and return their local paths.
 
     Args:
-        source: repository and revision; its `file` is not used.
-        name: path of the file in the repository, a pattern with ``*``, or a split (``@CONFIG/SPLIT``).
-        what: the data set's name in messages.
-        remedy: hint of the error for a file that cannot be downloaded.
+        source: repository and revision. Its `file` is ignored in favour of `name`.
+        name: what to download: the path of a file in the repository, a pattern with ``*``, or a split
+            (``@CONFIG/SPLIT``).
+        what: the data set's name, for error messages.
+        remedy: hint for the user, added to the error if the hub does not have the file or it cannot be reached.
 
     Raises:
         DataError: no repository is named; the repository, revision or file does not exist or is not accessible; the
-            network fails or the disk is full; the download is incomplete or does not have the hub's checksum; the
-            revision now names another commit; or `name` matches files that are not the shards of one split.
+            network fails or the disk is full; the download is incomplete or its checksum is wrong; the revision no
+            longer names the commit that was first fetched; or `name` matches files that are not the shards of one
+            split.
     """
     repository = _repository(source)
     if repository is None:
@@ -82,17 +87,18 @@ def download(source: HubSource, name: str, what: str, remedy: str) -> list[Path]
 
 
 def sizes(source: HubSource, name: str, what: str, remedy: str) -> tuple[int, int | None]:
-    """Return the size of a data file on the hub, and how much of it is still to be downloaded.
+    """Return the size of a data file and the number of bytes still to be downloaded, without downloading it.
 
     Args:
-        source: repository and revision; its `file` is not used.
-        name: path of the file in the repository, a pattern with ``*``, or a split (``@CONFIG/SPLIT``).
-        what: the data set's name in messages.
-        remedy: hint of the error for a file that cannot be looked up.
+        source: repository and revision. Its `file` is ignored in favour of `name`.
+        name: which file: its path in the repository, a pattern with ``*``, or a split (``@CONFIG/SPLIT``).
+        what: the data set's name, for error messages.
+        remedy: hint for the user, added to the error if the hub does not have the file or it cannot be reached.
 
     Returns:
-        The size in bytes of the file or of all its shards, and the bytes that are not in the cache. The second is None
-        if the hub's answer gives no size; the first is then 0 for a single file.
+        The total size in bytes of the file or its shards, and the number of these bytes that are not in the local
+        cache. If the hub does not report the size of a single file, the result is ``(0, None)``. It is ``(0, 0)`` if
+        the source names no repository.
 
     Raises:
         DataError: the hub cannot be reached, or does not have the file.
@@ -114,14 +120,14 @@ def sizes(source: HubSource, name: str, what: str, remedy: str) -> tuple[int, in
 
 
 def refusal(source: HubSource, name: str, what: str, error: HubError, remedy: str) -> DataError:
-    """Return the DataError that reports a file that the hub does not provide.
+    """Convert a failed hub request into a DataError that says which file is unavailable, why, and what the user can do.
 
     Args:
         source: repository and revision.
         name: path, pattern or split that was asked for.
-        what: the data set's name in messages.
-        error: the failure of the request.
-        remedy: hint that is added if the file is not on this machine; may be empty.
+        what: the data set's name, for the message.
+        error: the failure of the request, with its own reason and hint.
+        remedy: further hint, shown only if `error` says that the file is absent from this machine; may be empty.
     """
     head = f"{source.hub_id}/{name} is not on this machine, and " if error.absent else ""
     hints = [hint for hint in (error.remedy, remedy if error.absent else "") if hint]

@@ -12,13 +12,14 @@ from kvbench.util.schema import build, load_class
 
 
 def load(config: Mapping[str, Any]) -> Task:
-    """Return the task that a data set's configuration describes.
+    """Construct the task (data set) that the configuration group `dataset` describes, and check its options.
 
     Args:
-        config: the options of the data set. ``_target_`` names the class, and the other keys are fields of the class.
+        config: the group's keys and values. ``_target_`` is the full name of the task's class; all other keys are
+            fields of that dataclass.
 
     Raises:
-        ConfigError: the class does not exist or is not a task, a key is unknown, or a value is wrong.
+        ConfigError: the class does not exist or is not a task, a key is unknown, or a value is invalid.
     """
     data = dict(config)
     cls = load_class("dataset._target_", data.pop("_target_", None), "kvbench.tasks.mini.Mini")

@@ -41,9 +41,9 @@ FIELDS = {"input": TEXT, "context": FILLED_TEXT, "answers": TEXTS, "length": COU
 
 @cache
 def templates() -> dict[str, dict[str, Any]]:
-    """Return LongBench's official settings by task, in the official order.
+    """Return LongBench's official prompt templates and answer lengths, keyed by task in the official order.
 
-    Each task has ``max_new_tokens`` and ``prompt``, the prompt template.
+    The value of each task is a dict with the keys ``prompt`` (the template) and ``max_new_tokens``.
     """
     path = Path(__file__).with_name("longbench.json")
     tasks: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["tasks"]
@@ -51,28 +51,32 @@ def templates() -> dict[str, dict[str, Any]]:
 
 
 def groups() -> dict[str, tuple[str, ...]]:
-    """Return the task names of each group: ``all`` (21), ``en`` (16, without Chinese) and ``e`` (13, LongBench-E)."""
+    """Return the names that can stand for several tasks in ``dataset.tasks``, each with its task names.
+
+    They are ``all`` (the 21 tasks of LongBench), ``en`` (the 16 that are not in Chinese) and ``e`` (the 13 of
+    LongBench-E).
+    """
     names = tuple(templates())
     return {"all": names, "en": tuple(name for name in names if name not in CHINESE), "e": EXTENDED}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LongBench(Task):
-    """The data set LongBench, or a selection of its tasks.
+    """The data set LongBench or LongBench-E, or a selection of their tasks.
 
     Args:
         name: the data set's name in results.
-        tasks: names of tasks, or of a group: ``all``, ``en``, ``e`` (:func:`groups`).
-        path: a folder with ``<task>.jsonl`` (.gz, .json, .parquet), the official data.zip, or one task's file; None
-            reads from the hub.
+        tasks: names of tasks, or of one group of tasks: ``all``, ``en`` or ``e`` (:func:`groups`).
+        path: a local copy: a folder with one file per task (``<task>.jsonl``, .jsonl.gz, .json or .parquet), the
+            official data.zip, or the file of a single task. None downloads the files from the hub.
         source: the files on the hub.
-        limit: number of records per task, taken from the beginning of the file; None for all.
-        max_new_tokens: number of tokens to generate for every task; None for each task's official number.
-        prompt_limit: maximum number of prompt tokens before the chat wrapper is added; longer prompts are cut in the
-            middle. ``fill`` allows ``model.max_length`` minus the tokens to generate. None uses
-            ``model.prompt_limit``, which is LongBench's limit for the model.
-        prompt_limits: limits for single models, by model name; they override `prompt_limit`.
-        system: text of a system turn if the model has a chat template; None for no such turn, as in the official code.
+        limit: number of records per task, taken from the beginning of its file; None for all.
+        max_new_tokens: maximum number of tokens to generate, for every task; None for each task's official number.
+        prompt_limit: maximum number of tokens of a prompt before chat formatting is added. A longer prompt loses
+            tokens from its middle, as in the official code. ``fill`` allows ``model.max_length`` minus the number of
+            tokens to generate. None takes ``model.prompt_limit``, which is LongBench's own limit for that model.
+        prompt_limits: limits for particular models, keyed by model name; they override `prompt_limit`.
+        system: text of a system turn for models with a chat template; None for no system turn, as in the official code.
     """
 
     version = 1
@@ -89,7 +93,7 @@ class LongBench(Task):
     system: str | None = None
 
     def check(self) -> None:
-        """Raise ConfigError if no task is named, one does not exist or is named twice, or the source is malformed."""
+        """Raise ConfigError if the list of tasks is empty, has unknown or repeated names, or `source` is malformed."""
         allowed = (*groups(), *templates(), *EXTENDED)
         if not self.names:
             raise ConfigError("dataset.tasks", [], "must not be empty", allowed=allowed)
@@ -101,21 +105,29 @@ class LongBench(Task):
         self.source.check()
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the package that splits Chinese text into words if a Chinese task is selected, else nothing."""
+        """Return the package jieba, which splits Chinese text into words for scoring, if a Chinese task is selected.
+
+        The result is empty otherwise.
+        """
         chinese = next((name for name in self.names if metric.base_name(name) in CHINESE), None)
         hint = "run pip install 'kvbench[longbench]', or set dataset=longbench_en"
         return () if chinese is None else (Package("jieba", "dataset.tasks", chinese, hint),)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the tasks to run, in order."""
+        """Names of the selected tasks, in the order in which they run; a group's name is replaced by its tasks."""
         if isinstance(self.tasks, str):
             return groups().get(self.tasks, (self.tasks,))
         return self.tasks
 
     @cached_property
     def records(self) -> dict[str, list[data.Record]]:
-        """Records by task, read on first use. Raises DataError if they cannot be read."""
+        """All records of the selected tasks, keyed by task; read on first use.
+
+        Raises:
+            DataError: a file is missing or damaged, a record is malformed, or `path` is one task's file but several
+                tasks are selected.
+        """
         if self.path is not None and len(self.names) > 1 and data.is_single(self.path):
             raise DataError(
                 f"dataset {self.name}: dataset.path={self.path} is the file of a single task, but "
@@ -142,21 +154,24 @@ class LongBench(Task):
 
     @cached_property
     def checksums(self) -> dict[str, str]:
-        """Checksum of the records, by task (see :func:`kvbench.tasks.data.fingerprint`)."""
+        """Checksum of each task's records, keyed by task (see :func:`kvbench.tasks.data.fingerprint`)."""
         return {name: data.fingerprint(records, tuple(FIELDS)) for name, records in self.records.items()}
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to download, as pairs of the source on the hub and the task that replaces ``{task}``."""
+        """Yield the hub files of the selected tasks, for download: pairs of the source and a task's name.
+
+        The name replaces ``{task}`` in the source's `file`.
+        """
         return ((self.source, name) for name in self.names)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield, for each task, its first `limit` records as samples."""
+        """Yield the first `limit` records of each selected task as samples."""
         for name in self.names:
             for index, record in enumerate(self.records[name][: self.limit]):
                 yield self.sample(name, index, record)
 
     def sample(self, task: str, index: int, record: Mapping[str, Any]) -> Sample:
-        """Return one record as a sample.
+        """Make a sample of one record: fill the task's prompt template, and apply the task's official settings.
 
         Args:
             task: name of the task; the names of LongBench-E end in ``_e``.
@@ -193,7 +208,10 @@ class LongBench(Task):
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that identifies the samples, without their number; records are identified by checksums."""
+        """Return the JSON data that is hashed into the run's id: each task's checksum, and the prompt's options.
+
+        `limit` is left out, so a finished run can be extended by more samples.
+        """
         return {
             "target": "longbench",
             "version": self.version,
@@ -205,19 +223,24 @@ class LongBench(Task):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return the number of tasks and of records, and the versions of the metrics, to record with the results."""
+        """Return facts to store with the results: the number of tasks, of records by task, and metric versions."""
         count = {name: len(records) for name, records in self.records.items()}
         return {"tasks": len(self.names), "records": count, "code_similarity": metric.SIMILARITY, "rouge": "1.0.1"}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return ``score`` in 0..1 by the task's official metric.
+        """Score a generated answer with the official metric of the sample's task.
 
-        Tasks scored by ROUGE also return ``rouge_1_0_1``, the score that the official code would give. It is 0 if the
-        package rouge 1.0.1 exceeds Python's recursion limit, as it does on long texts, and otherwise equals ``score``.
+        Args:
+            sample: the sample that was run.
+            prediction: the text that the model generated.
+
+        Returns:
+            ``score``, between 0 and 1. Tasks scored by ROUGE add ``rouge_1_0_1``, the score that the official code
+            would report. It differs from ``score`` only if a text is so long that the package rouge 1.0.1 exceeds
+            Python's recursion limit: the official code then counts a 0.
 
         Raises:
-            DataError: the record has no classes, or its answer has no paragraph number, although the task's metric
-                needs them.
+            DataError: the metric needs a list of classes or a paragraph number in the answer, and the record lacks it.
         """
         dataset, classes = sample.meta["dataset"], sample.meta["all_classes"]
         try:

@@ -11,13 +11,15 @@ from kvbench.tasks.mini.draft import Draft, Setting
 
 @dataclass(frozen=True)
 class Entry:
-    """One task of `mini`.
+    """How one task of `mini` is generated and scored.
 
     Args:
-        make: function that generates the records and questions of a sample.
-        max_new_tokens: maximum length of the answer and the line break after it, in tokens of the bundled model.
+        make: function that generates the task's part of a sample (a draft): the texts that hold the answers, and the
+            questions. Filler is added later, by :func:`kvbench.tasks.mini.compose.compose`.
+        max_new_tokens: number of tokens that the longest answer and the line break after it may take, counted with the
+            bundled model's tokenizer.
         scorer: name of the scorer in :data:`kvbench.tasks.mini.scoring.SCORERS`.
-        shortest: smallest sensible length of a sample, in tokens.
+        shortest: shortest sample, in tokens, at which the task still makes sense.
     """
 
     make: Callable[[Setting], Draft]

@@ -62,11 +62,11 @@ _COMPARISONS = ("<", ">", "==", "!=", "<=", ">=")
 
 @dataclass(frozen=True)
 class Call:
-    """A line of code that a question can ask for.
+    """An assignment in generated code, split into the part that a question quotes and the part that it asks for.
 
     Args:
-        prefix: beginning of the line, which the question quotes.
-        rest: rest of the line, which is the answer.
+        prefix: beginning of the line: the indentation and the name of the variable.
+        rest: the rest of the line, from the space before ``=``; it is the answer.
     """
 
     prefix: str
@@ -74,12 +74,12 @@ class Call:
 
 
 def name(rng: Rng) -> str:
-    """Return a random identifier of two parts, for example ``lantern_count``."""
+    """Return a random identifier made of a noun and a suffix, for example ``lantern_count``."""
     return f"{rng.choice(_NOUNS)}_{rng.choice(_SUFFIXES)}"
 
 
 def function_name(rng: Rng) -> str:
-    """Return a random function name of a verb and a noun, for example ``merge_kettle``."""
+    """Return a random function name made of a verb and a noun, for example ``merge_kettle``."""
     return f"{rng.choice(_VERBS)}_{rng.choice(_NOUNS)}"
 
 
@@ -98,10 +98,10 @@ def _expression(rng: Rng, variables: list[str]) -> str:
 
 
 def call(rng: Rng) -> Call:
-    """Return a line of code that assigns the result of a call with three arguments to a variable.
+    """Return a random assignment such as ``kettle_otter_size = merge_anvil(barrel_map, 17, lamp=rope)``.
 
-    The variable's name has three parts, unlike all other names generated here. Two calls of this function may return
-    the same name.
+    The variable's name has three parts and all other identifiers have at most two, so other generated code never
+    contains it. Two calls of this function may return the same name, however.
     """
     target = f"{rng.choice(_NOUNS)}_{rng.choice(_NOUNS)}_{rng.choice(_SUFFIXES)}"
     arguments = f"{name(rng)}, {rng.between(2, 999)}, {rng.choice(_NOUNS)}={rng.choice(_NOUNS)}"
@@ -109,12 +109,12 @@ def call(rng: Rng) -> Call:
 
 
 def function(rng: Rng, inside: Call | None = None) -> str:
-    """Return the source code of a random function of 4 to 14 lines.
+    """Return the source code of a random Python function of 4 to 14 lines.
 
     Args:
         rng: source of random numbers.
-        inside: a line to insert at a random position of the function's body, outside of nested blocks; None to insert
-            no line.
+        inside: an assignment to insert between two statements of the function's body, at its top level; None to insert
+            nothing.
     """
     arguments = [name(rng) for _ in range(rng.between(1, 3))]
     variables = list(arguments)

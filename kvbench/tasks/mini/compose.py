@@ -17,18 +17,21 @@ from kvbench.tasks.mini.templates import Wrapper
 
 
 class TooShort(DataError):
-    """Error for a sample that is too short to hold the first instruction and the records, even without filler."""
+    """Error for a sample whose nominal length cannot hold even its instruction and records, without any filler."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """The beginning of a sample's prompts (an instruction and the context), and one ending per question.
+    """The finished prompts of a sample: the part that all its questions share, and the rest of each question's prompt.
+
+    The shared part is an instruction and the context. The context is the filler with the task's records (the texts that
+    hold the answers) in it.
 
     Args:
-        pieces: pieces of the instruction and the context, in order.
+        pieces: the shared part, in order, as separately tokenized pieces of text.
         context_span: half-open character range of the context in :attr:`text`.
-        places: for each record of the sample, the index in :attr:`text` of its first character.
-        tails: for each question, the end of the prompt: any second instruction, then the question.
+        places: for each record, the index in :attr:`text` of its first character.
+        tails: for each question, the text that follows the shared part: a second instruction, if any, and the question.
     """
 
     pieces: list[Piece]
@@ -38,36 +41,37 @@ class Document:
 
     @property
     def text(self) -> str:
-        """The instruction and the context as one text."""
+        """The part that all prompts of the sample share, the instruction and the context, as one string."""
         return "".join(piece.text for piece in self.pieces)
 
 
 def tails(draft: Draft, wrapper: Wrapper) -> list[str]:
-    """Return, for each question of a sample, the part of the prompt after the context.
+    """Return, for each question of a sample, the text that follows the context: a second instruction and the question.
 
     Args:
-        draft: the records and questions of a sample.
-        wrapper: instructions around the context.
+        draft: the sample's questions; its records are not used.
+        wrapper: the instructions; the second one may be empty.
     """
     tail = f"\n\n{wrapper.tail}" if wrapper.tail else ""
     return [tail + question.prompt for question in draft.questions]
 
 
 def compose(draft: Draft, wrapper: Wrapper, filler: Filler, encode: Encode, rng: Rng, room: int) -> Document:
-    """Return a document of a given length in which the sample's records are hidden between paragraphs of filler.
+    """Build a sample's prompts of a given length by inserting its records between paragraphs of filler.
 
-    The positions of the records are drawn uniformly over the context.
+    Every place between two paragraphs, and before the first and after the last, is equally likely for a record. Unless
+    the draft fixes the order of the records, it is random as well.
 
     Args:
         draft: the records and questions of the sample.
-        wrapper: instructions around the context.
-        filler: source of the paragraphs between the records.
-        encode: tokenizer that measures lengths.
-        rng: source of random numbers for the positions.
-        room: maximum number of tokens of the instruction and the context together.
+        wrapper: instructions to put before and after the context.
+        filler: source of the paragraphs.
+        encode: function that tokenizes texts, to measure their lengths.
+        rng: source of random numbers for the places and the order of the records.
+        room: number of tokens that the first instruction and the context may take together.
 
     Raises:
-        TooShort: the instruction and the records exceed `room` tokens even without filler.
+        TooShort: the first instruction and the records alone exceed `room` tokens.
     """
     gap = "\n\n" if draft.code else "\n"
     fixed = [wrapper.head, *(gap + record for record in draft.records), *([draft.closing] if draft.closing else [])]

@@ -24,18 +24,18 @@ def _marked(setting: Setting, n: int, n_words: int) -> Draft:
 
 
 def copy(setting: Setting) -> Draft:
-    """Return the records and questions of a sample that asks for a literal copy of one of four marked passages.
+    """Generate the task ``copy``: the model must repeat one of four marked passages word for word.
 
-    A passage has 20 words (about 32 tokens).
+    Each passage is a record of 20 words (about 32 tokens) that begins with ``Passage`` and a name, and the question
+    names one.
     """
     return _marked(setting, setting.count(4, 100), setting.size(20, 6, 30))
 
 
 def copy_long(setting: Setting) -> Draft:
-    """Return the records and questions of a sample that asks for a literal copy of one of four marked passages.
+    """Generate the task ``copy_long``: like ``copy``, but with passages of 60 words (about 96 tokens).
 
-    A passage has 60 words (about 96 tokens).
-    Samples of fewer than 1,200 tokens have fewer passages.
+    Samples of fewer than 1,200 tokens have fewer than four passages.
     """
     return _marked(setting, setting.count(4, 300), setting.size(60, 30, 70))
 
@@ -48,10 +48,10 @@ def _item(rng: Rng) -> str:
 
 
 def repeat(setting: Setting) -> Draft:
-    """Return the records and questions of a sample that asks for the continuation of one of four strings.
+    """Generate the task ``repeat``: the model must continue one of four random strings, given its beginning.
 
-    The question gives the first four items of the string. A string has 20 random items (about 48 tokens), each a
-    number, a word or a made-up word, so it cannot be guessed.
+    A string is a record of 20 items (about 48 tokens), each a number, a noun or a made-up word, so its continuation
+    cannot be guessed. The question quotes the first four items, and the answer is the other sixteen.
     """
     rng, n = setting.rng, setting.count(4, 150)
     size = setting.size(20, 8, 28)
@@ -66,9 +66,10 @@ def repeat(setting: Setting) -> Draft:
 
 
 def code_line(setting: Setting) -> Draft:
-    """Return the records and questions of a sample that asks for the rest of a line of code in the context.
+    """Generate the task ``code_line``: the model must complete a line of code that occurs in the context.
 
-    The question quotes the beginning of the line. No other line of the context has this beginning.
+    Each record is a generated function that contains one assignment to a variable with a unique name. The question
+    quotes such a line up to the name, and the answer is the rest of the line.
     """
     rng, n = setting.rng, setting.count(6, 300)
     lines = {line.prefix: line for line in (code.call(rng) for _ in range(n))}

@@ -10,17 +10,18 @@ from kvbench.tasks.mini.rng import Rng
 
 @dataclass(frozen=True)
 class Question:
-    """One question about a context.
+    """One question about a sample's context, with its answer and where the context gives it.
 
     Args:
-        prompt: text after the context. It begins with whitespace and does not end with it.
-        query: the question without any wrapper, with which a retriever searches.
-        answer: the right answer, without the space before it (unless `glued`).
-        evidence: places in the context that give the answer. Each is the index of a record and a half-open character
-            range in that record.
-        glued: True if no space is inserted between `prompt` and `answer`, as for code, where `answer` itself begins
-            with any whitespace it needs.
-        parts: the values in the answer if each is scored separately, else empty.
+        prompt: the question as it stands after the context. It begins with whitespace and does not end with it.
+        query: the bare question, without a label such as ``Question:``, as input for methods that search the context
+            for relevant passages.
+        answer: the right answer, without the space that separates it from `prompt` (but see `glued`).
+        evidence: the places of the answer in the context. Each is a triple: the index of a record, and the beginning
+            and end of a half-open character range in that record.
+        glued: True if `answer` follows `prompt` directly, without a space in between, as in code. `answer` then begins
+            with whatever whitespace it needs.
+        parts: the single values in the answer if each is scored by itself, else empty.
     """
 
     prompt: str
@@ -32,22 +33,22 @@ class Question:
 
     @property
     def continuation(self) -> str:
-        """The answer as it would follow `prompt`, leading whitespace included."""
+        """The answer with any space before it, so that ``prompt + continuation`` is the complete text."""
         return self.answer if self.glued else f" {self.answer}"
 
 
 @dataclass
 class Draft:
-    """A sample before filler is added: the records to hide in the filler, and the questions about them.
+    """What a task generates for a sample: texts with the answers (records) and questions about them, but no filler.
 
     Args:
-        style: key of the wrapper around the context in :data:`kvbench.tasks.mini.templates.WRAPPERS`.
-        records: texts to hide in the filler, each on its own lines, without whitespace at either end.
-        questions: questions about the records; the sample's own prompt ends with the first.
-        ordered: True keeps the order of the records in the context, False shuffles them.
-        closing: text at the end of the context, after all filler. It begins with whitespace, or is empty.
-        code: whether the filler is code instead of prose.
-        meta: additional JSON data for the sample's `meta`.
+        style: key in :data:`kvbench.tasks.mini.templates.WRAPPERS` of the instructions around the context.
+        records: texts to scatter among the filler. Each begins on a new line, and has no whitespace at either end.
+        questions: the questions; the first one ends the sample's own prompt.
+        ordered: True to keep the records in this order in the context, False to shuffle them.
+        closing: text that ends the context, after all records and filler. It is empty or begins with whitespace.
+        code: True for generated code as filler, False for prose.
+        meta: further JSON data for the field `meta` of the finished sample.
     """
 
     style: str
@@ -60,28 +61,28 @@ class Draft:
 
 
 class Writer(Protocol):
-    """Source of the sentences in a task's records and questions."""
+    """Interface of the generator from which tasks take sentences (:class:`kvbench.tasks.mini.prose.Prose`)."""
 
     def sentence(self) -> str:
-        """Return one sentence on one line."""
+        """Return one sentence, without line breaks."""
         ...
 
     def passage(self, n_words: int) -> str:
-        """Return whole sentences with about `n_words` words in total, on one line."""
+        """Return whole sentences, without line breaks, until they have at least `n_words` words in total."""
         ...
 
 
 @dataclass
 class Setting:
-    """The input from which a task generates the records and questions of one sample.
+    """What a task gets to generate one sample: its random numbers, its length, and whether it is for training.
 
     Args:
         rng: the sample's own stream of random numbers.
-        writer: source of sentences.
-        length: the sample's length in tokens, which limits the number of records.
-        vary: True draws the number and size of the records at random, for training. False uses fixed values, for
-            evaluation.
-        questions: number of questions to ask; a task with fewer records asks fewer.
+        writer: generator of sentences.
+        length: the sample's length in tokens, which bounds the number of records.
+        vary: True for training samples, whose records vary in number and size at random. False for evaluation samples,
+            where both are fixed.
+        questions: number of questions to ask. A sample with too few records for it asks fewer.
     """
 
     rng: Rng
@@ -91,26 +92,26 @@ class Setting:
     questions: int = 1
 
     def count(self, most: int, tokens_each: int, least: int = 1) -> int:
-        """Return the number of records that a sample should have.
+        """Return how many records the sample should have.
 
-        For evaluation, it is as many as fit into the sample's length, up to `most` and at least `least`. For training,
-        it is drawn at random between a third of that number and all of it.
+        An evaluation sample gets `most`, or as many as fit into its length if they are fewer, but at least `least`. A
+        training sample gets a random number between a third of that (but at least `least`) and all of it.
 
         Args:
             most: largest number of records.
-            tokens_each: number of tokens of the sample's length that one record requires.
+            tokens_each: tokens of the sample's length to allow for each record; the record itself may take fewer.
             least: smallest number of records.
         """
         n = max(least, min(most, self.length // tokens_each))
         return self.rng.between(max(least, n // 3), n) if self.vary else n
 
     def size(self, usual: int, low: int, high: int) -> int:
-        """Return `usual` for evaluation, or a random integer from `low` to `high` (both included) for training."""
+        """Return a parameter of a task: `usual` for evaluation, a random integer in [`low`, `high`] for training."""
         return self.rng.between(low, high) if self.vary else usual
 
     def pick(self, n_records: int) -> list[int]:
-        """Return the indices of the records to ask about, drawn without repetition.
+        """Choose at random which records to ask about, and return their indices; none is chosen twice.
 
-        Their number is :attr:`questions`, or `n_records` if that is smaller.
+        There are :attr:`questions` of them, or `n_records` if that is smaller.
         """
         return self.rng.sample(range(n_records), min(self.questions, n_records))

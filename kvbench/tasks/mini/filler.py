@@ -19,7 +19,10 @@ SLACK = 8
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of text with its token ids and its role: ``fixed`` (the wrapper's wording), ``record`` or ``filler``."""
+    """A piece of a prompt's text, with its token ids and what it is.
+
+    `role` is ``fixed`` for the instruction, ``record`` for a text that a task generated, or ``filler``.
+    """
 
     text: str
     ids: list[int]
@@ -27,36 +30,44 @@ class Piece:
 
 
 class Filler(Protocol):
-    """A source of paragraphs."""
+    """Interface of the generators of irrelevant text, which brings samples to their length."""
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
-        """Return paragraphs of filler.
+        """Generate filler that takes nearly `budget` tokens, and never more.
 
         Args:
-            budget: number of tokens of all paragraphs together, which is nearly reached and never exceeded.
+            budget: number of tokens that all paragraphs together may take.
             sentences: number of sentences per paragraph.
 
         Returns:
-            The pieces of each paragraph. The first piece of a paragraph begins with a line break, the others with a
-            space.
+            The paragraphs, each a list of pieces, such as sentences. The first piece of a paragraph begins with a line
+            break, and the others with a space.
         """
         ...
 
 
 class ProseFiller:
-    """Filler that consists of generated English sentences, none of which occurs twice.
+    """Filler of generated English sentences; no sentence occurs twice in a sample.
 
     Args:
-        prose: source of the sentences. The task takes its sentences from the same source, so the filler repeats none of
-            them.
-        encode: the tokenizer.
+        prose: generator of the sentences. It must be the one from which the task takes the sentences of its records, so
+            that the filler repeats none of these either.
+        encode: function that tokenizes texts, to measure their lengths.
     """
 
     def __init__(self, prose: Prose, encode: Encode) -> None:
         self._prose, self._encode = prose, encode
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
-        """Return paragraphs of `sentences` sentences each. All paragraphs together have at most `budget` tokens."""
+        """Generate paragraphs of prose that take nearly `budget` tokens together, and never more.
+
+        Args:
+            budget: number of tokens that all paragraphs together may take.
+            sentences: number of sentences per paragraph. The last paragraph may have fewer or more.
+
+        Returns:
+            The paragraphs, each a list of sentences.
+        """
         paragraphs: list[list[Piece]] = []
         count = 0
         while budget > 64:
@@ -85,11 +96,11 @@ class ProseFiller:
 
 
 class CodeFiller:
-    """Filler that consists of generated Python functions and constants, with a blank line before each.
+    """Filler of generated Python functions and constants, each preceded by a blank line.
 
     Args:
         rng: source of random numbers.
-        encode: the tokenizer.
+        encode: function that tokenizes texts, to measure their lengths.
     """
 
     def __init__(self, rng: Rng, encode: Encode) -> None:
@@ -99,9 +110,14 @@ class CodeFiller:
         return f"{code.name(self._rng).upper()} = {names.digits(self._rng, 3)}"
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
-        """Return paragraphs of one function or one constant each. All together have at most `budget` tokens.
+        """Generate functions and constants that take nearly `budget` tokens together, and never more.
 
-        The argument `sentences` has no effect.
+        Args:
+            budget: number of tokens that all of them together may take.
+            sentences: ignored, since code has no sentences.
+
+        Returns:
+            One paragraph per function or constant, each a list with a single piece.
         """
         paragraphs: list[list[Piece]] = []
         while budget > 400:

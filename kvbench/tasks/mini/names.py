@@ -9,14 +9,15 @@ from kvbench.tasks.mini.rng import Rng
 
 
 def distinct(n: int, make: Callable[[], str]) -> list[str]:
-    """Return `n` different names from a generator that may repeat itself.
+    """Draw random names until `n` different ones have occurred, and return these.
 
     Args:
         n: number of names.
-        make: returns one random name; it is called until `n` different names have occurred.
+        make: function that returns one random name. It must be able to return at least `n` different ones, or this
+            never returns.
 
     Returns:
-        The names in the order of their first occurrence.
+        The names in the order in which they were first drawn.
     """
     names: dict[str, None] = {}
     while len(names) < n:
@@ -40,7 +41,7 @@ def key(rng: Rng) -> str:
 
 
 def pair(rng: Rng) -> str:
-    """Return a random colour and an animal or a tool, for example ``amber falcon``."""
+    """Return two random words, a colour and an animal or a tool, for example ``amber falcon``."""
     return f"{rng.choice(words.COLOURS)} {rng.choice(words.ANIMALS + words.TOOLS)}"
 
 
@@ -50,15 +51,15 @@ def label(rng: Rng) -> str:
 
 
 def town(rng: Rng) -> str:
-    """Return the random name of a made-up town, for example ``Fenmouth``."""
+    """Return a random made-up name of a town, for example ``Fenmouth``."""
     return rng.choice(words.TOWN_STARTS) + rng.choice(words.TOWN_ENDS)
 
 
 def person(rng: Rng) -> str:
-    """Return a random first name and a made-up surname, for example ``Clara Holbrook``."""
+    """Return a random full name, a real first name with a made-up surname, for example ``Clara Holbrook``."""
     return f"{rng.choice(words.FIRST_NAMES)} {town(rng)}"
 
 
 def variable(rng: Rng) -> str:
-    """Return the random name of a variable, three capital letters, for example ``QXB``."""
+    """Return a random variable name of three capital letters, for example ``QXB``."""
     return "".join(chr(65 + rng.below(26)) for _ in range(3))

@@ -55,12 +55,15 @@ _VERDICTS = (
 
 
 def article(text: str) -> str:
-    """Return `text` after its indefinite article, for example ``an old anchor``."""
+    """Return `text` with ``a`` or ``an`` in front of it, for example ``an old anchor``."""
     return ("an " if text[0] in "aeiou" else "a ") + text
 
 
 def noun_phrase(rng: Rng, nouns: list[str]) -> str:
-    """Return one of `nouns` with an article, and often with one or two adjectives or a colour."""
+    """Return a random noun phrase, for example ``the old, rusty lantern``.
+
+    It has an article, one of `nouns`, and in five cases of eight one or two adjectives or a colour.
+    """
     noun = rng.choice(nouns)
     kind = rng.below(8)
     if kind < 3:
@@ -73,7 +76,7 @@ def noun_phrase(rng: Rng, nouns: list[str]) -> str:
 
 
 def subject(rng: Rng) -> str:
-    """Return a random subject of a sentence: a first name, a person, an animal, or a first name and a person."""
+    """Return a random subject for a sentence, for example ``Clara``, ``the old baker`` or ``Clara and the baker``."""
     kind = rng.below(8)
     if kind < 2:
         return rng.choice(words.FIRST_NAMES)
@@ -83,12 +86,12 @@ def subject(rng: Rng) -> str:
 
 
 def place(rng: Rng) -> str:
-    """Return a random place with a preposition, for example ``near the old bridge``."""
+    """Return a random prepositional phrase of place, for example ``near the old bridge``."""
     return f"{rng.choice(_PREPOSITIONS)} {noun_phrase(rng, words.PLACES)}"
 
 
 def clause(rng: Rng) -> str:
-    """Return a random main clause in the past tense, neither capitalized nor with a full stop."""
+    """Return a random main clause in the past tense, without an initial capital or a final full stop."""
     kind = rng.below(9)
     who = subject(rng)
     if kind < 4:
@@ -108,9 +111,9 @@ def clause(rng: Rng) -> str:
 
 
 def sentence(rng: Rng) -> str:
-    """Return a random sentence of 4 to about 35 words, capitalized and with a full stop.
+    """Return a random sentence of 4 to about 35 words, with an initial capital and a final full stop.
 
-    Two calls very rarely return the same sentence.
+    Sentences rarely repeat, but nothing prevents it (see :class:`Prose`).
     """
     kind = rng.below(12)
     if kind < 5:
@@ -131,7 +134,7 @@ def sentence(rng: Rng) -> str:
 
 
 class Prose:
-    """Source of the sentences of one sample, which never returns the same sentence twice.
+    """Generator of a sample's sentences; it remembers those that it has returned, and never returns one twice.
 
     Args:
         rng: source of random numbers.
@@ -150,7 +153,7 @@ class Prose:
                 return text
 
     def passage(self, n_words: int) -> str:
-        """Return as many sentences as are needed for `n_words` words in total, on one line."""
+        """Return whole sentences, without line breaks, until they have at least `n_words` words in total."""
         parts: list[str] = []
         count = 0
         while count < n_words:

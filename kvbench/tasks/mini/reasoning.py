@@ -12,10 +12,11 @@ from kvbench.tasks.mini.rng import Rng
 
 
 def variable_tracking(setting: Setting) -> Draft:
-    """Return the records and questions of a sample that asks for the value of a variable.
+    """Generate the task ``variable_tracking``: the model must follow assignments back to the value of a variable.
 
-    The records form four chains of assignments such as ``VAR A = 12345. VAR B = VAR A. VAR C = VAR B.``, as in RULER.
-    The answer writes out the whole chain of the variable.
+    There are four chains of assignments, such as ``VAR A = 12345.``, ``VAR B = VAR A.``, ``VAR C = VAR B.``, as in
+    RULER. Each assignment is a record of its own, and the chains are interleaved. The question names the last variable
+    of a chain, and the answer writes out the chain: ``VAR C = VAR B = VAR A = 12345``.
     """
     rng, n, hops = setting.rng, setting.count(4, 120, least=2), setting.size(2, 1, 3)
     variables = names.distinct(n * (hops + 1), lambda: names.variable(rng))
@@ -41,10 +42,10 @@ def variable_tracking(setting: Setting) -> Draft:
 
 
 def two_hop(setting: Setting) -> Draft:
-    """Return the records and questions of a sample that asks where somebody's brother lives.
+    """Generate the task ``two_hop``: the model must combine two sentences to say where somebody's brother lives.
 
-    Two of the 24 records have to be combined: one is ``The brother of A is B.`` and another ``B lives in P.``. The
-    answer is ``B lives in P``.
+    For each of 12 people A, the records ``The brother of A is B.`` and ``B lives in P.`` stand at different places of
+    the context. The question asks where the brother of A lives, and the answer is ``B lives in P``.
     """
     rng, n = setting.rng, setting.count(12, 85, least=2)
     people = names.distinct(2 * n, lambda: names.person(rng))
@@ -70,10 +71,10 @@ def _shot(rng: Rng, kind: int) -> str:
 
 
 def few_shot(setting: Setting) -> Draft:
-    """Return the records and questions of a sample that asks for the label of a sentence.
+    """Generate the task ``few_shot``: the model must label a sentence after 24 labelled examples in the context.
 
-    The context shows 24 other sentences with their labels. There are four made-up labels, for sentences
-    about an animal, a food, a tool or a person.
+    The sentences are about an animal, a food, a tool or a person, and each of these classes has a made-up word as its
+    label. The model can learn only from the examples which label belongs to which class.
     """
     rng, n = setting.rng, setting.count(24, 42, least=6)
     labels = names.distinct(4, lambda: names.label(rng))
@@ -119,14 +120,14 @@ _NOUNS = tuple(noun for noun in words.TOOLS if len(noun) < 8 and noun not in ("s
 
 
 def problem(rng: Rng, steps: int) -> tuple[str, str]:
-    """Return a random word problem and its solution, for example ``12 + 9 = 21. 21 - 5 = 16. #### 16``.
+    """Return the text of a random word problem, and its solution, for example ``12 + 9 = 21. 21 - 5 = 16. #### 16``.
 
-    The solution ends as in GSM8K.
+    The final number stands after ``####``, as in GSM8K.
 
     Args:
         rng: source of random numbers.
-        steps: number of calculations in the solution. A quarter of the problems have one more, which adds the number of
-            things that a friend has.
+        steps: number of calculations in the solution. A quarter of the problems ask for two people's things together,
+            which takes one more calculation.
     """
     who, friend = rng.sample(words.FIRST_NAMES, 2)
     things = _plural(rng.choice(_NOUNS))
@@ -158,9 +159,9 @@ def problem(rng: Rng, steps: int) -> tuple[str, str]:
 
 
 def arithmetic(setting: Setting) -> Draft:
-    """Return the records and questions of a sample that asks for the solution of a word problem.
+    """Generate the task ``arithmetic``: the model must solve a word problem after six solved examples.
 
-    The context ends with six other word problems and their solutions, after all filler.
+    The examples stand together at the end of the context, after all filler, and no record lies between the filler.
     """
     rng = setting.rng
     shots = [problem(rng, rng.between(1, 3)) for _ in range(setting.count(6, 200))]

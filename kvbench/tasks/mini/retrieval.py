@@ -9,23 +9,23 @@ from kvbench.tasks.mini.prose import article
 
 
 def ask(query: str, answer: str, *evidence: tuple[int, int, int], parts: tuple[str, ...] = ()) -> Question:
-    """Return a question in the usual form, with ``Question: ...`` and ``Answer:`` on two lines.
+    """Return a question whose prompt has the usual form: ``Question: ...`` on one line and ``Answer:`` on the next.
 
     Args:
         query: text of the question.
         answer: the right answer.
-        evidence: places in the context that give the answer (see :class:`Question`).
-        parts: the values in the answer if each is scored separately.
+        evidence: places of the answer in the context, in the form that :func:`find` returns.
+        parts: the single values in the answer if each is scored by itself.
     """
     return Question(f"\n\nQuestion: {query}\nAnswer:", query, answer, evidence, parts=parts)
 
 
 def find(record: str, index: int, value: str) -> tuple[int, int, int]:
-    """Return the last occurrence of a value in a record, in the form of ``Question.evidence``.
+    """Locate the last occurrence of a value in a record, as an entry for :attr:`Question.evidence`.
 
     Args:
         record: text of the record.
-        index: index of the record among the sample's records.
+        index: index of the record among the sample's records; it is returned unchanged.
         value: the text to find.
 
     Returns:
@@ -39,7 +39,7 @@ def find(record: str, index: int, value: str) -> tuple[int, int, int]:
 
 
 def passkey(setting: Setting) -> Draft:
-    """Return the records and questions of a sample that asks for a five-digit number, which one record states twice.
+    """Generate the task ``passkey``: the model must find a five-digit number, which one record states twice.
 
     Source: Mohtashami and Jaggi 2023, "Landmark Attention".
     """
@@ -51,9 +51,9 @@ def passkey(setting: Setting) -> Draft:
 
 
 def needle(setting: Setting) -> Draft:
-    """Return the records and questions of a sample that asks for the seven-digit value of one of 16 needles.
+    """Generate the task ``needle``: the model must find the seven-digit number of one of 16 keys.
 
-    Source: RULER (Hsieh et al. 2024).
+    Each key and its number stand in a sentence of their own among the filler. Source: RULER (Hsieh et al. 2024).
     """
     rng, n = setting.rng, setting.count(16, 60)
     keys = names.distinct(n, lambda: names.key(rng))
@@ -67,7 +67,7 @@ def needle(setting: Setting) -> Draft:
 
 
 def needle_words(setting: Setting) -> Draft:
-    """Return the records and questions of a sample that asks for the two-word value of one of 16 needles."""
+    """Generate the task ``needle_words``: like ``needle``, but the values are pairs of words, not numbers."""
     rng, n = setting.rng, setting.count(16, 60)
     keys = names.distinct(n, lambda: names.key(rng))
     values = names.distinct(n, lambda: names.pair(rng))
@@ -89,20 +89,19 @@ def _pairs(setting: Setting, keys: list[str], values: list[str]) -> Draft:
 
 
 def key_value(setting: Setting) -> Draft:
-    """Return the records and questions of a sample that asks for the value of a key.
+    """Generate the task ``key_value``: the model must look up the value of one of 64 keys.
 
-    The records are 64 lines such as ``rusty-lantern: 482193``, each with a key and its value. Samples of fewer than
-    2,560 tokens have fewer lines.
+    Each record is a line such as ``rusty-lantern: 482193``. Samples of fewer than 2,560 tokens have fewer lines.
     """
     rng, n = setting.rng, setting.count(64, 40, least=2)
     return _pairs(setting, names.distinct(n, lambda: names.key(rng)), names.distinct(n, lambda: names.digits(rng, 6)))
 
 
 def key_value_hex(setting: Setting) -> Draft:
-    """Return the records and questions of a sample that asks for the value of a hexadecimal key.
+    """Generate the task ``key_value_hex``: the model must look up the value of one of 64 hexadecimal keys.
 
-    The records are 64 lines such as ``a3f91c: 93bd04e1a77c``, each with a key and its value. The keys look alike, and
-    the answers are long. Samples of fewer than 3,584 tokens have fewer lines.
+    Each record is a line such as ``a3f91c: 93bd04e1a77c``. It is harder than ``key_value``, because the keys look alike
+    and the values are longer. Samples of fewer than 3,584 tokens have fewer lines.
     """
     rng, n = setting.rng, setting.count(64, 56, least=2)
     return _pairs(
@@ -113,16 +112,19 @@ def key_value_hex(setting: Setting) -> Draft:
 
 
 def several(setting: Setting) -> Draft:
-    """Return the records of a sample as :func:`key_value_hex` does, with eight questions about the same context."""
+    """Generate the task ``several``: ``key_value_hex`` with eight questions about one context, each about another key.
+
+    Training samples keep the number of questions of `setting`.
+    """
     if not setting.vary:
         setting.questions = 8
     return key_value_hex(setting)
 
 
 def multi_value(setting: Setting) -> Draft:
-    """Return the records and questions of a sample that asks for all values of one key.
+    """Generate the task ``multi_value``: the model must list all values of one key, in the order of the text.
 
-    Three of the 12 needles have this key. The question states the number of values.
+    Three of the 12 records give a value of this key, and the question says how many there are.
     """
     rng, wanted = setting.rng, setting.size(3, 2, 4)
     most = setting.count(12, 60, least=wanted + 1)
@@ -144,7 +146,10 @@ def multi_value(setting: Setting) -> Draft:
 
 
 def facts(setting: Setting) -> Draft:
-    """Return the records and questions of a sample that asks for one of four facts about one of 12 made-up people."""
+    """Generate the task ``facts``: the model must recall one fact about one of 12 made-up people.
+
+    The context gives the occupation, birth, favourite dish and pet of each, in separate sentences.
+    """
     rng, n = setting.rng, setting.count(12, 100)
     records: list[str] = []
     pool: list[Question] = []
@@ -165,10 +170,10 @@ def facts(setting: Setting) -> Draft:
 
 
 def passage(setting: Setting) -> Draft:
-    """Return the records and questions of a sample that asks which of 20 numbered passages ends with a given sentence.
+    """Generate the task ``passage``: the model must say which of 20 tagged passages ends with a given sentence.
 
-    The number follows its passage. A small model does not learn the opposite order, in which it would have to look back
-    from the sentence to the number.
+    The answer is the passage's tag, a random four-digit number at its end. A tag at its beginning would make the task
+    too hard: a small model does not learn to look back from the sentence to the tag.
     """
     rng, n = setting.rng, setting.count(20, 200, least=2)
     tags = names.distinct(n, lambda: names.digits(rng, 4))

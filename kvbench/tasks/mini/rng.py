@@ -14,13 +14,13 @@ _MASK = (1 << 64) - 1
 
 
 class Rng:
-    """Stream of random numbers, which is determined by the labels that name it.
+    """Random number generator that gives the same numbers on every machine and Python version.
 
-    The generator is SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators").
+    The algorithm is SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators").
 
     Args:
-        labels: values that name the stream. The seed is the first 8 bytes of the SHA-256 of their text, so streams with
-            different labels are independent of each other.
+        labels: values that determine the seed, for example a task, a length and a sample's number. The seed is the
+            first 8 bytes of the SHA-256 of their text, so generators with different labels give unrelated numbers.
     """
 
     __slots__ = ("_state",)
@@ -30,18 +30,18 @@ class Rng:
         self._state = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
     def bits(self) -> int:
-        """Return the next 64 random bits as an integer."""
+        """Return the next 64 random bits, as an integer from 0 to 2^64 - 1."""
         self._state = state = (self._state + 0x9E3779B97F4A7C15) & _MASK
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         return state ^ (state >> 31)
 
     def below(self, n: int) -> int:
-        """Return an integer in [0, n), all equally likely if `n` is far below 2^64."""
+        """Return a random integer in [0, n). All are equally likely, as long as `n` is far below 2^64."""
         return (self.bits() * n) >> 64
 
     def between(self, low: int, high: int) -> int:
-        """Return an integer in [low, high], both ends included."""
+        """Return a random integer in [low, high], both ends included."""
         return low + ((self.bits() * (high - low + 1)) >> 64)
 
     def chance(self, probability: float) -> bool:
@@ -49,7 +49,7 @@ class Rng:
         return self.bits() < probability * 18446744073709551616.0
 
     def choice(self, items: Sequence[T]) -> T:
-        """Return one of `items`, all equally likely."""
+        """Return a random entry of `items`; all are equally likely."""
         return items[(self.bits() * len(items)) >> 64]
 
     def weighted(self, weights: dict[str, float]) -> str:
@@ -62,13 +62,13 @@ class Rng:
         return next(reversed(weights))
 
     def shuffle(self, items: MutableSequence[T]) -> None:
-        """Shuffle `items` in place (Fisher and Yates)."""
+        """Put `items` into a random order, in place (the Fisher-Yates shuffle)."""
         for i in range(len(items) - 1, 0, -1):
             j = self.below(i + 1)
             items[i], items[j] = items[j], items[i]
 
     def sample(self, items: Sequence[T], n: int) -> list[T]:
-        """Return the items at `n` different positions, in random order.
+        """Draw `n` of `items` without replacement, and return them in random order.
 
         Raises:
             ValueError: `items` has fewer than `n` entries.

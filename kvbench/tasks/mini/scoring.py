@@ -12,26 +12,29 @@ Scorer = Callable[[str, str, Mapping[str, Any]], dict[str, float]]
 
 
 def exact(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Return ``score`` by exact match, and ``contained``, which is 1 if the prediction contains the answer, else 0."""
+    """Score a short answer: ``score`` is 1 if the prediction equals it, ``contained`` if it contains it; else 0."""
     return {"score": exact_match(prediction, [answer]), "contained": contains(prediction, [answer])}
 
 
 def words(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Return ``score`` by exact match, and ``words``, the fraction of words that are right before the first error."""
+    """Score a copied text by exact match (``score``) and by the share of it before the first wrong word (``words``)."""
     return {"score": exact_match(prediction, [answer]), "words": prefix_share(prediction, answer)}
 
 
 def values(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Return ``score``, the recall of the values in ``meta["parts"]`` as in RULER, and ``exact`` by exact match."""
+    """Score a list of values by the share that the prediction contains (``score``) and by exact match (``exact``).
+
+    The wanted values are ``meta["parts"]``. The share is RULER's recall.
+    """
     return {"score": recall(prediction, meta["parts"]), "exact": exact_match(prediction, [answer])}
 
 
 def number(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Return scores of the solution of a word problem, each 1 if right and 0 if wrong.
+    """Score the solution of a word problem, which should end with ``####`` and the result.
 
     Returns:
-        ``score`` compares the number after ``####``, ``steps`` the whole solution by exact match, and ``flexible`` the
-        last number of the prediction.
+        Three scores, each 1 if right and 0 if wrong. ``score`` judges the number after ``####``, ``flexible`` the last
+        number of the prediction, and ``steps`` whether the whole solution matches exactly.
     """
     wanted = marked_number(answer)
     return {

@@ -27,18 +27,19 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 @dataclass(frozen=True, kw_only=True)
 class Mini(Task):
-    """Samples of the generated tasks (:mod:`kvbench.tasks.mini.catalogue`) at several lengths.
+    """The data set `mini`: generated long-context tasks (:mod:`kvbench.tasks.mini.catalogue`) at several lengths.
 
-    The nominal length counts tokens of the bundled model. It covers the prompt, the token `<s>` before it and the
-    maximum length of the answer. A sample may be up to 24 tokens shorter. Its text depends only on the task, the
-    length, the seed and the sample's number, not on the limit.
+    The length of a sample is nominal. It is counted with the bundled model's tokenizer, and covers the
+    beginning-of-sequence token, the prompt and the longest answer that the task allows. A sample may be up to 24 tokens
+    shorter. Its text depends only on the task, the length, the seed and its index, so a larger `limit` adds samples and
+    changes none.
 
     Args:
         name: the data set's name in results.
         tasks: names of tasks, or ``all``.
-        lengths: nominal lengths in tokens; the allowed values are in :data:`LENGTHS`.
+        lengths: nominal lengths in tokens, chosen from :data:`LENGTHS`.
         limit: number of samples for each task and length.
-        seed: seed from which the samples are generated.
+        seed: random seed of the samples.
     """
 
     version = 1
@@ -51,7 +52,7 @@ class Mini(Task):
     seed: int = bounded(0, minimum=0, maximum=MOST)
 
     def check(self) -> None:
-        """Raise ConfigError if no task or length is named, one does not exist, or one is named twice."""
+        """Raise ConfigError if the list of tasks or of lengths is empty, or has unknown or repeated entries."""
         if not self.tasks or not self.lengths:
             raise ConfigError(
                 "dataset.tasks" if not self.tasks else "dataset.lengths",
@@ -70,10 +71,13 @@ class Mini(Task):
                 raise ConfigError(f"dataset.{key}", list(values), "lists a value twice", hint="list each value once")
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError if a length certainly exceeds ``model.max_length``.
+        """Raise ConfigError if a length cannot fit into ``model.max_length``.
 
-        Lengths count tokens of the bundled model. The tokenizer of another model is assumed to need at least half as
-        many tokens for the same text.
+        The limit is exact for the bundled model, whose tokenizer counts the lengths. Other tokenizers may need fewer
+        tokens for the same text, so for other models only lengths above twice ``model.max_length`` are refused here.
+
+        Args:
+            config: the run's configuration. Nothing is checked if the model has random weights.
         """
         model = config.model
         if model.weights == "random":
@@ -91,28 +95,28 @@ class Mini(Task):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the tasks to run, in order."""
+        """Names of the selected tasks, in the order in which they run."""
         if isinstance(self.tasks, str):
             return tuple(TASKS) if self.tasks == "all" else (self.tasks,)
         return self.tasks
 
     def samples(self) -> Iterator[Sample]:
-        """Yield, for each task and each length, the first `limit` samples."""
+        """Yield `limit` samples for each task and length."""
         for task in self.names:
             for length in self.lengths:
                 for index in range(self.limit):
                     yield self.sample(task, length, index)
 
     def sample(self, task: str, length: int, index: int) -> Sample:
-        """Return one sample, which does not depend on other samples.
+        """Generate one sample, always the same for the same arguments and seed.
 
         Args:
             task: name of the task.
             length: nominal length in tokens.
-            index: 0-based index of the sample.
+            index: 0-based index of the sample among those of its task and length.
 
         Raises:
-            TooShort: `length` is too short for the task's records.
+            TooShort: `length` cannot hold the task's records.
         """
         entry = TASKS[task]
         encode = encoder()
@@ -142,7 +146,10 @@ class Mini(Task):
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that identifies the samples, without their number."""
+        """Return the JSON data that is hashed into the run's id: tasks, lengths, seed and the tokenizer's checksum.
+
+        `limit` is left out, so a finished run can be extended by more samples.
+        """
         return {
             "target": "mini",
             "version": self.version,
@@ -153,7 +160,15 @@ class Mini(Task):
         }
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return the scores of the first line of `prediction` by name, from the scorer of the sample's task."""
+        """Score the first line of a generated answer with the scorer of the sample's task.
+
+        Args:
+            sample: the sample that was run.
+            prediction: the text that the model generated.
+
+        Returns:
+            ``score``, between 0 and 1, and further scores that depend on the task (:mod:`kvbench.tasks.mini.scoring`).
+        """
         return _score(sample.task, prediction, sample.answers[0], sample.meta)
 
 

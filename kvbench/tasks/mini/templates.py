@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Wrapper:
-    """Instructions before and after the context, without whitespace at their ends.
+    """The instructions that a prompt puts before and after its context, without whitespace at their ends.
 
     Args:
         head: the instruction before the context.
-        tail: a second instruction between the context and the question; empty for none.
+        tail: a second instruction, between the context and the question; empty for none.
     """
 
     head: str

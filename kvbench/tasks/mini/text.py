@@ -15,13 +15,14 @@ from kvbench.tasks.mini.heldout import MODULES
 
 @dataclass(frozen=True)
 class Document:
-    """One text of `mini_text`.
+    """One text of `mini_text`, the perplexity data that needs no download.
 
     Args:
-        name: ``topics`` for the help texts, a module's path in the standard library, or a file's name.
+        name: ``topics`` for Python's help texts, the path of a module in the standard library, or the name of a user's
+            file.
         kind: ``prose`` or ``code``.
         text: the text itself.
-        sha256: SHA-256 of the text in UTF-8.
+        sha256: SHA-256 of the text in UTF-8, as hexadecimal digits.
     """
 
     name: str
@@ -35,13 +36,17 @@ def _document(name: str, kind: str, text: str) -> Document:
 
 
 def documents(library: Path | None = None) -> list[Document]:
-    """Return the texts of `mini_text`: Python's help texts as one document, then one document per held-out module.
+    """Read the texts of `mini_text` from the Python installation.
 
     Args:
-        library: folder with the sources of a standard library; None for the running Python's own.
+        library: folder of a standard library from which to read source files; None for that of the running Python.
+
+    Returns:
+        First all of Python's help texts as one document, then one document for each module that was kept out of the
+        bundled model's training data (:data:`kvbench.tasks.mini.heldout.MODULES`).
 
     Raises:
-        DataError: this Python comes without its sources or help texts (some distributions strip them).
+        DataError: the installation lacks the source files or the help texts, as some distributions of Python do.
     """
     folder = library or Path(sysconfig.get_paths()["stdlib"])
     documents = [_document("topics", "prose", "\n\n".join(text for _, text in _topics()))]
@@ -72,7 +77,7 @@ def _topics() -> Iterator[tuple[str, str]]:
 
 
 def own(path: Path) -> Document:
-    """Return a user's UTF-8 text file as one document of prose.
+    """Read a user's text file (UTF-8) as a document of prose, in place of the texts of `mini_text`.
 
     Raises:
         DataError: the file cannot be read or is blank.
@@ -93,10 +98,11 @@ def own(path: Path) -> Document:
 
 
 def identity(texts: list[Document]) -> dict[str, str]:
-    """Return data that identifies the texts in a result.
+    """Return the data by which results record which texts were used.
 
     Returns:
-        ``sha256``, a checksum over all texts, and ``python``, the version of the running Python, which provides them.
+        ``sha256``, a checksum over all texts, and ``python``, the version of the running Python, with which the texts
+        of `mini_text` change.
     """
     joined = hashlib.sha256("".join(document.sha256 for document in texts).encode())
     return {"sha256": joined.hexdigest(), "python": platform.python_version()}

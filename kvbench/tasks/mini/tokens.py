@@ -16,13 +16,15 @@ TOKENIZER = Path(__file__).resolve().parents[2] / "models" / "tiny" / "tokenizer
 
 @functools.lru_cache(maxsize=4)
 def encoder(path: Path = TOKENIZER) -> Encode:
-    """Return a function that converts a list of texts into lists of token ids, without special tokens.
+    """Load a tokenizer, and return a function from a list of texts to a list of token ids for each.
+
+    No special tokens are added.
 
     Args:
-        path: a ``tokenizer.json`` of the `tokenizers` library.
+        path: a ``tokenizer.json`` of the library `tokenizers`; by default that of the bundled model.
 
     Raises:
-        DataError: the file is missing or does not hold a tokenizer.
+        DataError: the file is missing, or is not a tokenizer.
     """
     from tokenizers import Tokenizer
 
@@ -41,12 +43,12 @@ def encoder(path: Path = TOKENIZER) -> Encode:
 
 @functools.lru_cache(maxsize=4)
 def fingerprint(path: Path = TOKENIZER) -> str:
-    """Return the checksum of a tokenizer file: the first 16 hex digits of its SHA-256.
+    """Return a checksum of a tokenizer file: the first 16 hexadecimal digits of its SHA-256.
 
-    The samples depend on the tokenizer, because it measures their lengths.
+    It is part of the identity of `mini`, because the tokenizer decides how much filler fits into a sample.
 
     Args:
-        path: the tokenizer file.
+        path: the tokenizer file; by default that of the bundled model.
 
     Raises:
         DataError: the file cannot be read.
