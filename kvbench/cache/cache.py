@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class KVCache(Cache):
-    """Keys and values of all layers, to pass to a model as ``past_key_values``. Created by ``method.new_cache(model)``.
+    """A cache to pass to a model as ``past_key_values``; ``method.new_cache(model)`` creates it.
 
     Args:
         method: the method, which decides in which format each token is stored.
@@ -64,7 +64,7 @@ class KVCache(Cache):
 
     @property
     def options(self) -> Options:
-        """Kernels and back ends that serve this cache and, if there is one, the draft model's cache."""
+        """Kernels and back ends that serve this cache and, if a draft has a cache of its own, that cache."""
         return self.progress.options
 
     @options.setter
@@ -76,14 +76,14 @@ class KVCache(Cache):
     # -- a draft's own cache ----------------------------------------------------------------------------------------
 
     def lead(self, follower: KVCache | None) -> None:
-        """Give the prompt to the draft model's cache too, so that one prefill serves both caches.
+        """Attach the cache that a draft reads, so that one prefill fills both caches.
 
         When a layer has received the whole prompt, it passes the keys and values on to the same layer of `follower`.
-        The time that `follower` has spent on retrieval (Cocktail) is added to that of this cache. If `follower` has
-        notes for the results, they replace the notes of this cache.
+        The time that the method of `follower` has spent on searching the context (Cocktail) is added to the `search_s`
+        of this cache. If `follower` has `notes` on the prompts, they replace those of this cache.
 
         Args:
-            follower: the draft model's cache; None if the prompt should no longer be shared.
+            follower: the draft's own cache; None to detach it.
         """
         self.follower = follower
         if follower is None:
@@ -100,17 +100,18 @@ class KVCache(Cache):
     # -- prefill in chunks ------------------------------------------------------------------------------------------
 
     def open_prefill(self) -> None:
-        """Announce that the prompt will arrive in chunks. It stays in full precision until :meth:`finalize` is called.
+        """Announce that the prompt will arrive in several forward passes (chunks), ended by :meth:`finalize`.
 
-        This is not needed if the cache was created with `prompts`, whose length shows when the prompt is complete.
+        Until then, all of it stays in full precision. The call is not needed if the cache was created with `prompts`,
+        whose length shows when the prompt is complete.
         """
         self.progress.prefill.open = True
 
     @contextmanager
     def only(self, rows: slice, batch: int) -> Iterator[None]:
-        """Restrict prefill to some rows of the batch inside the context, so that a batch can be prefilled in groups.
+        """Within a ``with`` block, prefill only some rows of the batch, so that a batch can be prefilled in groups.
 
-        The whole prompts of these rows must be prefilled inside the context. The cache must have been created with
+        The whole prompts of these rows must be prefilled within the block. The cache must have been created with
         `prompts`, so that its padding is known, and must support groups (:meth:`takes_groups`).
 
         Args:
@@ -129,7 +130,7 @@ class KVCache(Cache):
                 progress.prefill.group = None
 
     def takes_groups(self) -> bool:
-        """Return True if the rows of a batch may be prefilled in groups (:meth:`only`)."""
+        """Return True if a batch may be prefilled in groups of rows, one group after another (:meth:`only`)."""
         caches = [self, *([self.follower] if self.follower is not None else [])]
         return all(
             not cache.method.quantized_prefill and all(layer.rotation is None for layer in cache.layers)
@@ -137,7 +138,7 @@ class KVCache(Cache):
         )
 
     def finalize(self) -> None:
-        """End a prefill in chunks: in every layer, the method stores the prompt, unless it has already done so."""
+        """End a prefill in chunks: let the method store the prompt in each layer where it has not yet done so."""
         self.progress.prefill.open = False
         for layer in self.layers:
             layer.seal()
@@ -146,10 +147,10 @@ class KVCache(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """False: transformers must not compile a model's forward pass with this cache, because the stores grow.
+        """Always False: transformers must not compile a forward pass with this cache, because its buffers grow.
 
         Transformers' generation loop reads this property at each step. If the method speculates, which that loop does
-        not support, the first read also issues a warning.
+        not support, the loop's first read issues a warning.
         """
         speculation = self.method.speculation
         asking = sys._getframe(1).f_globals.get("__name__") if speculation is not None else None
@@ -166,7 +167,7 @@ class KVCache(Cache):
         return False
 
     def crop(self, max_length: int) -> None:
-        """Remove the newest tokens, as in transformers 5.17.
+        """Remove the newest tokens; the argument has the meaning that it has in transformers 5.17.
 
         Args:
             max_length: a negative number ``-k`` removes the newest k tokens; a positive number ``n`` keeps only the
@@ -180,13 +181,13 @@ class KVCache(Cache):
             layer.crop(max_length)
 
     def take_back(self, counts: Sequence[int]) -> None:
-        """Take back the newest tokens of each row, such as rejected drafts. Their number may differ between rows.
+        """Remove the newest tokens of each row, such as rejected drafts. Their number may differ between rows.
 
-        Afterwards, every row still ends at the last column. A row that loses more tokens than another shifts to the
-        right, as if it had more padding on its left. The rotary positions of its tokens do not change.
+        Rows stay aligned at their right ends: a row that loses more tokens than another gets as many more columns of
+        padding on its left. The rotary positions of its remaining tokens do not change.
 
         Args:
-            counts: for each row, the number of tokens to take back.
+            counts: for each row, the number of tokens to remove.
 
         Raises:
             CacheError: the cache has packed or dropped tokens since one of these tokens arrived, or the prompt is not
@@ -202,17 +203,17 @@ class KVCache(Cache):
                 self.progress.positions.shift([count - least for count in counts])
 
     def follow(self, leader: KVCache, counts: Sequence[int]) -> None:
-        """Copy the newest tokens of another cache to the end of this one, as a draft's cache follows the target's.
+        """Append the newest tokens of the target's cache to this one, which belongs to a draft.
 
-        The other cache must still hold these tokens in full precision. Before them, both caches must have seen the same
-        tokens. Afterwards both have the same padding and the same length.
+        Apart from these tokens, both caches must have seen the same ones, and the target's must still hold them in full
+        precision. Afterwards both caches have the same padding and the same length.
 
         Args:
-            leader: the other cache.
+            leader: the target's cache.
             counts: for each row, the number of tokens to copy.
 
         Raises:
-            CacheError: the lengths of the two caches do not differ by ``max(counts)``.
+            CacheError: `leader` has not seen exactly ``max(counts)`` tokens more than this cache.
         """
         most = max(counts)
         if self.get_seq_length() + most != leader.get_seq_length():
@@ -274,7 +275,7 @@ class KVCache(Cache):
     # -- kvbench's interface ----------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Let the method pack and drop tokens in every layer, as it prescribes for the tokens seen so far.
+        """Let the method pack and drop tokens in every layer, so that all tokens are stored as it prescribes.
 
         Raises:
             NonFiniteError: a packed token contains NaN or Inf.
@@ -285,8 +286,8 @@ class KVCache(Cache):
     def settle_layers(self) -> None:
         """Let the method pack and drop tokens in every layer, without checking for NaN and Inf.
 
-        The check in :meth:`settle` waits for the device. Kernels still record a NaN or Inf that they pack, and a later
-        check reports it.
+        Unlike :meth:`settle`, it does not wait for the device. A NaN or Inf that a kernel packs is recorded on the
+        device, and a later check reports it.
 
         If the method allows it, layers that pack or drop the same tokens share a kernel launch.
         """
@@ -297,10 +298,9 @@ class KVCache(Cache):
             layer.settle()
 
     def bill(self, row: int | None = None) -> Bill:
-        """Return how many bytes the cache takes, by part, including the draft model's cache if there is one.
+        """Return how many bytes the cache takes, by part, including a draft's own cache if there is one.
 
-        The method first packs or drops all tokens that are due, so afterwards it may be too late to take back the
-        newest tokens.
+        This first calls :meth:`settle`. Afterwards it may be too late to remove the newest tokens (:meth:`take_back`).
 
         Args:
             row: row of the batch to count; None for the whole batch. The `reserved` bytes are always those of the whole
@@ -332,7 +332,7 @@ class KVCache(Cache):
         return Bill(used, reserved, equivalent, max(widths, default=2))
 
     def clone(self) -> KVCache:
-        """Return an independent copy, for continuing the same prompt in two ways."""
+        """Return an independent copy, for example to continue the same prompt in two ways."""
         twin = copy(self)
         twin.progress = self.progress.clone()
         twin.layers = [layer.clone(twin.progress) for layer in self.layers]
@@ -343,7 +343,7 @@ class KVCache(Cache):
 
     @property
     def reads_packed(self) -> bool:
-        """True if any attention path has read packed codes."""
+        """True if attention has read packed codes in at least one layer so far."""
         return any("packed" in layer.paths for layer in self.layers)
 
     @property

@@ -42,10 +42,12 @@ from kvbench.errors import CacheError, NonFiniteError
 
 
 class Handle:
-    """A placeholder that ``update`` returns in place of keys and values; only kvbench's attention can read it.
+    """What a layer's ``update`` returns to the model in place of key and value tensors.
+
+    Only kvbench's attention can use it. Any other attempt to read it as a tensor raises CacheError.
 
     Args:
-        layer: layer that stores the keys and values.
+        layer: layer of the cache, from which attention reads the older tokens.
         fresh: keys and values of the new tokens, ``[B, H, q, D]`` and ``[B, H, q, Dv]``.
     """
 
@@ -54,9 +56,9 @@ class Handle:
         self._fresh: tuple[Tensor, Tensor] | None = fresh
 
     def claim(self) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of the new tokens. This can be done only once.
+        """Hand over the keys and values of the new tokens to attention, which can be done only once.
 
-        The handle then drops its references, so that the memory can be freed.
+        The handle then no longer refers to them, so that their memory can be freed.
 
         Returns:
             The keys ``[B, H, q, D]`` and the values ``[B, H, q, Dv]``.
@@ -80,12 +82,14 @@ class Handle:
 
 
 class KVLayer(PromptPhase, CacheLayerMixin):
-    """The keys and values of one layer; :class:`kvbench.cache.state.LayerState` describes its attributes.
+    """The keys and values of one layer of a model, as transformers and kvbench's attention use them.
+
+    :class:`kvbench.cache.state.LayerState` describes the attributes.
 
     Args:
         method: the method, which decides in which format each token is stored.
         index: index of the layer.
-        progress: state that all layers of a cache share.
+        progress: state that all layers of a cache share (padding, positions, options, ...).
         window: the layer's sliding window in tokens; None if it has none.
     """
 
@@ -100,7 +104,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
     # -- transformers' interface ------------------------------------------------------------------------------------
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Record shapes, dtype and device of the first keys and values.
+        """Take the numbers of rows, heads and channels, the dtype and the device from the first keys and values.
 
         Args:
             key_states: first keys, ``[B, H, q, D]``.
@@ -109,7 +113,10 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         self.initialize(key_states, value_states)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Take new keys and values from the model, and return a placeholder for each that kvbench's attention can read.
+        """Accept the keys and values of new tokens from the model; kvbench's attention stores and reads them later.
+
+        Once the prompt is complete, the method first packs or drops older tokens (:meth:`settle`), except while drafts
+        may still be rejected.
 
         Args:
             key_states: keys of the new tokens after RoPE, ``[B, H, q, D]``.
@@ -131,17 +138,17 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         return handle, handle
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens seen, including padding, which is also the column of the next token."""
+        """Return the number of tokens seen, including padding and dropped tokens: the column of the next token."""
         return self.seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the size of the attention mask that transformers should make for the next tokens.
+        """Return the number and the offset of the keys for which transformers should build an attention mask.
 
         Args:
-            query_length: number of next tokens.
+            query_length: number of new tokens.
 
         Returns:
-            The number of keys (all tokens seen plus the next ones), and the offset of the first key, which is always 0.
+            All tokens seen plus the new ones, and the offset of the first key, which is always 0.
         """
         return self.seen + int(query_length), 0
 
@@ -150,7 +157,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the newest tokens, as in transformers 5.17.
+        """Remove the newest tokens; the argument has the meaning that it has in transformers 5.17.
 
         Args:
             tokens_to_remove: a negative number ``-k`` removes the newest k tokens; a positive number ``n`` keeps only
@@ -208,7 +215,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
     # -- decoding ---------------------------------------------------------------------------------------------------
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Append the keys and values of new tokens to the full-precision segments at the end of both stores.
+        """Append the keys and values of new tokens to the full-precision segments in which the layer's stores end.
 
         Args:
             keys: keys of the new tokens, ``[B, H, q, D]``.
@@ -220,27 +227,28 @@ class KVLayer(PromptPhase, CacheLayerMixin):
                 tail.append(rows, x[rows].detach())
 
     def advance(self, count: int) -> list[tuple[int, int]]:
-        """Reserve room for new tokens, which a replay of a CUDA graph will write later, and return where it is.
+        """Reserve room for tokens whose keys and values a captured step will write when it is replayed.
 
         Args:
             count: number of new tokens per row.
 
         Returns:
-            For each row, the index of its first new key in the buffer of the newest keys, and that of its first new
-            value in the buffer of the newest values.
+            For each row, where to write: the index of the first new key in the buffer of full-precision keys, and that
+            of the first new value in the buffer of full-precision values.
         """
         places = [store.tail.advance(count) for store in self.stores()]
         self.seen += count
         return list(zip(*places, strict=True))
 
     def settle(self, *, forget: bool = True) -> None:
-        """Let the method pack or drop tokens that have become too old, and drop those that have left a sliding window.
+        """Let the method pack or drop older tokens, so that all tokens of the layer are stored as it prescribes.
 
         A second call without new tokens has no effect.
 
         Args:
-            forget: True to drop tokens that have left the sliding window, False to keep them. Use False if attention
-                for the newest tokens is still to be computed, because their own windows may contain such tokens.
+            forget: True to drop also the tokens that no later token sees, because they have left the layer's sliding
+                window. Use False while attention for the newest tokens is still to be computed, because these may see
+                older tokens than a later one does.
         """
         if not self.sealed or not (self.method.settles or self.window):
             return
@@ -260,7 +268,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         """Return an independent copy of the layer.
 
         Args:
-            progress: shared state of the cache to which the copy belongs.
+            progress: state that all layers share of the cache to which the copy belongs.
         """
         twin = copy(self)
         twin.progress, twin.order, twin.firm = progress, list(self.order), list(self.firm)

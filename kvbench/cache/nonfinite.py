@@ -17,11 +17,13 @@ HINT = "Load the model with a dtype of larger range: model.dtype=bfloat16 or mod
 
 
 def watch_segments(layer: LayerState) -> None:
-    """Have the kernels that pack a layer's tokens report any NaN or Inf that they meet. Does nothing on a CPU.
+    """Have a NaN or Inf that a kernel packs into a layer reported with its layer, position, head and channel.
+
+    Each packed segment of the layer is registered with the device's :class:`Watch`, into which kernels write the
+    location of the first NaN or Inf. Does nothing on a CPU, where packing raises the error at once.
 
     Args:
-        layer: layer with newly created packed segments. Each of them is registered with the :class:`Watch` of its
-            cache and device, where the kernels leave their reports.
+        layer: layer with newly created packed segments.
     """
     if layer.device.type != "cuda":
         return
@@ -35,7 +37,7 @@ def watch_segments(layer: LayerState) -> None:
 
 
 def described(owner: weakref.ref[LayerState], index: int, side: str, number: int, place: Place) -> str:
-    """Return the error message for a NaN or Inf in a packed segment of a layer.
+    """Return the error message for a NaN or Inf that was packed into a segment of a layer.
 
     The message omits the position if the layer no longer exists or no longer holds the token.
 
@@ -60,13 +62,13 @@ def described(owner: weakref.ref[LayerState], index: int, side: str, number: int
 
 
 def located_in_tails(layer: LayerState, error: NonFiniteError, rows: slice) -> NonFiniteError:
-    """Return an error that names the first NaN or Inf among a layer's full-precision tokens.
+    """Return a better error for a NaN or Inf on which packing failed: one that names its layer and position.
 
-    It replaces the error that the method raised when it packed tokens, which does not name the position.
+    The tokens that could not be packed are still among the layer's full-precision tokens, where it is looked up.
 
     Args:
         layer: layer whose tokens the method was packing.
-        error: error to return if all full-precision tokens are finite.
+        error: error that packing raised, without a position; returned if all full-precision tokens are finite.
         rows: rows of the batch whose tokens the method was packing.
     """
     stores, first = layer.stores(), rows.indices(layer.batch)[0]
@@ -88,7 +90,7 @@ def located_in_tails(layer: LayerState, error: NonFiniteError, rows: slice) -> N
 def located(
     layer: LayerState, error: NonFiniteError, rows: slice, keys: Tensor, values: Tensor, positions: Tensor
 ) -> NonFiniteError:
-    """Return an error that names the layer and position of the first NaN or Inf among some tokens.
+    """Return an error that names the layer and position of the first NaN or Inf in given keys and values.
 
     Args:
         layer: layer of the tokens.

@@ -11,14 +11,14 @@ Backend = Literal["auto", "stock"]
 
 @dataclass(frozen=True)
 class Options:
-    """Options of one cache, set by ``cache.options = Options(kernels="triton")``.
+    """Which kernels serve a cache, and how its prompt is computed; ``cache.options = Options(...)`` sets them.
 
     Args:
-        kernels: kernel of decode attention. ``auto``: the fastest kernel that can serve a step, or torch's SDPA in a
-            layer without packed tokens. ``cuda`` or ``triton``: this kernel in all layers, or the reference path if it
-            cannot serve the step. ``reference``: no kernel. Steps that are recorded as CUDA graphs use kernels even in
-            layers without packed tokens.
-        prefill: SDPA back end for the prompt. ``auto``: the fastest. ``stock``: the one that torch chooses.
+        kernels: kernel that computes attention in decode steps. ``auto``: the fastest that can serve the step, or
+            torch's SDPA in a layer without packed tokens; a step that is recorded as a CUDA graph uses a kernel there,
+            too. ``cuda`` or ``triton``: this kernel in all layers, or attention in plain torch where it cannot serve
+            the step. ``reference``: always attention in plain torch.
+        prefill: back end of torch's SDPA for the prompt. ``auto``: the fastest. ``stock``: the one that torch chooses.
         mlp_chunk: number of prompt tokens that feed-forward layers and RoPE process at a time, to save memory
             (:mod:`kvbench.decoding.slices`). ``auto``: 8192 for prompts of more than 16384 tokens, else all at once.
             None: always all at once.

@@ -7,15 +7,17 @@ from torch import Tensor
 
 
 def extended(positions: Tensor, new: Tensor) -> Tensor:
-    """Append positions to a tensor of positions, mostly without copying it.
+    """Return a tensor of positions with new ones appended, in amortised O(q) time like a Python list.
 
-    The argument and the result share a buffer with spare room at its end, so that appending q positions takes amortised
-    O(q) time. Older tensors over the same buffer (in a clone of the cache) stay valid, because only memory beyond their
-    end is written. Two rules follow for the caller. If the same tensor is extended more than once, the appended
-    positions must be the same each time. A tensor that was shortened must be copied before it is extended.
+    The result usually shares memory with `positions`: the new positions are written into spare room behind it. Shorter
+    tensors in the same memory, such as those of a cloned cache, stay valid, because nothing before their end changes.
+    The caller must observe two rules, or it overwrites positions that another tensor shows:
+
+    * If the same tensor is extended more than once, the appended positions must be the same each time.
+    * A tensor that was shortened must be copied before it is extended.
 
     Args:
-        positions: the present positions, ``[..., n]``. A tensor of two or more dimensions is copied.
+        positions: the present positions, ``[..., n]``. With two or more dimensions, they are copied after all.
         new: the positions to append, ``[..., q]``.
 
     Returns:

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class MethodState(Protocol):
-    """The state that a method keeps for one cache, apart from its stores (:class:`kvbench.methods.state.CacheState`).
+    """Interface of what a method remembers about one cache, besides the stored keys and values.
 
-    ``new_cache`` assigns it to :attr:`kvbench.cache.progress.Progress.method_state`.
+    :class:`kvbench.methods.state.CacheState` implements it. ``new_cache`` assigns it to
+    :attr:`kvbench.cache.progress.Progress.method_state`.
     """
 
     def select(self, order: Sequence[int]) -> None:
@@ -30,7 +31,7 @@ class MethodState(Protocol):
         ...
 
     def clone(self) -> MethodState:
-        """Return a copy for a cloned cache. Calling :meth:`select` on the copy must not change the original."""
+        """Return a copy for a cloned cache; a later :meth:`select` on the copy must not change the original."""
         ...
 
 
@@ -38,42 +39,47 @@ L = TypeVar("L", contravariant=True)
 
 
 class Policy(Protocol[L]):
-    """The interface of a method, which decides how each token is stored and when tokens are packed or dropped.
+    """Interface of a method, which decides how each token is stored and when tokens are packed or dropped.
 
-    ``L`` is the type of layer on which the method works (:class:`kvbench.cache.layer.KVLayer`).
+    The type variable ``L`` is the type of layer on which the method works (:class:`kvbench.cache.layer.KVLayer`).
     """
 
     @property
     def observe_prompt(self) -> int:
-        """The kind of attention over the prompt that :meth:`place` receives as `scores`.
+        """Which attention probabilities over the prompt the method needs; :meth:`place` receives them as `scores`.
 
-        0: none. n > 0: the probabilities of the last n queries. -1: for each token, the sum over all queries.
+        0: none. n > 0: those of the prompt's last n tokens as queries. -1: for each prompt token, the sum of the
+        probabilities that all queries give it.
         """
         ...
 
     @property
     def observe_steps(self) -> bool:
-        """True if :meth:`observe` must be called with the attention of every decode step."""
+        """True if the method needs the attention probabilities of every decode step (:meth:`observe`)."""
         ...
 
     @property
     def needs_prompts(self) -> bool:
-        """True if a cache can be created only for prompts that are already known."""
+        """True if the method must know the prompts when its cache is created (``new_cache(model, prompts)``)."""
         ...
 
     @property
     def by_token(self) -> bool:
-        """True if the stored form of a token depends only on that token and its position."""
+        """True if a token's stored form depends only on that token and its position, so that any can be rolled back."""
         ...
 
     @property
     def gives_tail(self) -> bool:
-        """True if every token of the full-precision tail can be rolled back, even after older tokens were packed."""
+        """True if all tokens at the end of a store that are still in full precision can be rolled back.
+
+        Otherwise, only those that arrived since the method last packed or dropped tokens can be, unless
+        :attr:`by_token` is True.
+        """
         ...
 
     @property
     def settles(self) -> bool:
-        """True if the method packs or drops tokens as the sequence grows, so that :meth:`settle` must be called."""
+        """True if the method packs or drops tokens while the sequence grows, which it does in :meth:`settle`."""
         ...
 
     @property
