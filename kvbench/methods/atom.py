@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Atom(RecencyMethod):
-    """Atom: each token is packed after its step, with one group per token and head and an integer zero point.
+    """Atom: every token is packed right after its decode step, with one group per token and head.
+
+    A group has a scale and an integer zero point.
 
     Args:
-        rope: ``post`` stores keys after RoPE. ``pre`` stores pre-RoPE keys, and attention rotates them when it reads
-            them (the authors' code).
-        prefill: ``exact``: the tokens of the prompt attend to each other in full precision, and so do the tokens of one
-            step. ``quantized``: every token attends only to quantized keys and values, including its own (the authors'
-            code).
+        rope: ``post`` stores keys after RoPE. ``pre`` stores pre-RoPE keys, to which attention applies RoPE whenever it
+            reads them (the authors' code).
+        prefill: what tokens attend to. ``exact``: prompt tokens attend to each other in full precision, and so do the
+            tokens of one decode step; all else is read from packed codes. ``quantized``: every token attends to
+            quantized keys and values only, its own included (the authors' code).
     """
 
     rope: Literal["post", "pre"] = "post"
@@ -42,7 +44,7 @@ class Atom(RecencyMethod):
     by_token: ClassVar[bool] = True
 
     def exact(self, n: int) -> int:
-        """Return 0, because no token stays in full precision once its step is over."""
+        """Return 0: between two decode steps, no token is in full precision."""
         return 0
 
     @property
@@ -57,7 +59,7 @@ class Atom(RecencyMethod):
 
     @property
     def eager(self) -> bool:
-        """True for ``prefill=quantized``: a new token is packed before any token attends to it."""
+        """True for ``prefill=quantized``: a decode step packs its tokens before it computes attention."""
         return self.prefill == "quantized"
 
     def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:
@@ -72,11 +74,11 @@ class Atom(RecencyMethod):
         return AtomQuantizer(self.formats()[SIDES.index(side)].bits, None, "token")
 
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return an empty segment with room for the current step's token."""
+        """Return an empty full-precision segment with room for the token of one decode step."""
         return self.full(layer, side, capacity=1, slack=0)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if a group is not one whole head, or if :meth:`RecencyMethod.check` fails."""
+        """Raise ConfigError if a group has fewer channels than a head, or if :meth:`RecencyMethod.check` fails."""
         super().check(head_dim, max_length)
         for side, spec in zip(SIDES, self.formats(), strict=True):
             if spec.group_size != "head_dim" and head_dim and spec.group_size != head_dim:

@@ -44,7 +44,7 @@ QUERY_TOKENS = 64
 
 @dataclass(kw_only=True)
 class Method(Traits):
-    """Base of all methods.
+    """Base of all methods, that is, of the rules that say which tokens are packed or dropped, and when.
 
     Args:
         takes: names of the quantizer presets that the method accepts. ``none`` means that it can run without a
@@ -61,7 +61,10 @@ class Method(Traits):
         return type(self).settle is not Method.settle
 
     def alone(self) -> Method:
-        """Return the method without speculative decoding, for measurements that generate no tokens (perplexity)."""
+        """Return this method without speculative decoding, which perplexity cannot use because it generates no tokens.
+
+        Only a method that speculates overrides this. This implementation returns the method itself.
+        """
         return self
 
     # -- the rules: defined by each method --------------------------------------------------------------------------
@@ -78,26 +81,28 @@ class Method(Traits):
     ) -> None:
         """Put the prompt's tokens into the stores of `layer`.
 
-        The cache calls this once with the whole prompt. With :attr:`quantized_prefill` it calls this once per chunk of
-        the prompt.
+        The cache calls this once, when the prompt is complete; with :attr:`quantized_prefill`, once per chunk of the
+        prompt.
 
         Args:
             layer: layer whose stores are empty for `rows`, or hold only the earlier chunks.
             rows: rows of the batch to store; their prompts are equally long.
-            keys: keys ``[rows, H, n, D]`` in full precision, without padding and without the tokens that
-                :meth:`forgotten` drops: n may be less than ``layer.real_tokens(row)``.
+            keys: keys ``[rows, H, n, D]`` in full precision, without padding. The first tokens are missing if
+                :meth:`forgotten` drops them; n is then less than ``layer.real_tokens(row)``.
             values: values ``[rows, H, n, Dv]`` of the same tokens.
-            scores: attention of the prompt as :attr:`observe_prompt` requests it, ``[rows, Hq, q, n]``: of the last q
-                queries, or, with q = 1, summed over all queries. None if the method requests none.
+            scores: attention probabilities of the prompt, ``[rows, Hq, q, n]``, if the method requests them with
+                :attr:`observe_prompt`: those of the last q queries, or one sum over all queries (q = 1). Otherwise
+                None.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define the method place(layer, rows, keys, values, scores)"
         )
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Pack or drop the tokens that no longer have to be in full precision. This implementation does nothing.
+        """Pack or drop the tokens for which this has become due since the last call.
 
-        Calling it again without new tokens must change nothing.
+        The cache calls this again and again while decoding. A second call without new tokens must change nothing. This
+        implementation does nothing.
 
         Args:
             layer: layer to change.
@@ -123,27 +128,28 @@ class Method(Traits):
         return layer.ordered(row)
 
     def columns(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return the column, in the padded batch, of the token in each slot of a row, ``[n]`` or ``[H, n]``.
+        """Return the column, in the padded batch, of the token that each slot of a row holds, ``[n]`` or ``[H, n]``.
 
-        It tells which token of the text is where in the cache. :meth:`positions` tells instead at which position
-        attention sees the token. The two differ only for a method that rotates keys to other positions (StreamingLLM).
-        None means that the slots are in ascending order without a gap.
+        This tells which token of the text a slot holds. For most methods it is the same as :meth:`positions`. It
+        differs if the method rotates keys to positions other than their own (StreamingLLM): :meth:`positions` then
+        returns the positions that attention uses. None means that the slots hold all tokens in ascending order without
+        a gap.
         """
         return self.positions(layer, row)
 
     def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
         """Return the slot ranges ``(first, end)`` in the order in which attention reads them.
 
-        None means that attention reads all slots in slot order. A method that returns ranges is called with one row at
-        a time, because rows may differ in their order.
+        None means that attention reads all slots in slot order. Rows may differ in their order, so if a method returns
+        ranges, the cache asks for one row at a time.
         """
         return None
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return how many of a row's oldest tokens to drop because a sliding window hides them. This implementation: 0.
+        """Return how many of a row's oldest tokens to drop, out of those that the layer's sliding window hides.
 
-        The result may be smaller than `hidden`, because only whole groups can be dropped. Attention masks the hidden
-        tokens that remain.
+        The result may be smaller than `hidden`, because packed tokens can be dropped only in whole groups. Hidden
+        tokens that stay are masked by attention. This implementation returns 0.
 
         Args:
             layer: layer with a sliding window (``layer.window``).
@@ -152,10 +158,10 @@ class Method(Traits):
         return 0
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop as many of the oldest tokens as :meth:`forgotten` returns, unless they have already been dropped.
+        """Drop the tokens that :meth:`forgotten` counts and that are still stored.
 
-        The cache calls this after :meth:`settle`. This implementation requires that slots are in the order of
-        positions. Calling it again without new tokens changes nothing.
+        The cache calls this after :meth:`settle`. A second call without new tokens changes nothing. This implementation
+        requires that the slots are in the order of positions.
 
         Args:
             layer: layer with a sliding window.
@@ -169,10 +175,10 @@ class Method(Traits):
                 store.drop_front(rows, count)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict how many bytes one layer holds for one sequence, by a formula. A method need not define one.
+        """Predict the bytes of one layer's cache for one sequence from a formula, without making a cache.
 
-        The bill of a cache (:meth:`kvbench.cache.KVCache.bill`) counts real buffers and does not use the formula. Tests
-        check that both agree to the byte.
+        A method may define this or leave it out. The bill of a cache (:meth:`kvbench.cache.KVCache.bill`) counts real
+        buffers instead; tests check that both agree to the byte.
 
         Args:
             at: shape of the layer, and the numbers of prompt tokens and generated tokens.
@@ -202,26 +208,26 @@ class Method(Traits):
             self.quantizer.check("quantizer", head_dim)
 
     def reach(self) -> Reach | None:
-        """Return how many tokens the cache may hold before any is packed or dropped, and the setting that decides this.
+        """Return the largest number of tokens that the cache holds without packing or dropping any of them.
 
-        None if even the first token may be packed or dropped, or if the method never packs or drops any token. This
-        implementation returns None.
+        The result also names the setting that determines this number. It is None if even the first token may be packed
+        or dropped, or if the method never packs or drops any. This implementation returns None.
         """
         return None
 
     def check_reach(self, max_length: int) -> None:
-        """Raise ConfigError if a sequence of `max_length` tokens is too short for any token to be packed or dropped."""
+        """Raise ConfigError if nothing would be packed or dropped in a sequence of `max_length` tokens."""
         reach = self.reach()
         if reach is not None:
             reach.check(max_length)
 
     def check_windows(self, mode: str, prompt: int) -> None:
-        """Raise ConfigError if the method has no effect on perplexity, or cannot run, in the given mode.
+        """Raise ConfigError if perplexity cannot be measured with this method in a mode, or would show no effect.
 
         Args:
             mode: how perplexity is measured: ``decode`` (token by token through the cache), ``simulated`` (one pass
                 with quantized keys and values) or ``fp16`` (one pass without a cache).
-            prompt: number of tokens at the start of each span of text that are read as a prompt.
+            prompt: number of tokens at the start of each span of text that are read in one pass, as a prompt.
         """
         name = type(self).__name__.lower()
         if mode == "fp16" and type(self).__name__ != "FP16":
@@ -242,11 +248,11 @@ class Method(Traits):
             )
 
     def fitted(self, head_dim: int) -> dict[str, int]:
-        """Return the group sizes in use where the configured ones do not fit heads of `head_dim` channels.
+        """Return the group sizes that are reduced because the configured ones do not divide `head_dim` channels.
 
-        The result maps configuration keys to the sizes in use, for example ``{"quantizer.value.group_size": 16}``. It
-        is empty if all configured group sizes fit. Results and labels show these sizes (``kivi
-        int2+value.group_size=16``).
+        Returns:
+            The sizes in use by configuration key, for example ``{"quantizer.value.group_size": 16}``; empty if all
+            configured sizes divide the head. Results and labels show these sizes (``kivi int2+value.group_size=16``).
         """
         return (
             {} if self.quantizer is None else {f"quantizer.{k}": v for k, v in self.quantizer.fitted(head_dim).items()}
@@ -257,17 +263,20 @@ class Method(Traits):
         return ()
 
     def prepare(self, model: ModelConfig) -> None:
-        """Adapt the method to the model's configuration.
+        """Let the method find or compute what depends on the model, such as a calibration file.
 
-        A run calls this after :meth:`check` and before it loads the model. This implementation does nothing; others
-        may raise ConfigError.
+        A run calls this after :meth:`check` and before it loads the model's weights. This implementation does nothing;
+        others may raise ConfigError.
+
+        Args:
+            model: the model's configuration.
         """
 
     def ready(self) -> None:
-        """Raise ModelError if something that the method needs, such as a text encoder, is unavailable.
+        """Raise ModelError if something that the method needs in addition to the model is unavailable.
 
-        This does not concern the model itself. A run calls this before it loads the model, so it must be quick. It may
-        check the disk and the network, but it should not load anything.
+        An example is a text encoder. A run calls this before it loads the model, so it must be quick. It may look for
+        files and use the network, but should not load weights.
         """
 
     def hyperparameters(self) -> dict[str, Any]:
@@ -276,11 +285,11 @@ class Method(Traits):
         return {name: setting for name, setting in asdict(self).items() if name in given}
 
     def identity(self) -> dict[str, Any]:
-        """Return values that are hashed into a run's id in place of hyper-parameters, by hyper-parameter name.
+        """Return what to hash into a run's id in place of certain hyper-parameters, by hyper-parameter name.
 
-        A run's folder is named by a hash of everything that determines its outputs, hyper-parameters included. If a
-        hyper-parameter is the path of a file, for example, a hash of the file's content can take its place. This
-        implementation returns an empty dict: every hyper-parameter is hashed as it is.
+        A run's folder is named by a hash of everything that determines its outputs, hyper-parameters included. For some
+        of them another value is better: for the path of a file, for example, a hash of the file's content. This
+        implementation returns an empty dict, so all hyper-parameters are hashed as they are.
         """
         return {}
 
@@ -295,11 +304,11 @@ class Method(Traits):
 
         Args:
             model: any Hugging Face causal language model with full or sliding-window attention.
-            prompts: padding, contexts and questions of the rows. Chunked prefill requires it, and so do methods that
-                read the text (Cocktail). If None, the first forward pass must contain the whole prompt, and the padding
-                is taken from its attention mask.
-            max_length: number of tokens, prompt and answer together, for which to allocate buffers. They grow if there
-                are more tokens. None: not known.
+            prompts: padding, contexts and questions of the rows. Required for a prefill in chunks, and for methods that
+                read the text (Cocktail). If None, the first forward pass must contain the whole prompt, and its
+                attention mask tells the padding.
+            max_length: number of tokens, prompt and answer together, for which to allocate buffers, which grow if there
+                are more; None: not known.
 
         Raises:
             ConfigError: a hyper-parameter cannot run with this model, such as a group size that does not divide the
@@ -344,8 +353,8 @@ class Method(Traits):
         Args:
             layer: layer that gives shape, dtype and device.
             side: ``key`` or ``value``.
-            capacity: number of tokens for which to allocate at once.
-            slack: number of additional tokens for which to allocate whenever the buffer grows.
+            capacity: number of tokens for which to allocate now.
+            slack: number of tokens that are allocated in excess whenever the buffer has to grow.
         """
         from kvbench.cache.segments.base import FullSegment
 
@@ -367,9 +376,9 @@ class Method(Traits):
             layer: layer that gives shape, dtype and device.
             side: ``key`` or ``value``.
             quantizer: encodes and decodes the tokens.
-            capacity: number of tokens for which to allocate at once.
-            whole_tiles: True to count the bytes of the last tile of 128 tokens as if it were full. This is for segments
-                so short that the unused rest of the tile matters.
+            capacity: number of tokens for which to allocate now.
+            whole_tiles: how to count the bytes of the last tile (128 tokens) if it is incomplete. True: as those of a
+                whole tile, for segments so short that its unused part matters. False: only those of its tokens.
         """
         from kvbench.cache.segments.packed import PackedSegment
 
@@ -386,15 +395,15 @@ class Method(Traits):
 
 
 def affine(spec: FormatSpec, channels: int | None = None) -> AffineQuantizer:
-    """Return the quantizer for a packed format.
+    """Return the quantizer that encodes and decodes a packed format.
 
-    For ``kind=affine`` the quantizer is asymmetric with a floating-point minimum (KIVI). For ``kind=hierarchical`` its
-    codes consist of two nibbles (QuantSpec).
+    For ``kind=affine`` it is asymmetric, with a floating-point minimum per group (KIVI). For ``kind=hierarchical`` each
+    code consists of two nibbles (QuantSpec).
 
     Args:
         spec: the format.
-        channels: channels per head. A group size that comes from a preset and does not divide this number is reduced.
-            None: the group size is not changed.
+        channels: channels per head. If the format comes from a preset and its group size does not divide this number, a
+            smaller group size is used. None: the group size stays as it is.
     """
     from kvbench.quantizers import AffineQuantizer, HierarchicalQuantizer
 

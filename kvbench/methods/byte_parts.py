@@ -15,7 +15,10 @@ View = Literal["all", "target", "draft"]
 
 @dataclass(frozen=True)
 class KVBytes:
-    """Bytes of codes, scales, full-precision tokens and indices (:class:`kvbench.cache.bill.Parts`, without torch)."""
+    """Bytes of a cache by part: codes, scales, full-precision tokens (``window``) and indices.
+
+    It has the fields of :class:`kvbench.cache.bill.Parts`, but needs no torch.
+    """
 
     codes: int = 0
     scales: int = 0
@@ -36,18 +39,18 @@ class KVBytes:
 
 @dataclass(frozen=True)
 class Setting:
-    """Shape and token counts of one layer, for which a method predicts the bytes of one sequence.
+    """Everything on which the bytes of one sequence in one layer depend: shape of the layer and numbers of tokens.
 
     Args:
-        tokens: number of tokens of the sequence seen so far.
-        prompt: how many of these belong to the prompt.
+        tokens: number of tokens of the sequence so far, the prompt included.
+        prompt: number of tokens of the prompt.
         query_heads: number of query heads, Hq.
         heads: number of KV heads, H.
         channels: channels per head, D.
-        width: bytes of an element in full precision. With 4, a scale or minimum has 4 bytes too, otherwise 2.
+        width: bytes per element in full precision. Scales and minima have 4 bytes if this is 4, otherwise 2.
         layer: index of the layer.
-        view: which bytes to count: ``all``: everything that the cache holds; ``target``: everything apart from the
-            draft's own cache; ``draft``: what a drafted token reads.
+        view: what to count. ``all``: the whole cache, with the draft's own cache if there is one. ``target``: the same
+            without the draft's own cache. ``draft``: what the draft reads to produce a token.
         chunks: for Cocktail, the number of INT2 chunks and the number of INT4 chunks; None: they follow from its
             hyper-parameter `split`.
         widths: for Cocktail, the bits of each chunk (2, 4 or 16) in the order of the text; None: they follow from
@@ -74,7 +77,7 @@ class Setting:
 
     @property
     def shown(self) -> int:
-        """Number of prompt tokens that a sliding window does not hide from the first token after the prompt."""
+        """Number of prompt tokens that the first token after the prompt can see."""
         return self.prompt - hidden(self.prompt, self.window)
 
     @property
@@ -88,7 +91,7 @@ class Setting:
         return 4 if self.width == 4 else 2
 
     def exact(self, count: int) -> KVBytes:
-        """Return the bytes of `count` keys, or of as many values, in full precision."""
+        """Return the bytes of `count` tokens in full precision, counting only their keys or only their values."""
         return KVBytes(window=self.heads * count * self.channels * self.width)
 
     def both(self, count: int) -> KVBytes:
@@ -96,13 +99,14 @@ class Setting:
         return self.exact(count) + self.exact(count)
 
     def packed(self, count: int, form: FormatSpec, block: int | None = None) -> KVBytes:
-        """Return the bytes of `count` keys, or of as many values, in a packed format.
+        """Return the bytes of `count` tokens in a packed format, counting only their keys or only their values.
 
         Args:
             count: number of tokens.
             form: the format.
-            block: number of tokens that are packed together and divided into nearly equal groups (LogQuant). None:
-                each group is packed separately.
+            block: number of tokens that are packed together, if they are then divided into ``ceil(block /
+                form.group_size)`` groups of nearly equal size (LogQuant). None: each group is packed separately. Used
+                only if groups run along the tokens.
         """
         if form.axis == "channel":
             group = int(form.group_size)

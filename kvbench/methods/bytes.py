@@ -40,25 +40,26 @@ def kv_bytes(
 
     Args:
         method: a method, as :func:`kvbench.load_method` returns it.
-        tokens: number of tokens seen so far, the prompt included.
+        tokens: number of tokens so far, the prompt included.
         layers: number of layers of the model.
         query_heads: number of query heads.
         heads: number of KV heads.
         channels: channels per head.
         prompt: number of prompt tokens, which some methods treat differently from generated tokens. None: all of
             `tokens` are prompt tokens.
-        width: bytes of an element in full precision.
-        view: ``all``: everything that the cache holds; ``draft``: what QuantSpec's draft reads (the upper nibbles, or
-            its own cache); ``target``: what the verification reads.
+        width: bytes per element in full precision.
+        view: what to count. ``all``: the whole cache. ``draft``: what QuantSpec's draft reads, which is the upper
+            nibbles or its own cache. ``target``: what the pass that verifies its drafts reads.
         chunks: for Cocktail, the number of INT2 chunks and the number of INT4 chunks. None: they follow from its
             hyper-parameter `split` and the length of the prompt.
         widths: for Cocktail, the bits of each chunk (2, 4 or 16) in the order of the text; None: they follow from
             `chunks`.
-        windows: sliding window of each layer in tokens, None for a layer without one. None instead of a list means
-            that no layer has a sliding window.
+        windows: for each layer, its sliding window in tokens, or None if it has none. None in place of the list: no
+            layer has a sliding window.
 
     Raises:
-        ConfigError: the method has no formula, or it is Cocktail with neither `chunks` nor a `split`.
+        ConfigError: the method has no formula, or it is Cocktail and the bit widths follow from neither `widths`,
+            `chunks` nor its `split`.
     """
     at = Setting(tokens, tokens if prompt is None else prompt, query_heads, heads, channels, width, 0, view, chunks)
     at = replace(at, widths=None if widths is None else tuple(widths))

@@ -41,26 +41,28 @@ VALUE_GROUP = 64
 
 @dataclass(kw_only=True)
 class Cocktail(Method):
-    """Cocktail: each chunk of the context is stored in INT2, INT4 or FP16, depending on its similarity to the question.
+    """Cocktail: chunks of the context are stored in INT2, INT4 or FP16, depending on their similarity to the question.
 
-    FP16 chunks, the last tokens of the context that do not fill a chunk, the text around the context, the question and
-    all generated tokens stay in full precision. Keys are stored after RoPE.
+    Everything else stays in full precision: the last tokens of the context, if they do not fill a chunk; the text
+    around the context; the question; and all generated tokens. Keys are stored after RoPE.
 
-    On a layer with a sliding window, bit widths are still chosen for all chunks of the context. A chunk is dropped once
-    the window hides all of its tokens. Tokens in full precision are dropped once they are hidden, 32 at a time.
+    On a layer with a sliding window, bit widths are chosen for the same chunks as on other layers. A packed chunk is
+    dropped once the window hides all of its tokens. Tokens in full precision are dropped once they are hidden, 32 at a
+    time.
 
     Args:
-        alpha: fraction of the range from the lowest to the highest score, from 0 to 1. Chunks whose score is in the
-            lowest such fraction of the range get INT2 (eq. 2).
-        beta: fraction of the same range. Chunks whose score is in the highest such fraction stay in FP16 (eq. 3); the
-            others get INT4. ``alpha + beta`` must be below 1.
+        alpha: the threshold for INT2 lies this fraction of the way from the lowest to the highest score (eq. 2). Chunks
+            with scores below it get INT2. With 0.6, for scores from 0 to 1, these are the chunks below 0.6.
+        beta: the threshold for FP16 lies this fraction of the way from the highest to the lowest score (eq. 3). Chunks
+            with scores above it stay in FP16; those between the thresholds get INT4. ``alpha + beta`` must be below 1.
         chunk_size: tokens per chunk.
-        encoder: ``contriever``, ``bm25``, ``llm_embedder``, ``minilm``, ``openai``, or a sentence-transformers model.
-        whole_words: True: if the border of a chunk cuts a word, the encoder reads the complete word in both chunks. The
-            tokens of the chunks do not change. None: True for ``bm25``, which compares words, and False for the other
-            encoders, which embed the decoded tokens of the chunk.
-        search: ``similarity``: widths depend on the similarity to the question. ``none``: as many chunks of each width,
-            but chosen at random (Table V, without module I).
+        encoder: text encoder that scores the similarity: ``contriever``, ``bm25``, ``llm_embedder``, ``minilm``,
+            ``openai``, or a sentence-transformers model.
+        whole_words: True: where a chunk boundary splits a word, the encoder reads the complete word in both chunks; the
+            tokens that the chunks contain stay the same. False: the encoder reads exactly the chunk's tokens. None:
+            True for ``bm25``, which compares words, and False for all other encoders.
+        search: ``similarity``: widths depend on the similarity to the question. ``none``: the same widths are assigned
+            to the chunks in random order (Table V, without module I).
         reorder: True: chunks of one width are stored together (module II). False: chunks are stored and read in the
             order of the text (Table V, without module II; :mod:`kvbench.methods.cocktail_in_place`).
         split: shares of FP16, INT4 and INT2 chunks, for comparisons at equal bytes. The chunks with the highest scores
@@ -71,7 +73,7 @@ class Cocktail(Method):
         group_size: tokens per key group, a divisor of `chunk_size`; None: the smaller of 32 and `chunk_size`.
         value_group_size: channels per value group. None: the smaller of 64 and the head dimension, or, if 64 does not
             divide the head dimension, the largest power of two that divides it (16 for 80 channels).
-        seed: seed of the random chunks of ``search=none``; ``runtime.seed`` does not change them.
+        seed: seed of the random order of ``search=none``; ``runtime.seed`` does not change it.
     """
 
     alpha: float = 0.6
@@ -90,7 +92,10 @@ class Cocktail(Method):
     needs_prompts: ClassVar[bool] = True
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if ``alpha + beta >= 1``, a group size does not fit, or the encoder is unknown."""
+        """Raise ConfigError if the encoder is unknown, or if a hyper-parameter or a combination of two is not valid.
+
+        Examples are ``alpha + beta >= 1``, and a key group that does not divide a chunk.
+        """
         super().check(head_dim, max_length)
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             if not 0.0 <= value <= 1.0:
@@ -154,14 +159,15 @@ class Cocktail(Method):
         return packages(self.encoder)
 
     def reach(self) -> Reach:
-        """Return the size of the largest context that is not quantized: one token less than a chunk."""
+        """Return the length of the longest context of which nothing is quantized: one token less than a chunk."""
         return Reach("method.chunk_size", self.chunk_size, self.chunk_size - 1, of_prompt=True)
 
     def identity(self) -> dict[str, Any]:
-        """Return what identifies the encoder, and for ``reorder=False`` how chunks are stored.
+        """Return what to hash into a run's id for the encoder and, with ``reorder=False``, for the way of storing.
 
-        The encoder is identified by the version of kvbench's BM25, a hash of the content of a model folder, or the
-        model and URL of an OpenAI endpoint other than the default. A named encoder without any of these adds nothing.
+        The entry of the encoder replaces its name. It is the version of kvbench's BM25, a hash of the files in a model
+        folder, or the model and URL of an OpenAI endpoint other than the default. For any other encoder there is no
+        entry, and its name is hashed.
         """
         return self._encoder_identity() | ({} if self.reorder else {"reorder": "false: runs in place"})
 
@@ -177,7 +183,7 @@ class Cocktail(Method):
         return {"encoder": f"folder {folder}"} if folder else {}
 
     def ready(self) -> None:
-        """Raise ModelError if the encoder's weights, key or package are unavailable."""
+        """Raise ModelError if the encoder cannot be used, because its weights, API key or package are missing."""
         from kvbench.retrieval.encoders import encoder
 
         encoder(self.encoder).ready()
@@ -189,9 +195,10 @@ class Cocktail(Method):
         return channels if channels <= VALUE_GROUP else fitting(VALUE_GROUP, channels) or VALUE_GROUP
 
     def fitted(self, head_dim: int) -> dict[str, int]:
-        """Return the size of value groups, by configuration key, if it was reduced to divide `head_dim`.
+        """Return ``{"method.value_group_size": SIZE}`` if the default size of 64 does not divide `head_dim`.
 
-        Otherwise the result is empty.
+        SIZE is the smaller size in use. The result is empty if the default divides the head, or if `value_group_size`
+        is set.
         """
         group = self.value_group(head_dim)
         plain = self.value_group_size is not None or group == min(VALUE_GROUP, head_dim)
@@ -207,10 +214,9 @@ class Cocktail(Method):
     ) -> KVCache:
         """Choose the bit width of each chunk by its similarity to the question, and return an empty cache.
 
-        ``cache.search_s`` is the time that this choice takes, in seconds, if the encoder is loaded and all embeddings
-        must be computed. For embeddings that an earlier run has stored, it includes the time that their computation
-        took on this machine. It is None if that time is not known, because the encoder of the stored embeddings is not
-        available here.
+        ``cache.search_s`` is then the time of this choice in seconds, without loading the encoder. If embeddings were
+        read from disk, the time that it took this machine to compute them is added. If that time is not known,
+        ``cache.search_s`` is None.
 
         Args:
             model: causal language model, which is switched to kvbench's attention.
@@ -245,9 +251,9 @@ class Cocktail(Method):
 
         Args:
             prompts: token ids, contexts and questions of the batch, and the function that decodes token ids.
-            row: row of the prompt.
-            last_layer: index of the layer that stores the prompt last. The plan then frees the token indices that it
-                caches for all layers. None: it never frees them.
+            row: row of the prompt in the batch.
+            last_layer: index of the model's last layer. Once it has stored the prompt, the plan frees its cached index
+                tensors, which no layer needs any more. None: the plan keeps them.
         """
         from kvbench.retrieval.chunks import cut
         from kvbench.retrieval.encoders import encoder
@@ -268,7 +274,7 @@ class Cocktail(Method):
         return ChunkPlan(chunks, widths, last_layer)
 
     def note(self, plan: ChunkPlan, seconds: float | None) -> dict[str, Any]:
-        """Return a record of the choice of bit widths, for the result of a sample.
+        """Return what a sample's result records of the choice: chunks per width, thresholds, encoder, and time.
 
         Args:
             plan: chunks of the prompt and their widths.
@@ -285,11 +291,11 @@ class Cocktail(Method):
         }
 
     def make_quantizer(self, side: Side, bits: int, channels: int) -> AffineQuantizer:
-        """Return the quantizer of the packed chunks of one width, for keys or for values.
+        """Return the quantizer for chunks of `bits` bits.
 
         Args:
-            side: ``key``: groups of `key_group` tokens of one channel, unless `key_axis` is ``token``; ``value``:
-                groups of channels of one token.
+            side: ``key`` or ``value``. Keys are grouped along the tokens of one channel, unless `key_axis` is
+                ``token``; values along the channels of one token.
             bits: bits per code: 2 or 4.
             channels: channels per head.
         """
@@ -332,7 +338,10 @@ class Cocktail(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store the prompt of each row, each chunk in its chosen width; with ``reorder``, sort chunks by width."""
+        """Store the prompt of each row, every chunk in its chosen width.
+
+        With `reorder`, chunks of one width are stored together; otherwise all tokens stay in the order of the text.
+        """
         if not self.reorder:
             return in_place.place(layer, rows, keys, values, self.plans(layer))
         first = rows.indices(layer.batch)[0]
@@ -350,7 +359,7 @@ class Cocktail(Method):
             plan.placed(layer.index)
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop chunks whose tokens are all hidden by the sliding window, and hidden tokens in full precision."""
+        """Drop packed chunks of which the sliding window hides every token, and hidden tokens in full precision."""
         if not self.reorder:
             return in_place.forget(layer, rows, hidden, self.plans(layer))
         first_seen = whole(hidden, CHUNK)
@@ -377,7 +386,11 @@ class Cocktail(Method):
 
     @staticmethod
     def plans(layer: KVLayer) -> Sequence[ChunkPlan]:
-        """Return the plan of each row (its chunks and their widths), which :meth:`new_cache` has made."""
+        """Return the plan of each row, with its chunks and their widths, as :meth:`new_cache` made it.
+
+        Args:
+            layer: any layer of the cache.
+        """
         state = layer.progress.method_state
         assert isinstance(state, Plans)
         return state.rows
@@ -385,9 +398,9 @@ class Cocktail(Method):
     def layer_bytes(self, at: Setting) -> KVBytes:
         """Predict the bytes of the packed chunks and of all tokens in full precision.
 
-        On layers with a sliding window, the visible chunks are assumed to have the same mix of widths as the whole
-        prompt. With ``reorder=False`` the bytes depend on the order of the chunks, which is random unless ``at.widths``
-        gives it.
+        On a layer with a sliding window, the widths of the visible chunks are assumed to have the same shares as in the
+        whole prompt. With ``reorder=False`` the bytes depend on the order of the chunks; unless ``at.widths`` gives
+        this order, a random one is assumed.
 
         Raises:
             ConfigError: neither ``at.widths``, ``at.chunks`` nor `split` gives the widths, or the chunks have more
@@ -416,8 +429,8 @@ class Cocktail(Method):
     def chunk_widths(self, at: Setting) -> tuple[int, ...]:
         """Return the bits of each chunk of a prompt (2, 4 or 16), in the order of the text.
 
-        They are taken from ``at.widths``, or else derived from the counts ``at.chunks``, or else from the shares
-        `split`.
+        These are ``at.widths`` if given. Otherwise they are made up, with the counts ``at.chunks``, or else with the
+        shares `split`.
 
         Raises:
             ConfigError: none of the three is given.

@@ -21,21 +21,26 @@ if TYPE_CHECKING:
 
 
 def runs(layer: KVLayer, plans: Sequence[ChunkPlan]) -> list[list[Run]]:
-    """Return for each row its runs (consecutive tokens of one width) to store in `layer`, in the order of the text."""
+    """Divide each row's prompt into runs of consecutive tokens with one bit width, in the order of the text.
+
+    Tokens that the layer's sliding window hides are left out.
+
+    Args:
+        layer: layer that stores the prompts.
+        plans: the plan of each row of the batch.
+    """
     return [plan.runs(layer.real_tokens(row), whole(layer.hidden(row), CHUNK)) for row, plan in enumerate(plans)]
 
 
 def place(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, plans: Sequence[ChunkPlan]) -> None:
-    """Store the tokens of prompts in the order of the text.
-
-    Each stretch of consecutive tokens with the same bit width becomes one segment.
+    """Store the tokens of prompts in the order of the text, each run of one bit width in a segment of its own.
 
     Args:
         layer: layer whose stores are empty for `rows`.
-        rows: rows of the batch; their prompts are equally long.
+        rows: rows of the batch to store; their prompts are equally long.
         keys: keys ``[rows, H, n, D]`` in full precision.
         values: values ``[rows, H, n, Dv]``.
-        plans: one plan for each row of the whole batch, not only for `rows`; it gives the bit width of each chunk.
+        plans: the plan of each row of the whole batch, not only of `rows`; it gives the bit width of each chunk.
     """
     of_rows = runs(layer, plans)
     _, numbers = aligned(of_rows)
@@ -48,12 +53,12 @@ def place(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor,
 
 
 def forget(layer: KVLayer, rows: slice, hidden: int, plans: Sequence[ChunkPlan]) -> None:
-    """Drop the oldest tokens of each row, up to the first packed chunk or full-precision token that is still visible.
+    """Drop the oldest tokens of each row that a sliding window hides; a packed chunk is dropped only as a whole.
 
     Args:
         layer: layer with a sliding window.
         rows: rows of the batch to change.
-        hidden: number of oldest tokens that no later token can see; only whole multiples of 32 count.
+        hidden: number of oldest tokens that no later token can see; rounded down to a multiple of 32.
         plans: the plan of each row of the batch.
     """
     for row in range(*rows.indices(layer.batch)):
@@ -64,20 +69,21 @@ def forget(layer: KVLayer, rows: slice, hidden: int, plans: Sequence[ChunkPlan])
 
 
 def reading_order(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
-    """Return the slot range ``(first, end)`` of each segment with tokens of `rows`, in the order of the text."""
+    """Return the slot range ``(first, end)`` of each segment that holds tokens of `rows`, in the order of the text."""
     lengths = [segment.length(rows) for segment in layer.stores()[0].segments]
     return [(stop - length, stop) for length, stop in zip(lengths, accumulate(lengths), strict=True) if length]
 
 
 def billed(widths: Sequence[int], bits: int, chunk_size: int, key_group: int) -> list[int]:
-    """Return the length of each run of chunks with `bits` bits, in tokens, rounded up to whole tiles.
+    """Return for each run of chunks of `bits` bits the number of tokens that its bytes are counted for.
+
+    Codes are stored in whole tiles of 128 tokens, so this is the length of the run, rounded up to whole tiles.
 
     Args:
         widths: bits of each chunk, in the order of the text.
-        bits: number of bits of the runs to return.
+        bits: only runs of chunks with this number of bits are returned.
         chunk_size: tokens per chunk.
-        key_group: tokens per key group. If it is a multiple of a tile (128 tokens), lengths are rounded up to whole
-            groups instead.
+        key_group: tokens per key group. If it is a multiple of 128, lengths are rounded up to whole groups instead.
     """
     unit = key_group if key_group % TILE == 0 else TILE
     counts = [sum(1 for _ in run) * chunk_size for width, run in groupby(widths) if width == bits]

@@ -38,10 +38,10 @@ class ChunkPlan:
     """Chunks of one prompt and the bit width of each. Two plans are equal only if they are the same object.
 
     Args:
-        chunks: the chunks of the context: their spans, texts and query.
-        widths: bits of each chunk, and the score thresholds from which they follow.
-        last_layer: index of the layer that stores the prompt last. The plan then frees the token indices that it caches
-            for all layers. None: it never frees them.
+        chunks: the chunks of the context, with their token ranges and texts, and the question that was searched for.
+        widths: bits of each chunk, and the thresholds on the scores, if such thresholds decided them.
+        last_layer: index of the model's last layer. Once it has stored the prompt, the plan frees its cached index
+            tensors, which no layer needs any more. None: the plan keeps them.
     """
 
     chunks: Chunked
@@ -60,12 +60,12 @@ class ChunkPlan:
         return [token for (first, last), width in spans if width == bits for token in range(first, last)]
 
     def order(self, length: int, hidden: int = 0) -> tuple[list[int], list[int], list[int]]:
-        """Return the indices of a prompt's tokens in three lists: INT2 chunks, INT4 chunks, and all other tokens.
+        """Return the token indices of a prompt in three lists: INT2 chunks, INT4 chunks, and all other tokens.
 
         Args:
             length: number of tokens of the prompt.
-            hidden: number of oldest tokens that a sliding window hides. Hidden tokens in full precision are left out,
-                and so are packed chunks whose tokens are all hidden.
+            hidden: number of oldest tokens that a sliding window hides. Left out are hidden tokens in full precision,
+                and packed chunks of which every token is hidden.
         """
         if (length, hidden) not in self._orders:  # cached: the same for every layer
             two, four = self.tokens(2), self.tokens(4)
@@ -77,7 +77,7 @@ class ChunkPlan:
         return self._orders[length, hidden]
 
     def indices(self, length: int, device: torch.device, hidden: int = 0) -> list[torch.Tensor]:
-        """Return the three lists of :meth:`order` as int32 tensors on `device`; cached, because all layers use them."""
+        """Return the three lists of :meth:`order` as int32 tensors on `device`, which are made once for all layers."""
         key = (length, hidden, device)
         if key not in self._indices:
             with torch.inference_mode(False):
@@ -87,15 +87,16 @@ class ChunkPlan:
         return self._indices[key]
 
     def placed(self, layer: int) -> None:
-        """Free the cached indices if the layer that has just stored its prompt, `layer`, is the last one."""
+        """Free the cached index tensors if `layer`, which has just stored its prompt, is the last layer."""
         if layer == self.last_layer:
             self._indices.clear()
 
     def passed(self, hidden: int) -> int:
-        """Return how many of the oldest tokens can be dropped without splitting a packed chunk.
+        """Return how many of the oldest tokens can be dropped, given that a packed chunk is dropped only as a whole.
 
         Args:
-            hidden: number of oldest tokens that a sliding window hides; the result is at most this number.
+            hidden: number of oldest tokens that a sliding window hides. The result is this number, or less if it would
+                split a packed chunk.
         """
         for (first, stop), bits in zip(self.chunks.spans, self.widths.bits, strict=True):
             if first < hidden < stop and bits < 16:
@@ -103,12 +104,14 @@ class ChunkPlan:
         return hidden
 
     def runs(self, length: int, hidden: int = 0) -> list[Run]:
-        """Return a prompt's tokens as runs of one width, in text order; the last has full precision and may be empty.
+        """Divide a prompt into runs of consecutive tokens with one bit width, in the order of the text.
+
+        The last run is always one in full precision; it may be empty.
 
         Args:
             length: number of tokens of the prompt.
-            hidden: number of oldest tokens that a sliding window hides. They are left out, apart from those in a packed
-                chunk that is still partly visible (:meth:`passed`).
+            hidden: number of oldest tokens that a sliding window hides. They are left out, except that a packed chunk
+                of which a token is visible is kept whole (:meth:`passed`).
         """
         end = self.passed(hidden)
         runs: list[Run] = []
@@ -125,14 +128,18 @@ class ChunkPlan:
 
 
 def aligned(rows: Sequence[Sequence[Run]]) -> tuple[list[tuple[int, int]], list[list[int]]]:
-    """Assign the runs of several rows to a common list of segments, in the order of each row's text.
+    """Assign the runs of all rows to segments, which the rows of a batch share.
 
-    A row has no tokens in a segment that only other rows use. The last run of each row is not assigned, because it is
-    stored in the last segment of the layer.
+    A segment takes at most one run of each row, and only runs of its own bit width. A row without a fitting run has no
+    tokens in it. The last run of each row is not assigned: it belongs in the layer's last segment, which also takes
+    generated tokens.
+
+    Args:
+        rows: for each row, its runs in the order of the text.
 
     Returns:
-        For each segment its bits and the largest number of tokens that a row stores in it; and for each row a list with
-        the index of the segment of each run.
+        For each segment, its bits and the largest number of tokens that a row stores in it; and for each row, the
+        segment index of each of its runs but the last.
     """
     numbers: list[list[int]] = [[] for _ in rows]
     segments: list[tuple[int, int]] = []
@@ -153,7 +160,7 @@ def aligned(rows: Sequence[Sequence[Run]]) -> tuple[list[tuple[int, int]], list[
 
 @dataclass
 class Plans(CacheState):
-    """Cocktail's state for one cache: the plan of each row of the batch."""
+    """Cocktail's per-cache state: the plan of each row of the batch."""
 
     rows: list[ChunkPlan]
 
