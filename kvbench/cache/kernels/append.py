@@ -12,14 +12,15 @@ from torch import Tensor
 
 
 def append(keys: Tensor, values: Tensor, key_buffer: Tensor, value_buffer: Tensor, places: Tensor) -> None:
-    """Append the keys and values of new tokens to a layer's buffers, in one launch that a CUDA graph can record.
+    """Write the keys and values of new tokens into a layer's buffers, in one kernel launch that a CUDA graph can replay.
 
     Args:
         keys: keys of the new tokens, ``[B, H, q, D]``.
         values: values of the new tokens, ``[B, H, q, Dv]``.
         key_buffer: buffer that receives the keys, ``[B, H, capacity, D]``, contiguous.
         value_buffer: buffer that receives the values, ``[B, H, capacity, Dv]``, contiguous.
-        places: for each row, the buffer index of its first new key and that of its first new value, int32 ``[B, 2]``.
+        places: where to write: for each row, the index along `capacity` of its first new key and that of its first new
+            value, int32 ``[B, 2]``. The kernel reads it on the device, so it can change from one replay to the next.
     """
     if not keys.is_cuda:
         count = keys.shape[2]

@@ -29,17 +29,17 @@ def write(
     key_row, key_head, key_token, value_row, value_head, value_token,
     heads, key_room, value_room, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Append new keys and values to a layer's buffers.
+    """Write the keys and values of new tokens into a layer's buffers.
 
-    Grid: (B x H, new tokens, 2). The last dimension is 0 for keys and 1 for values.
+    Grid: (B x H, new tokens, 2). Programs with 0 in the last dimension write keys, those with 1 write values.
 
     Args:
         keys: pointer to the keys of the new tokens, ``[B, H, q, D]``, channels contiguous.
         values: pointer to the values of the new tokens, ``[B, H, q, Dv]``, channels contiguous.
         key_buffer: pointer to the buffer that receives the keys, ``[B, H, key_room, D]``.
         value_buffer: pointer to the buffer that receives the values, ``[B, H, value_room, Dv]``.
-        places: pointer to int32 ``[B, 2]``: for each row, the buffer index of its first new key and that of its first
-            new value.
+        places: pointer to int32 ``[B, 2]``: for each row, the index along `key_room` of its first new key, and that
+            along `value_room` of its first new value.
         key_row: stride of `keys` over rows, in elements.
         key_head: stride of `keys` over heads, in elements.
         key_token: stride of `keys` over tokens, in elements.

@@ -10,10 +10,12 @@ T = TypeVar("T")
 
 
 class Deferred(Generic[T]):
-    """A queue of deferred jobs of one kind (packing or rolling) of one cache.
+    """A queue in which the layers of a cache collect device work of one kind, so that several layers share a launch.
+
+    The work is either the packing of tokens or the moves of rolling windows.
 
     Attributes:
-        jobs: the jobs deferred so far; None outside :meth:`collecting`, where a job is done at once.
+        jobs: the jobs collected so far; None outside :meth:`collecting`, where a job must be run at once instead.
     """
 
     def __init__(self) -> None:
@@ -21,12 +23,12 @@ class Deferred(Generic[T]):
 
     @contextmanager
     def collecting(self) -> Iterator[list[T]]:
-        """Defer the jobs that arise inside the context. The caller must launch them afterwards.
+        """Within a ``with`` block, collect jobs in a list instead of running them.
 
-        Contexts must not be nested.
+        The caller must run them afterwards. Blocks must not be nested.
 
         Yields:
-            The list of the jobs, which grows inside the context.
+            The list, to which jobs are added within the block.
         """
         assert self.jobs is None
         jobs: list[T] = []

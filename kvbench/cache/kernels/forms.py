@@ -18,19 +18,20 @@ ELEMENTS = 8192
 
 @dataclass(frozen=True)
 class Form:
-    """Compile-time parameters of a packing kernel, apart from the dtype.
+    """Compile-time parameters of a packing kernel: the storage format, and the share of a tile that a program handles.
 
     Args:
         kind: arithmetic of the quantizer: ``affine``, ``hierarchical`` or ``atom``.
         bits: bits of a code.
         by_channel: True if a group consists of tokens of one channel, False if of channels of one token.
-        group: number of elements in a group; the maximum number if `window` is not 0.
+        group: number of elements in a group, or if `window` is not 0, the largest such number.
         rows: number of word rows of a tile that a program processes.
         channels: number of channels that a program processes.
-        parts: number of programs that share a tile.
-        warps: number of warps of a program. All threads along the tokens of a group compute its parameters, so fewer
-            warps do less work in total, while more warps hide latency better.
-        window: number of tokens in a block whose groups may cross tile boundaries; 0 if no group does.
+        parts: number of programs among which a tile is divided.
+        warps: number of warps of a program. Each thread computes the parameters of its group for itself, so fewer warps
+            do less work in total, while more warps hide latency better.
+        window: if groups may cross tile boundaries (LogQuant), the number of tokens per block that is divided into
+            groups; else 0.
     """
 
     kind: str
@@ -46,7 +47,7 @@ class Form:
 
 @lru_cache(maxsize=256)
 def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half: bool) -> Form | str:
-    """Return the compile-time parameters of the kernel that packs a storage format, or the reason why none can.
+    """Choose the compile-time parameters of the kernel that packs tokens into a given storage format.
 
     Args:
         kind: arithmetic of the quantizer: ``affine``, ``hierarchical`` or ``atom``.
@@ -55,6 +56,9 @@ def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half
         group: number of elements in a group.
         channels: channels of a head.
         half: True for fp16 tokens, False for bf16.
+
+    Returns:
+        The parameters, or if the kernel does not support the format, the reason as text.
     """
     if bits not in (2, 4, 8):
         return f"{bits}-bit codes"
@@ -79,14 +83,17 @@ def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half
 
 @lru_cache(maxsize=256)
 def windows(bits: int, window: int, group: int, channels: int, half: bool) -> Form | str:
-    """Return the parameters of the kernel for groups that may cross tile boundaries, or why none can pack them.
+    """Choose the compile-time parameters of the kernel for groups of tokens that may cross tile boundaries (LogQuant).
 
     Args:
         bits: bits of a code.
-        window: number of tokens in a block, which is divided into the fewest groups that `group` allows.
-        group: maximum number of tokens in a group.
+        window: number of tokens in a block (LogQuant's W). A block is divided into as few groups as `group` allows.
+        group: largest number of tokens in a group.
         channels: channels of a head.
         half: ignored; the parameters are the same for fp16 and bf16.
+
+    Returns:
+        The parameters, or if the kernel does not support the format, the reason as text.
     """
     if bits not in (2, 4, 8):
         return f"{bits}-bit codes"
@@ -101,11 +108,11 @@ def windows(bits: int, window: int, group: int, channels: int, half: bool) -> Fo
 
 
 def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
-    """Return which programs of a packing kernel must run, per row and KV head, to write consecutive tokens.
+    """Return which programs of a packing kernel to launch, per row and KV head, to write consecutive tokens.
 
-    Normally, all programs of every tile that contains one of the tokens must run. A single token with per-token groups,
-    such as the value that leaves the window at each step, is in one word row only. Only the programs of this word row
-    then run, and they process nothing else.
+    In general, these are all programs of every tile that contains one of the tokens. The exception is a single token
+    that is quantized per token, such as the value that leaves the full-precision window at each step. It occupies one
+    word row, and only programs for this word row are launched.
 
     Args:
         how: compile-time parameters of the kernel.
@@ -113,8 +120,8 @@ def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
         count: number of tokens.
 
     Returns:
-        The compile-time parameters to use; the index of the first program to run, counted from the first in the tile of
-        token `start`; and the number of programs.
+        The compile-time parameters to use, how many programs of the tile of token `start` to skip, and how many to
+        launch.
     """
     if count == 1 and not how.by_channel:
         one = alone_in_its_row(how)
@@ -126,7 +133,7 @@ def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
 
 @lru_cache(maxsize=256)
 def alone_in_its_row(how: Form) -> Form:
-    """Return a copy of a kernel's parameters with which each program processes a single word row."""
+    """Return a copy of compile-time parameters, changed so that each program processes a single word row."""
     return replace(how, rows=1, parts=how.parts * how.rows, warps=1)
 
 

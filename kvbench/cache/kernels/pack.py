@@ -65,11 +65,14 @@ def compiled(device: torch.device) -> bool:
 
 
 def served(segment: Packed, x: Tensor) -> Form | str:
-    """Return the compile-time parameters of the kernel that packs tokens into a segment, or the reason why none can.
+    """Find out if a kernel can quantize and pack given tokens into a segment.
 
     Args:
-        segment: segment that takes the tokens.
+        segment: segment that is to store the tokens.
         x: the tokens, ``[rows, H, n, D]``.
+
+    Returns:
+        The kernel's compile-time parameters if it can, else the reason why not, as text.
     """
     if x.dtype not in (torch.float16, torch.bfloat16) or segment.dtype == torch.float32:
         return f"tokens in {str(x.dtype).removeprefix('torch.')}"
@@ -96,22 +99,23 @@ def served(segment: Packed, x: Tensor) -> Form | str:
 
 
 def pack(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, index: Tensor | None = None) -> None:
-    """Quantize tokens and write them into a segment whose buffers already have room for them.
+    """Quantize tokens and write their codes and parameters into a segment's buffers, which must have room for them.
 
-    Inside :func:`kvbench.cache.kernels.pack_together.together`, the launch is deferred, unless `index` is given.
+    In a ``with`` block of :func:`kvbench.cache.kernels.pack_together.together`, this happens at the end of the block,
+    unless `index` is given.
 
     Args:
-        segment: segment whose words and parameters are written.
-        how: compile-time parameters that :func:`served` returned.
-        first_row: row of the segment that corresponds to row 0 of `x`.
+        segment: segment that stores the tokens.
+        how: the kernel's compile-time parameters, as :func:`served` returned them.
+        first_row: row of the batch, in the segment, to which row 0 of `x` belongs.
         x: tokens in full precision, ``[rows, H, n, D]``.
         start: index of the first token to write within the segment.
         index: indices of the tokens of `x` to pack, in the order in which to write them, int64 or int32 ``[m]`` on the
             device of `x`; None for all.
 
     Raises:
-        NonFiniteError: a token contains NaN or Inf, and the segment belongs to no cache. (A cache raises this error
-            later, see :mod:`kvbench.cache.watch`.)
+        NonFiniteError: a token contains NaN or Inf, and the segment belongs to no cache. (In a cache, the error is
+            raised later: :mod:`kvbench.cache.watch`.)
     """
     if index is None and pack_together.defer(segment, how, first_row, x, start):
         return
@@ -128,7 +132,7 @@ def warm(segment: Packed, x: Tensor) -> None:
     Compilation takes about a second, which would otherwise be part of the first step that packs.
 
     Args:
-        segment: segment that will take the tokens.
+        segment: segment that will store the tokens.
         x: tokens like those to be packed, ``[B, H, 1, D]``; only their shape, strides, dtype and device matter.
     """
     how = served(segment, x)
@@ -180,15 +184,15 @@ def _launch(
 
 @lru_cache(maxsize=16)
 def alone(device: torch.device) -> tuple[Watch, int]:
-    """Return a record in which kernels note NaN and Inf, for segments that belong to no layer.
+    """Return the record in which kernels note a NaN or Inf that they pack into a segment without a cache.
 
-    The caller reads the record after every launch.
+    All such segments of a device share one record, which the caller must check after every launch.
 
     Args:
         device: device of the segments.
 
     Returns:
-        The record, and the number that kernels write into it in place of the number of a segment.
+        The record, and the tag by which it identifies the segments (:meth:`kvbench.cache.watch.Watch.tag`).
     """
     watch = Watch(device)
     return watch, watch.tag(words)

@@ -19,7 +19,10 @@ from kvbench.quantizers.affine import AffineQuantizer
 
 
 class Packed(Protocol):
-    """The attributes of a :class:`kvbench.cache.segments.packed.PackedSegment` that packing kernels need."""
+    """Interface of a packed segment for the code that launches packing kernels.
+
+    :class:`kvbench.cache.segments.packed.PackedSegment` implements it.
+    """
 
     dtype: torch.dtype
     quantizer: AffineQuantizer
@@ -32,12 +35,12 @@ class Packed(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """A deferred call of :func:`kvbench.cache.kernels.pack.pack`.
+    """Tokens that wait to be packed into a segment: the arguments of a call of ``kvbench.cache.kernels.pack.pack``.
 
     Args:
-        segment: segment whose words and parameters are written.
+        segment: segment that stores the tokens.
         how: compile-time parameters of the kernel.
-        first_row: row of the segment that corresponds to row 0 of `x`.
+        first_row: row of the batch, in the segment, to which row 0 of `x` belongs.
         x: tokens in full precision, ``[rows, H, n, D]``.
         start: index of the first token to write within the segment.
     """
@@ -49,14 +52,14 @@ class Job:
     start: int
 
     def signature(self) -> Hashable:
-        """Return everything that must be equal in two jobs for them to share a launch."""
+        """Return a key that is equal for two jobs exactly if they can share a launch."""
         x, segment = self.x, self.segment
         assert segment.watch is not None
         where = (x.shape, x.stride(), x.storage_offset(), x.dtype, x.device, self.start, self.first_row)
         return (self.how, where, segment.side, segment.words[0].shape, segment.params[0].shape, id(segment.watch[0]))
 
     def addresses(self) -> tuple[int, ...]:
-        """Return this job's row of the table of addresses (:func:`kvbench.cache.kernels.pack_layers.pack_layers`)."""
+        """Return the job's buffer addresses and its segment's tag, as ``pack_layers`` expects them in its table."""
         segment = self.segment
         assert segment.watch is not None
         buffers = (segment.words[0], segment.words[-1], segment.params[0], segment.params[1])
@@ -65,9 +68,9 @@ class Job:
 
 @contextmanager
 def together(packs: Deferred[Job]) -> Iterator[None]:
-    """Defer packing inside the context. At its end, jobs with equal signatures are packed in one launch.
+    """Defer packing to the end of a ``with`` block, so that layers that pack tokens alike share a kernel launch.
 
-    Inside the context, nothing may read the packed tokens or overwrite the tokens from which they are made.
+    Within the block, nothing may read the packed tokens or overwrite the full-precision tokens that are to be packed.
 
     Args:
         packs: the cache's queue of packing jobs (``Progress.packs``).
@@ -78,20 +81,20 @@ def together(packs: Deferred[Job]) -> Iterator[None]:
 
 
 def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> bool:
-    """Defer a packing job if possible.
+    """Put tokens into the queue of tokens to be packed together, if there is one.
 
-    It is not possible outside :func:`together`, for a job without tokens, or if the segment belongs to no cache or has
-    no record of NaN and Inf.
+    Tokens are not queued outside :func:`together`, if there are none, or if the segment belongs to no cache or has no
+    record of NaN and Inf.
 
     Args:
-        segment: segment whose words and parameters are written.
+        segment: segment that stores the tokens.
         how: compile-time parameters of the kernel.
-        first_row: row of the segment that corresponds to row 0 of `x`.
+        first_row: row of the batch, in the segment, to which row 0 of `x` belongs.
         x: tokens in full precision, ``[rows, H, n, D]``.
         start: index of the first token to write within the segment.
 
     Returns:
-        True if the job is deferred, False if the caller must do it now.
+        True if the tokens are queued, False if the caller must pack them now.
     """
     if segment.packs is None or segment.packs.jobs is None or segment.watch is None or not x.numel():
         return False
@@ -100,7 +103,7 @@ def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> 
 
 
 def launch(jobs: list[Job]) -> None:
-    """Pack the tokens of all jobs; jobs with equal signatures (:meth:`Job.signature`) share a launch."""
+    """Pack the tokens of all jobs, with one kernel launch for all jobs of equal :meth:`Job.signature`."""
     alike: dict[Hashable, list[Job]] = {}
     for job in jobs:
         alike.setdefault(job.signature(), []).append(job)

@@ -18,22 +18,22 @@ def write_sinks(
     table, turned, places, heads, room, sinks,
     TURNED: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Write the sinks of rolling windows (the first tokens, which are never dropped) to their new places.
+    """Write the sinks of rolling windows (the first tokens, which are never dropped) to new places in their buffers.
 
     Grid: (B x H, segments).
 
     Args:
         table: pointer to the addresses of the buffers ``[B, H, room, D]``, int64 ``[segments]``.
-        turned: if `TURNED`, pointer to the rotated keys of the sinks, ``[B, segments, H, sinks, D]``. Otherwise any
-            tensor with the dtype of the tokens; the sinks are then copied from their old places, which never come after
-            the new ones.
-        places: pointer to int32 ``[B, 4]`` (:func:`kvbench.cache.kernels.roll_together.places`). The columns are the
-            old and the new buffer index of the sinks, then the start and the number of the tokens that move to the
-            front afterwards. In rows that do not move, the first two are -1.
+        turned: if `TURNED`, pointer to what to write: the keys of the sinks after rotation to their new positions,
+            ``[B, segments, H, sinks, D]``. Otherwise any tensor with the dtype of the tokens; the sinks are then copied
+            from their old places, whose indices are never above the new ones.
+        places: pointer to int32 ``[B, 4]`` (:func:`kvbench.cache.kernels.roll_together.places`). Only the first two
+            columns are read: the buffer index of the first sink before and after the move, or -1 in a row that does not
+            move.
         heads: number of KV heads, H.
         room: number of tokens per head for which a buffer has room.
         sinks: number of sinks to write.
-        TURNED: True for keys that have been rotated to their new positions, False for tokens that are only moved.
+        TURNED: True to write the keys in `turned`, False to copy the sinks from their old places.
         CHANNELS: channels of a head, D.
         BLOCK: the smallest power of two that is at least CHANNELS.
         TOKENS: number of tokens to copy at a time.
@@ -62,7 +62,7 @@ def write_sinks(
 def move_to_front(
     table, like, places, heads, room, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr
 ):  # fmt: skip
-    """Move tokens to the front of their buffers.
+    """Move the tokens of rolling windows from the end of their buffers to the front.
 
     Grid: (B x H, segments).
 
@@ -70,7 +70,7 @@ def move_to_front(
         table: pointer to the addresses of the buffers ``[B, H, room, D]``, int64 ``[segments]``.
         like: any tensor with the dtype of the tokens.
         places: pointer to int32 ``[B, 4]``. Only the last two columns are read: the start of the tokens to move, and
-            their number (:func:`kvbench.cache.kernels.roll_together.places`).
+            their number, 0 for none (:func:`kvbench.cache.kernels.roll_together.places`).
         heads: number of KV heads, H.
         room: number of tokens per head for which a buffer has room.
         CHANNELS: channels of a head, D.

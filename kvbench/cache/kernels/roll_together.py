@@ -31,13 +31,16 @@ SINKS = 8
 
 
 class Move(NamedTuple):
-    """One advance of a rolling window: from where to where tokens move in the buffer, for a run of adjacent rows.
+    """One step of a rolling window in some adjacent rows: which tokens move from where to where in the buffer.
+
+    The sinks (the first tokens, which are never dropped) are rewritten in front of the tokens that remain.
 
     Attributes:
         first, last: the rows: from `first` to `last` - 1.
-        old, new: buffer index of the first sink before and after the advance.
-        evicted: number of positions by which the sinks' original keys are rotated.
-        back: number of tokens, including sinks, that then move from index `new` to the front of the buffer; 0 for none.
+        old, new: buffer index of the first sink before and after the step.
+        evicted: number of tokens dropped so far, by which the positions of the sinks' keys are rotated.
+        back: number of tokens, sinks included, that are then moved from index `new` to the front of the buffer, as the
+            next step would run past its end; else 0.
     """
 
     first: int
@@ -49,7 +52,10 @@ class Move(NamedTuple):
 
 
 class Rolling(Protocol):
-    """The attributes of a :class:`kvbench.cache.segments.rolling.RollingSegment` that this module uses."""
+    """Interface of a segment with a rolling window.
+
+    :class:`kvbench.cache.segments.rolling.RollingSegment` implements it.
+    """
 
     buffer: Tensor
     sinks: int
@@ -64,15 +70,15 @@ Roll = tuple[Rolling, tuple[Move, ...]]
 
 @contextmanager
 def together(rolls: Deferred[Roll]) -> Iterator[list[Roll]]:
-    """Defer the moves of rolling windows until the ``with`` block exits, then launch those of all layers together.
+    """Defer the moves of rolling windows to the end of a ``with`` block, where layers that move alike share a launch.
 
-    Inside the block, nothing may read or write a window after it has been moved.
+    Within the block, nothing may read or write a window after it has been moved.
 
     Args:
         rolls: the cache's queue of deferred moves (``Progress.rolls``).
 
     Yields:
-        The list of the moves deferred so far, with their segments.
+        The list of segments and their moves, which grows within the block.
     """
     deferred: list[Roll] = []
     try:
@@ -83,11 +89,11 @@ def together(rolls: Deferred[Roll]) -> Iterator[list[Roll]]:
 
 
 def roll(segment: Rolling, move: Move) -> None:
-    """Move the tokens of a rolling segment: at once, or when the ``with`` block of :func:`together` exits.
+    """Move the tokens of a rolling window, at once or at the end of a ``with`` block of :func:`together`.
 
     Args:
         segment: the segment.
-        move: from where to where the tokens move.
+        move: which tokens move, from where to where.
     """
     if segment.originals is None and move.old == move.new and not move.back:
         return
@@ -98,13 +104,13 @@ def roll(segment: Rolling, move: Move) -> None:
 
 
 def joined(rolls: Sequence[Roll]) -> dict[int, Roll]:
-    """Merge the rolls of each segment, so that every segment occurs once, with all of its moves.
+    """Gather the moves of each segment, so that every segment occurs once, with all of its moves.
 
     Args:
-        rolls: rolls in the order in which they were deferred.
+        rolls: pairs of a segment and some of its moves, in the order in which they were deferred.
 
     Returns:
-        For the ``id`` of each segment, the segment and its moves in order.
+        A dictionary from the ``id`` of a segment to the segment and all of its moves, in order.
     """
     by_segment: dict[int, Roll] = {}
     for segment, moves in rolls:
@@ -114,10 +120,10 @@ def joined(rolls: Sequence[Roll]) -> dict[int, Roll]:
 
 
 def launch(rolls: Sequence[Roll]) -> None:
-    """Carry out deferred rolls. Segments of the same shape with equal moves share a launch.
+    """Carry out deferred moves; segments of the same shape with equal moves share a kernel launch.
 
     Args:
-        rolls: rolls in the order in which they were deferred.
+        rolls: pairs of a segment and some of its moves, in the order in which they were deferred.
     """
     alike: dict[Hashable, tuple[tuple[Move, ...], list[Rolling]]] = {}
     for segment, moves in joined(rolls).values():
@@ -130,11 +136,11 @@ def launch(rolls: Sequence[Roll]) -> None:
 
 
 def run(segments: Sequence[Rolling], moves: tuple[Move, ...]) -> None:
-    """Carry out the same moves in several segments.
+    """Carry out equal moves in several segments: rotate the keys of the sinks if need be, then move the tokens.
 
     Args:
         segments: segments of the same shape.
-        moves: the moves of each of them.
+        moves: the moves, the same in every segment.
     """
     keys = segments[0].originals
     most = len(segments) if keys is None else max(TURNED // keys.numel(), 1)
@@ -145,11 +151,11 @@ def run(segments: Sequence[Rolling], moves: tuple[Move, ...]) -> None:
 
 
 def turn(segments: Sequence[Rolling], moves: Sequence[Move]) -> Tensor:
-    """Rotate the original keys of the sinks of several segments to their new positions.
+    """Rotate (RoPE) the saved original keys of the sinks in several segments to their new positions.
 
     Args:
-        segments: segments of the same shape, whose sinks are rotated.
-        moves: the moves of each of them; ``Move.evicted`` says by how many positions to rotate.
+        segments: segments of the same shape, which hold keys.
+        moves: the moves, the same in every segment; ``Move.evicted`` says by how many positions to rotate.
 
     Returns:
         ``[B, segments x H, sinks, D]``. The contents of rows that are in no move are meaningless and must not be used.
@@ -166,11 +172,11 @@ def turn(segments: Sequence[Rolling], moves: Sequence[Move]) -> Tensor:
 
 
 def by_torch(segments: Sequence[Rolling], moves: Sequence[Move], turned: Tensor | None) -> None:
-    """Carry out the same moves in several segments with torch operations.
+    """Carry out equal moves in several segments with torch operations.
 
     Args:
         segments: segments of the same shape.
-        moves: the moves of each of them.
+        moves: the moves, the same in every segment.
         turned: rotated keys of the sinks (:func:`turn`); None if the sinks are only moved.
     """
     targets: list[Tensor] = []
@@ -192,13 +198,14 @@ def by_torch(segments: Sequence[Rolling], moves: Sequence[Move], turned: Tensor 
 
 
 def by_kernel(segments: Sequence[Rolling], moves: tuple[Move, ...], turned: Tensor | None) -> None:
-    """Carry out the same moves in several segments with two kernels.
+    """Carry out equal moves in several segments with one or two kernel launches.
 
-    The first writes the sinks. The second, needed only at the end of a buffer, moves tokens to its front.
+    The first kernel writes the sinks to their new places. The second is needed only near the end of the buffers; it
+    moves all tokens to the front.
 
     Args:
         segments: segments of the same shape.
-        moves: the moves of each of them.
+        moves: the moves, the same in every segment.
         turned: rotated keys of the sinks (:func:`turn`); None if the sinks are only moved.
     """
     import triton
@@ -231,9 +238,9 @@ def by_kernel(segments: Sequence[Rolling], moves: tuple[Move, ...], turned: Tens
 
 
 def warm(segment: Rolling) -> None:
-    """Compile the kernels that will roll a segment later, without moving any token.
+    """Compile the kernels that will move the tokens of a rolling window later, without moving any.
 
-    Compilation takes about a second, which would otherwise be part of the first step that rolls.
+    Compilation takes about a second, which would otherwise be part of the first step in which the window rolls.
 
     Args:
         segment: segment of the shape and dtype to compile for.
@@ -246,7 +253,9 @@ def warm(segment: Rolling) -> None:
 
 @lru_cache(maxsize=16)
 def places(moves: tuple[Move, ...], rows: int, device: torch.device) -> Tensor:
-    """Return moves as a table on the device. It is cached, because all layers of a step need the same one.
+    """Return the moves of a segment as a table for the kernels, with a line for each row of the batch.
+
+    Results are cached, because all layers of a step need the same table.
 
     Args:
         moves: the moves of a segment.
@@ -254,8 +263,8 @@ def places(moves: tuple[Move, ...], rows: int, device: torch.device) -> Tensor:
         device: device of the table.
 
     Returns:
-        int32 ``[rows, 4]``. The columns are the old and the new buffer index of the sinks, then the start and the
-        number of the tokens that move to the front. A row that does not move has -1, -1, 0, 0.
+        int32 ``[rows, 4]``. The columns are the buffer index of the first sink before and after the move, then the
+        start and the number of the tokens that are moved to the front. A row that does not move has -1, -1, 0, 0.
     """
     lines = [[-1, -1, 0, 0]] * rows
     for move in moves:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def upload(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Copy numbers to a device without waiting for the copy.
+    """Copy numbers to a device without making the host wait until the copy has finished.
 
     Args:
         numbers: a list of numbers, possibly nested.
@@ -27,10 +27,10 @@ def upload(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) 
 
 @lru_cache(maxsize=1024)
 def addresses(numbers: tuple[object, ...], device: torch.device) -> Tensor:
-    """Copy buffer addresses, and other numbers, to a device as int64. Repeated calls return the same tensor.
+    """Return buffer addresses as an int64 tensor on a device; equal arguments return the same, cached tensor.
 
     Args:
-        numbers: the addresses, a tuple that may be nested.
+        numbers: addresses and other integers, a tuple that may be nested.
         device: device of the result.
     """
     return upload(numbers, torch.int64, device)
