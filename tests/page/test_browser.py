@@ -126,7 +126,7 @@ def test_the_keyboard_is_enough(visit, file):
     assert page.locator("dialog").is_visible()
     assert page.locator("dialog h2").text_content() == names(page)[1]
     page.keyboard.press("Escape")
-    assert page.locator("dialog").count() == 0
+    page.wait_for_selector("dialog", state="detached")
 
 
 def test_hover_names_the_run_and_a_click_copies_its_command(visit, file):

@@ -14,16 +14,18 @@ function barPlot(all, scaleFor, text, title, label, bar) {
   const runs = all.slice(0, MOST_BARS);
   const width = widthFor();
   const layout = lineLayout(runs.map((run) => run.name), width);
-  const bottom = 12 + runs.length * layout.height;
-  const box = { left: layout.left, right: width - 16, top: 8, bottom };
+  const above = runs.length > 16;
+  const top = above ? 24 : 8;
+  const bottom = top + 4 + runs.length * layout.height;
+  const box = { left: layout.left, right: width - 16, top, bottom, above };
   const x = scaleFor(box);
   const parts = [lowerTicks(box, x, text)];
   parts.push(shape("text", { class: "title", x: (box.left + box.right) / 2, y: box.bottom + 38, "text-anchor": "middle" }, title));
   const groups = runs.map((run, i) => {
-    const top = box.top + i * layout.height;
-    const drawn = bar(run, top + 4 + layout.offset, x, LINE - 8);
-    const zone = shape("rect", { class: "zone", x: 0, y: top, width: box.right, height: layout.height });
-    return shape("g", {}, nameable(zone, run, drawn.lines), layout.label(run.name, top), drawn.parts);
+    const y = box.top + i * layout.height;
+    const drawn = bar(run, y + 4 + layout.offset, x, LINE - 8);
+    const zone = shape("rect", { class: "zone", x: 0, y, width: box.right, height: layout.height });
+    return shape("g", {}, nameable(zone, run, drawn.lines), layout.label(run.name, y), drawn.parts);
   });
   roving(groups.map((group) => group.firstChild));
   return canvas(width, bottom + 48, `${label}: ${runs.length} runs. Arrow keys go from run to run.`, parts, groups);

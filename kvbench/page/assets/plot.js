@@ -84,7 +84,8 @@ function axes(box, x, y, { xTitle, yTitle, xText, yText }) {
   return parts;
 }
 
-/* Grid lines and texts of the axis below; texts that would overlap the one before are left out. */
+/* Grid lines and texts of the axis below, and of one above where the plot is long (`box.above`); texts that would
+   overlap the one before are left out. */
 function lowerTicks(box, x, text) {
   let free = -Infinity;
   return x.ticks.map((tick) => {
@@ -93,7 +94,8 @@ function lowerTicks(box, x, text) {
     const line = shape("line", { class: "grid", x1: at, x2: at, y1: box.top, y2: box.bottom });
     if (at - words.length * 3.4 < free) return line;
     free = at + words.length * 3.4 + 6;
-    return [line, shape("text", { class: "tick", x: at, y: box.bottom + 16, "text-anchor": "middle" }, words)];
+    const label = (y) => shape("text", { class: "tick", x: at, y, "text-anchor": "middle" }, words);
+    return [line, label(box.bottom + 16), box.above ? label(box.top - 6) : null];
   });
 }
 

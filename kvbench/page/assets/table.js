@@ -44,7 +44,7 @@ function drawHead(all, redraw) {
   });
   const filters = table.columns.map((column) => {
     const input = el("input", {
-      type: "search", "aria-label": `Filter ${column.title}`, placeholder: column.kind === "number" ? "> < a..b" : "filter",
+      type: "search", "aria-label": `Filter ${column.title}`, placeholder: column.kind === "number" ? "> <" : "filter",
       "data-filter": column.key,
       input: (event) => {
         choice.filters[column.key] = event.target.value;
