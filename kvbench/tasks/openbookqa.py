@@ -28,7 +28,10 @@ STEM, CHOICES = "question.stem|question_stem", "question.choices|choices"
 
 @dataclass(frozen=True, kw_only=True)
 class OpenBookQA(Records):
-    """The data set OpenBookQA: the 500 questions of its test split, with the same options as :class:`Records`."""
+    """The data set OpenBookQA: the 500 multiple-choice questions of its test split, with few-shot examples.
+
+    The fields are those of :class:`Records`, with other defaults.
+    """
 
     name: str = "openbookqa"
     template: str = f"Question: {{{STEM}}}\n{{choices}}\nAnswer:"
@@ -43,14 +46,15 @@ class OpenBookQA(Records):
         return (self.examples, self.split)
 
     def entry(self, record: Record, place: str) -> Entry:
-        """Return one record as a prompt, without few-shot examples.
+        """Return one record as a prompt with its reference answer, before few-shot examples are added.
 
         Args:
-            record: the record, in the form of the authors' files or of the hub.
-            place: file and line of the record, for messages.
+            record: the record, with the field names of the authors' files or with those of the hub's files.
+            place: file and line of the record, for error messages.
 
         Raises:
-            DataError: a text is missing or empty, or the options are not labelled A to D.
+            DataError: the question, an option or the answer is missing or empty, or the options are not labelled A to
+                D.
         """
         labels = [label for label, _ in options(lookup(record, CHOICES, place), "choices", place)]
         if labels != list("ABCD"):
@@ -60,9 +64,10 @@ class OpenBookQA(Records):
         return super().entry(record, place)
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that identifies the samples, without their number.
+        """Return the JSON data that is hashed into the run's id: checksums of both splits, and the prompt's options.
 
-        The authors' files and the hub's files, which name the fields differently, give the same checksum.
+        The authors' files and the hub's files name their fields differently, but give the same checksums. `limit` is
+        left out, so a finished run can be extended by more samples.
         """
         return {
             "target": "openbookqa",

@@ -21,11 +21,14 @@ _ROWS = 16
 
 
 def parquet_records(found: Found) -> Iterator[Record]:
-    """Yield the rows of a parquet file, or of all its shards in order.
+    """Yield the rows of a parquet file, or of all shards of a split in order, as dicts.
+
+    Args:
+        found: the file or shards, possibly gzipped or inside an archive.
 
     Raises:
-        DataError: the package `datasets` is not installed, it cannot read a shard, the shards have different columns,
-            or the rows together exceed the limit :data:`kvbench.tasks.files.MAX_FILE`.
+        DataError: the package `datasets` is not installed, a shard cannot be read, the shards have different columns,
+            or the rows together take more memory than :data:`kvbench.tasks.files.MAX_FILE`.
     """
     try:
         import datasets
@@ -78,9 +81,10 @@ def _on_disk(found: Found, folder: Path) -> Iterator[list[Path]]:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Silence the package `datasets` inside a ``with`` block; errors are still raised as exceptions.
+    """Stop the package `datasets` from logging and from reporting its use, inside a ``with`` block.
 
-    It writes no log, and does not report each use to a server of its own, for which it would wait up to three seconds.
+    Without this, `datasets` sends a report of each use over the network, for which it may wait up to three seconds. Its
+    exceptions are raised as usual.
     """
     from datasets import config
     from datasets.utils import logging

@@ -34,30 +34,30 @@ C4_WINDOWS = 256
 
 @dataclass(kw_only=True)
 class Perplexity(TokenTask):
-    """Perplexity of texts, measured on spans of a fixed number of tokens.
+    """Data set that measures the perplexity of a text, cut into spans of a fixed number of tokens.
 
     Args:
         name: the data set's name in results.
-        text: ``wikitext2``, ``c4`` (256 spans drawn with seed 0, as in Atom and KVQuant), ``c4_new`` (256 spans of the
-            first 1,100 documents joined), ``pg19`` (books), ``text`` (files of `path`), or ``mini_text`` (texts that
-            come with Python).
-        path: a local file or folder; None reads from the hub.
+        text: the text to measure: ``wikitext2``; ``c4`` (256 spans drawn at random with seed 0, as in Atom and
+            KVQuant); ``c4_new`` (the first 256 spans of C4's first 1,100 documents, joined); ``pg19`` (books); ``text``
+            (your own files, at `path`); or ``mini_text`` (texts that come with Python).
+        path: a local file or folder; None downloads from the hub.
         source: the file on the hub.
-        mode: how the likelihood is measured. ``decode`` feeds the span through the method's cache token by token.
-            ``simulated`` is one forward pass in which all keys and values are quantized as the method would quantize
-            a prompt. ``fp16`` is one forward pass without a cache.
+        mode: how a span's likelihood is measured. ``decode`` feeds the span token by token through the method's cache,
+            as an answer would be. ``simulated`` runs one forward pass in which all keys and values are quantized as the
+            method would quantize a prompt; this is how papers measure. ``fp16`` runs one forward pass without a cache.
         window: number of tokens per span.
-        stride: number of tokens from the beginning of one span to the next. If it is below `window`, the spans overlap,
-            and only the last `stride` tokens of a span are scored, except in a document's first span. None for no
-            overlap.
-        limit: number of spans; None for all.
-        per_document: maximum number of spans per document; None for all.
-        skip: number of tokens skipped at the beginning of each document.
-        prefill: number of tokens at the beginning of each span that form a prompt and are not scored. Cocktail needs
-            such a prompt, because it quantizes only prompt tokens.
-        chunk: number of tokens per forward pass in ``decode``; ``auto`` for 128. The result does not depend on it,
-            because attention takes the tokens one by one if the method changes the cache while decoding.
-        bos: whether the first token of each span is replaced by the beginning-of-sequence token.
+        stride: number of tokens from the beginning of one span to the beginning of the next; None for `window`, so that
+            spans do not overlap. If it is smaller than `window`, each span repeats the end of the span before it as
+            context, and only its last `stride` tokens are scored (in the first span of a document, all).
+        limit: largest number of spans; None for all.
+        per_document: largest number of spans from each document; None for all.
+        skip: number of tokens to skip at the beginning of each document.
+        prefill: number of tokens at the beginning of each span that are cached as a prompt and not scored. Cocktail
+            needs such a prompt, because it quantizes nothing but prompt tokens.
+        chunk: number of tokens per forward pass with ``mode=decode``; ``auto`` for 128. It affects only speed: for
+            methods that change the cache while decoding, attention inside a pass still goes token by token.
+        bos: True to replace the first token of each span by the beginning-of-sequence token.
     """
 
     version = 1
@@ -78,7 +78,10 @@ class Perplexity(TokenTask):
     bos: bool = False
 
     def check(self) -> None:
-        """Raise ConfigError for spans without scored tokens, an invalid stride or source, or a missing path."""
+        """Raise ConfigError if `path` or `source` is missing or malformed, or `stride` or `prefill` does not fit `window`.
+
+        For the text ``c4``, whose spans are drawn at random, `stride` must be None or equal to `window`.
+        """
         self.source.check()
         check_text(self.text, self.path)
         if self.stride is not None and self.stride > self.window:
@@ -97,7 +100,11 @@ class Perplexity(TokenTask):
             )
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError if a span exceeds ``model.max_length``, or the mode cannot measure the method."""
+        """Raise ConfigError if a span is longer than ``model.max_length``, or if the method does not support `mode`.
+
+        Args:
+            config: the run's configuration.
+        """
         longest = config.model.max_length
         if self.window > longest:
             raise ConfigError(
@@ -111,23 +118,30 @@ class Perplexity(TokenTask):
 
     @cached_property
     def documents(self) -> list[str]:
-        """The texts from which spans are cut, read on first use. Raises DataError if they cannot be read."""
+        """The documents from which spans are cut, each as one string; read on first use.
+
+        Raises:
+            DataError: the text cannot be read.
+        """
         return DOCUMENTS[self.text](self.source, self.path)
 
     @cached_property
     def checksum(self) -> str:
-        """Checksum of the texts (see :func:`kvbench.tasks.data.fingerprint`)."""
+        """Checksum of all documents (see :func:`kvbench.tasks.data.fingerprint`)."""
         return data.fingerprint(({"text": text} for text in self.documents), ("text",))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield a pair per file to download: its source on the hub, and the name that replaces ``{task}`` there."""
+        """Yield the hub file to download, as a pair of the source and the split ``test``; nothing without a repository.
+
+        The split replaces ``{task}`` in the source's `file`.
+        """
         return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
     def samples(self) -> Iterator[Sample]:
-        """Yield one sample per span, numbered through all documents.
+        """Yield one sample per span, until `limit` is reached; the numbers in their ids continue across documents.
 
         Raises:
-            DataError: no document is as long as a span.
+            DataError: no document is long enough for a span.
         """
         windows = self._drawn() if self.text == "c4" else self._cut()
         count = 0
@@ -141,9 +155,10 @@ class Perplexity(TokenTask):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data for the identity of a run: the texts, and all options on which its spans and scores depend.
+        """Return the JSON data that is hashed into the run's id: the texts' checksum, and options that shape the spans.
 
-        Not included are :attr:`limit` (the number of spans) and the tokenizer, which belongs to the model.
+        `limit` is left out, so a finished run can be extended by more spans. The tokenizer also affects the spans, but
+        it is part of the model's identity.
         """
         settings = {key: getattr(self, key) for key in ("text", "mode", "window", "stride", "skip", "prefill", "bos")}
         return {
@@ -156,14 +171,11 @@ class Perplexity(TokenTask):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return what a run's results record about the data set: :attr:`mode`, and the length of the texts.
-
-        The length is a number of characters.
-        """
+        """Return facts to store with the results: `mode`, and the number of characters of all documents."""
         return {"mode": self.mode, "characters": sum(map(len, self.documents))}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return no scores, because the result of a span is its likelihood, not a prediction."""
+        """Return no scores: the result of a span is its likelihood, and no text is generated that could be scored."""
         return {}
 
     # -- windows: document, token ids, first scored token, bytes of the scored text ----------------------------------

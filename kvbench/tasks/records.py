@@ -14,11 +14,11 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of value that a field of a record may be required to have.
+    """A type check for a field of a record, with the words that describe it in error messages.
 
     Args:
-        name: name of the kind in messages, for example "a list of strings".
-        allows: function that returns True for a value of this kind.
+        name: what the field must be, for example "a list of strings".
+        allows: function that returns True for a valid value.
     """
 
     name: str
@@ -29,8 +29,8 @@ class Kind:
 
         Args:
             value: the value to check.
-            field: name of the field, for the message.
-            place: file and line of the record, for the message.
+            field: name of the field, for the error message.
+            place: file and line of the record, for the error message.
         """
         if not self.allows(value):
             raise DataError(f"{place}: field '{field}' is {_shown(value)}; expected {self.name}.")
@@ -39,7 +39,7 @@ class Kind:
 def is_text(value: Any) -> bool:
     """Return True if a value is a string that can be encoded as UTF-8.
 
-    A string from a JSON file may hold lone surrogates, which cannot be encoded.
+    Not all strings can: JSON may contain half of a surrogate pair, which Python reads as a lone surrogate.
     """
     if not isinstance(value, str):
         return False
@@ -72,13 +72,12 @@ COUNT = Kind(
 
 
 def check_record(record: Record, fields: Iterable[str] | Mapping[str, Kind], place: str) -> None:
-    """Raise DataError if a record lacks a required field, or a required field has a value of the wrong kind.
+    """Raise DataError if a record lacks a required field, or if such a field has a value of the wrong kind.
 
     Args:
         record: one record of a file.
-        fields: names of the required fields, or a mapping from names to kinds of values. The kinds of values are
-            checked only with a mapping.
-        place: file and line of the record, for messages.
+        fields: names of the required fields. With a mapping from names to kinds, the values are checked as well.
+        place: file and line of the record, for error messages.
     """
     for field in fields:
         if field not in record:

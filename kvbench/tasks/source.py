@@ -9,15 +9,16 @@ from kvbench.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class HubSource:
-    """Location of a data set's files on the hub.
+    """Where a data set's files are on the hub: repository, revision and path.
 
     Args:
         hub_id: name of the dataset repository, for example ``zai-org/LongBench``; None if the data is only local.
-        revision: commit that pins the content; None for the newest.
-        file: path in the repository. ``{task}`` is replaced by the name of a task or split, ``a.zip!b.jsonl`` is the
-            member b.jsonl of an archive, and ``*`` matches any characters (one file, or all shards of a split).
-            ``@CONFIG/{task}`` stands for the files that the package `datasets` would load for that configuration and
-            split, according to the repository's README and file names. ``@/{task}`` uses the default configuration.
+        revision: commit that fixes the content, or a branch or tag; None for the newest commit.
+        file: path in the repository. ``{task}`` stands for the name of a task or split. ``*`` matches any characters;
+            the path must then match a single file, or all shards of one split. ``a.zip!b.jsonl`` is the file b.jsonl
+            inside the archive a.zip. ``@CONFIG/{task}`` lets the package `datasets` find the files of a split in the
+            configuration CONFIG, from the repository's README and file names, and ``@/{task}`` does so in the default
+            configuration.
     """
 
     hub_id: str | None = None
@@ -25,10 +26,10 @@ class HubSource:
     file: str = "{task}.jsonl"
 
     def check(self, key: str = "dataset.source") -> None:
-        """Raise ConfigError if the repository's name does not have the form ``OWNER/NAME``.
+        """Raise ConfigError if a repository is named, but not in the form ``OWNER/NAME``.
 
         Args:
-            key: name of the option that holds this source, for the message.
+            key: name of the option that holds this source, for the error message.
         """
         if self.hub_id is not None and self.hub_id.count("/") != 1:
             raise ConfigError(f"{key}.hub_id", self.hub_id, "is not a valid repository name", hint="write OWNER/NAME")

@@ -19,21 +19,27 @@ _MOST = 20_000
 
 
 def is_split(name: str) -> bool:
-    """Return True if `name` refers to a split (``@CONFIG/SPLIT``, or ``@/SPLIT``) and not to a file."""
+    """Return True if `name` refers to a split, as ``@CONFIG/SPLIT`` or ``@/SPLIT``, rather than to a file."""
     return name.startswith("@")
 
 
 def split_files(name: str, names: Sequence[str], readme: Path | None) -> list[str]:
-    """Return the names of the files that make up a split of a repository, in order.
+    """Return the paths of the files that hold a split of a repository, as the package `datasets` would find them.
+
+    No network is used: `datasets` sees a temporary folder of empty files with the repository's file names, and its
+    README.
 
     Args:
-        name: ``@CONFIG/SPLIT``, or ``@/SPLIT`` for the repository's default configuration.
-        names: names of all files of the repository.
-        readme: the repository's README.md, which may list configurations; None if the repository has none.
+        name: the split, as ``@CONFIG/SPLIT``, or ``@/SPLIT`` for the repository's default configuration.
+        names: paths of all files of the repository.
+        readme: a local copy of the repository's README.md, which may define configurations; None if it has none.
+
+    Returns:
+        The paths in the repository, in the order of the split's rows.
 
     Raises:
-        HubError: the repository does not have this configuration or split, can be read only by a script of its own,
-            or has too many files.
+        HubError: the repository does not have this configuration or split, can be read only by a script of its own, or
+            has more files than are supported.
     """
     import datasets
 

@@ -30,20 +30,23 @@ Kind = Literal["multi_lexsum", "infinitebench_sum"]
 
 @dataclass(kw_only=True)
 class Summaries(TokenTask):
-    """Summarization of long documents, with prompts of fixed lengths.
+    """Data set of long documents to summarize, Multi-LexSum or InfiniteBench's books, with prompts of exact lengths.
+
+    Documents are cut off at the end to fit; records whose documents are too short for a length are skipped at it.
 
     Args:
         name: the data set's name in results.
-        kind: ``multi_lexsum`` or ``infinitebench_sum``, the data set that the records are from. It decides the prompt
-            template and the form of the records.
-        path: a local file or folder; None reads from the hub.
+        kind: where the records come from, ``multi_lexsum`` or ``infinitebench_sum``. It selects the prompt template,
+            and the fields that a record must have.
+        path: a local file or folder; None downloads from the hub.
         source: the file on the hub.
-        split: name of the split; it replaces ``{task}`` in `source` and is the name of a local file.
+        split: name of the split. It replaces ``{task}`` in the `file` of `source`, and names the file in a local
+            folder.
         lengths: prompt lengths in tokens.
         limit: number of scored prompts per length; None for all.
-        warm_up: number of warm-up prompts per length. They run before the scored prompts and are left out of the
-            results, apart from peak memory.
-        max_new_tokens: number of tokens to generate.
+        warm_up: number of prompts per length that run before the scored ones to warm up the device. Only their peak
+            memory appears in the results.
+        max_new_tokens: maximum number of tokens to generate.
     """
 
     version = 1
@@ -60,23 +63,30 @@ class Summaries(TokenTask):
     max_new_tokens: int = bounded(90, minimum=1, maximum=MOST_TOKENS)
 
     def check(self) -> None:
-        """Raise ConfigError for invalid prompt lengths or a malformed source."""
+        """Raise ConfigError if `lengths` is empty or has repeated or too small values, or if `source` is malformed."""
         self.source.check()
         check_lengths(self.lengths)
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the package that computes ROUGE."""
+        """Return the package rouge-score, which computes the scores."""
         return (Package("rouge_score", "dataset", self.name, "run pip install rouge-score"),)
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError if the longest prompt and its new tokens exceed what the model accepts."""
+        """Raise ConfigError if the longest prompt and its summary exceed the number of tokens that the model accepts.
+
+        Args:
+            config: the run's configuration.
+        """
         check_fits(config, self.lengths, self.max_new_tokens)
 
     @cached_property
     def records(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Pairs of a text and its reference summaries, read on first use. Raises DataError if they cannot be read.
+        """A pair for each record: the text to summarize, and its reference summaries; read on first use.
 
         Records without a text or without a summary are left out.
+
+        Raises:
+            DataError: the files cannot be read, or a record is malformed.
         """
         what = f"dataset {self.name}"
         file = data.find(self.source, self.split, self.path, what)
@@ -106,20 +116,25 @@ class Summaries(TokenTask):
 
     @cached_property
     def checksum(self) -> str:
-        """Checksum of the texts and summaries (see :func:`kvbench.tasks.data.fingerprint`)."""
+        """Checksum of all texts and summaries (see :func:`kvbench.tasks.data.fingerprint`)."""
         return data.fingerprint(({"text": t, "answers": a} for t, a in self.records), ("text", "answers"))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield a pair per file to download: its source on the hub, and the name that replaces ``{task}`` there."""
+        """Yield the hub files to download: pairs of the source and a name that replaces ``{task}`` in its `file`.
+
+        The names are the split and, for Multi-LexSum, ``sources``, the file of the court documents.
+        """
         yield self.source, self.split
         if self.kind == "multi_lexsum":
             yield self.source, "sources"
 
     def samples(self) -> Iterator[Sample]:
-        """Yield, for each length, the warm-up prompts and then the scored prompts, without records that are too short.
+        """Yield, for each length, the warm-up prompts and then up to `limit` scored prompts.
+
+        Records that are too short for a length are skipped at this length.
 
         Raises:
-            DataError: all records are too short for a length, or no prompt is left after the warm-up prompts.
+            DataError: every record is too short for a length, or all prompts of a length are used up by the warm-up.
         """
         for length in self.lengths:
             count = 0
@@ -136,7 +151,11 @@ class Summaries(TokenTask):
             check_warm_up(self.name, count, length, self.warm_up)
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that identifies the prompts, without their number and the model's tokenizer."""
+        """Return the JSON data that is hashed into the run's id: the records' checksum, and the prompt's options.
+
+        `limit` is left out, so a finished run can be extended by more prompts. The tokenizer also affects the prompts,
+        but it is part of the model's identity.
+        """
         return {
             "target": self.kind,
             "version": self.version,
@@ -147,11 +166,20 @@ class Summaries(TokenTask):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return the number of records and of warm-up prompts, and the kind of ROUGE, to record with the results."""
+        """Return facts to store with the results: the number of records and of warm-up prompts, and the kind of ROUGE."""
         return {"records": len(self.records), "warm_up": self.warm_up, "rouge": "rouge-score, stemmed, Lsum"}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return ``score``, which is ROUGE-Lsum, and all kinds of ROUGE by name (`kvbench.metrics.summary.KINDS`)."""
+        """Score a generated summary against the reference summaries by ROUGE.
+
+        Args:
+            sample: the sample that was run.
+            prediction: the summary that the model generated.
+
+        Returns:
+            ``score``, which is ROUGE-Lsum, and each kind of ROUGE by its name (:data:`kvbench.metrics.summary.KINDS`),
+            all between 0 and 1.
+        """
         scores = rouge(prediction, sample.answers)
         return {"score": scores["rougeLsum"], **scores}
 
@@ -208,10 +236,10 @@ class Summaries(TokenTask):
 
 
 def templates() -> dict[str, dict[str, str]]:
-    """Return the prompt template of each kind of data set, in three parts.
+    """Return the prompt templates, keyed by kind of data set; each is a dict of three texts.
 
-    The prompt is ``before``, the documents, ``after_context`` and ``after``. A prompt that is too long loses the end
-    of the documents and ``after_context``, but keeps ``after``.
+    A prompt is ``before``, the documents, ``after_context`` and ``after``. To shorten it to its length, text is cut off
+    in front of ``after``: first ``after_context``, then the end of the documents.
     """
     path = Path(__file__).with_name("summaries.json")
     by_kind: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
@@ -219,19 +247,24 @@ def templates() -> dict[str, dict[str, str]]:
 
 
 def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str, tuple[str, ...]]:
-    """Return the text and the reference summaries of a record; either may be empty.
+    """Extract the text to summarize and the reference summaries from a record of any supported form.
 
-    A record may have the form of InfiniteBench (``context``, ``answer``), of Multi-LexSum on the hub (``sources``,
-    ``summary/short``) or in its release files (``case_documents``, ``summary/short``), or the fields ``document`` and
-    ``summary``.
+    The forms differ in the names of their fields: ``context`` and ``answer`` (InfiniteBench), ``sources`` and
+    ``summary/short`` (Multi-LexSum on the hub), ``case_documents`` and ``summary/short`` (Multi-LexSum's own release),
+    or ``document`` and ``summary``.
 
     Args:
         record: the record as read from the file.
-        documents: court documents by id, to which the ids in ``case_documents`` refer.
-        where: file and line of the record, for messages.
+        documents: the release's court documents, keyed by the ids that ``case_documents`` lists; empty for other forms.
+        where: file and line of the record, for error messages.
+
+    Returns:
+        The text, with several documents joined by blank lines, and the summaries that are not blank. Either may be
+        empty.
 
     Raises:
-        DataError: the record has none of these forms, has a value of the wrong kind, or refers to a missing document.
+        DataError: the record has none of these forms, a value is of the wrong kind, or a document is not in
+            `documents`.
     """
     if "context" in record and "answer" in record:
         check_record(record, {"context": TEXT, "answer": TEXT_OR_TEXTS}, where)

@@ -17,15 +17,16 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Template:
-    """A text that contains names of a record's fields in braces.
+    """A text with placeholders, ``{field}``, that are filled with the fields of a record.
 
-    A dot leads into a nested field (``question.stem``), and ``|`` separates alternative names
-    (``question.stem|question_stem``): the first one that the record has is used. A literal brace is written twice.
+    In a placeholder, a dot leads into a nested field (``{question.stem}``), and ``|`` separates alternatives, of which
+    the first that the record has is used (``{question.stem|question_stem}``). Literal braces are doubled: ``{{`` and
+    ``}}``.
 
     Args:
-        key: option that holds the template, for messages.
-        parts: pairs of a literal text and the name of the field that follows it. The name is None if the template
-            ends with the literal text.
+        key: option that holds the template, for error messages.
+        parts: the template as pairs: a literal text, and the name of the field after it. The name is None at the end of
+            a template that ends with literal text.
     """
 
     key: str
@@ -33,18 +34,18 @@ class Template:
 
     @classmethod
     def parse(cls, text: str, key: str) -> Template:
-        r"""Parse a template.
+        r"""Parse a template as written in a configuration or on the command line.
 
-        The two characters ``\n`` are read as a line break and ``\t`` as a tab, because Hydra's command line does not
-        convert them.
+        A backslash followed by ``n`` or ``t`` becomes a line break or a tab, because Hydra's command line leaves them
+        as two characters.
 
         Args:
             text: the template as the user wrote it.
-            key: option that holds the template, for messages.
+            key: option that holds the template, for error messages.
 
         Raises:
-            ConfigError: braces are unbalanced, a field is empty, or a field has a conversion or format, as in
-                ``{x!r}`` or ``{x:d}``.
+            ConfigError: braces are unbalanced or empty, or a placeholder has a conversion or a format, as in ``{x!r}``
+                or ``{x:d}``.
         """
         try:
             pieces = list(string.Formatter().parse(text.replace("\\n", "\n").replace("\\t", "\t")))
@@ -65,11 +66,11 @@ class Template:
 
     @classmethod
     def of(cls, text: str, key: str) -> Template:
-        """Parse a template, or the name of a single field, which is written without braces.
+        """Parse a template, or a bare field name as a template of that field alone: ``question`` means ``{question}``.
 
         Args:
-            text: the template or the name as the user wrote it.
-            key: option that holds the template, for messages.
+            text: the template or the name as the user wrote it; a text without braces is a name.
+            key: option that holds the template, for error messages.
 
         Raises:
             ConfigError: as for :meth:`parse`.
@@ -78,22 +79,23 @@ class Template:
 
     @property
     def fields(self) -> list[str]:
-        """Names of the fields in the order of the template, as written there."""
+        """Names in the placeholders, in their order in the template, including dots and alternatives."""
         return [field for _, field in self.parts if field is not None]
 
     def render(self, record: Record, place: str, given: Mapping[str, str]) -> tuple[str, dict[str, Span]]:
-        """Fill the template with the values of one record.
+        """Fill the template with the fields of one record.
 
         Args:
-            record: a record in which these fields hold texts or numbers.
-            place: file and line of the record, for messages.
-            given: texts by field name, used in place of the record's own values.
+            record: the record; the fields that the template names must be strings or numbers.
+            place: file and line of the record, for error messages.
+            given: texts to use instead of the record's values, keyed by the name in the placeholder.
 
         Returns:
-            The filled text, and for each field the half-open character range of its value in the text.
+            The filled text, and a dict from the name in each placeholder to the half-open character range of its value
+            in that text.
 
         Raises:
-            DataError: the record lacks a field, or its value is neither a text nor a number.
+            DataError: the record lacks a field, or its value is neither a string nor a number.
         """
         text, spans = "", {}
         for literal, field in self.parts:
@@ -106,15 +108,15 @@ class Template:
 
 
 def lookup(record: Record, field: str, place: str) -> Any:
-    """Return the value of a record's field.
+    """Return the value of a record's field, which may be nested or have alternative names.
 
     Args:
         record: the record as read from the file.
         field: name of the field. ``a.b`` is the field b inside the field a. ``a|b`` is a, or b if the record has no a.
-        place: file and line of the record, for messages.
+        place: file and line of the record, for error messages.
 
     Raises:
-        DataError: the record has none of the alternatives.
+        DataError: the record has no field of this name, or of any of the alternative names.
     """
     for name in field.split("|"):
         value = _inside(record, name.strip())
@@ -140,15 +142,15 @@ TEXT_OR_NUMBER = Kind("a string or a number", lambda value: is_text(value) or _i
 
 
 def text_of(value: Any, field: str, place: str) -> str:
-    """Return a text or a number as text.
+    """Convert a field's value, which must be a string or a number, to a string.
 
     Args:
         value: the value of a record's field.
-        field: name of the field, for the message.
-        place: file and line of the record, for the message.
+        field: name of the field, for the error message.
+        place: file and line of the record, for the error message.
 
     Raises:
-        DataError: `value` is neither a text nor a number.
+        DataError: `value` is neither a string nor a number.
     """
     TEXT_OR_NUMBER.check(value, field, place)
     return str(value)

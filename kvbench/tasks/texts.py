@@ -14,16 +14,16 @@ _TEXTS = (".txt", ".txt.gz", ".raw", ".md", ".py")
 
 
 def wikitext2(source: HubSource, path: str | None) -> list[str]:
-    """Return a list with one text: WikiText-2's raw test split.
+    """Read the test split of WikiText-2 (raw) as a list with one text.
 
-    Its lines are joined by two line feeds, as in GPTQ, Atom and KVQuant.
+    As in GPTQ, Atom and KVQuant, the lines of the split are joined by two line feeds.
 
     Args:
         source: the file on the hub.
-        path: a local file, or a folder with one; None reads from the hub.
+        path: a local file, or a folder that contains it; None downloads from the hub.
 
     Raises:
-        DataError: the file is missing, damaged or blank, or a folder holds several candidates.
+        DataError: the file is missing, damaged or blank, or the folder contains several files that could be it.
     """
     if path is not None:
         place, single = data.local(path, "dataset wikitext2")
@@ -42,11 +42,11 @@ def wikitext2(source: HubSource, path: str | None) -> list[str]:
 
 
 def c4(source: HubSource, path: str | None) -> list[str]:
-    """Return the documents of C4's first validation shard.
+    """Read the documents of C4's first validation shard.
 
     Args:
         source: the file on the hub.
-        path: a local file, or a folder with one; None reads from the hub.
+        path: a local file, or a folder that contains it; None downloads from the hub.
 
     Raises:
         DataError: the file is missing, damaged or blank.
@@ -55,22 +55,22 @@ def c4(source: HubSource, path: str | None) -> list[str]:
 
 
 def c4_joined(source: HubSource, path: str | None) -> list[str]:
-    """Return a list with one text, which GPTQ calls "c4_new": the first 1,100 documents of C4, joined by spaces.
+    """Read the first 1,100 documents of C4's first validation shard, joined by spaces, as a list with one text.
 
-    It takes the same arguments and raises the same errors as :func:`c4`.
+    GPTQ's code calls this text "c4_new". Arguments and errors are those of :func:`c4`.
     """
     return [" ".join(c4(source, path)[:1100])]
 
 
 def pg19(source: HubSource, path: str | None) -> list[str]:
-    """Return books, one text per book: PG-19's test split, or the text files of a local folder in order of their names.
+    """Read books, one text each: the test split of PG-19, or the text files of a local folder, sorted by name.
 
-    If a folder holds other transcripts of the same books, give the data set another name (``dataset.name``), because
-    results are only similar to those on PG-19.
+    If a folder holds other editions of the same books, set ``dataset.name`` to a name of its own: results on them are
+    only close to those on PG-19, and should not be reported as such.
 
     Args:
         source: the file on the hub.
-        path: a local file in PG-19's format, or a folder of text files; None reads from the hub.
+        path: a local file in PG-19's format, or a folder of text files; None downloads from the hub.
 
     Raises:
         DataError: a file is missing, damaged or blank.
@@ -81,16 +81,16 @@ def pg19(source: HubSource, path: str | None) -> list[str]:
 
 
 def files(path: str | None, what: str = "dataset text", key: str = "dataset.path") -> list[str]:
-    """Return the content of a text file, or of each text file of a folder in order of the file names.
+    """Read a local text file, or all text files of a folder sorted by name, as one text per file.
 
     Args:
         path: the file or folder.
-        what: the data set's name in messages.
-        key: name of the option that holds `path`, for messages.
+        what: the data set's name, for error messages.
+        key: name of the option that holds `path`, for error messages.
 
     Raises:
         ConfigError: `path` is None.
-        DataError: `path` does not exist, or holds no text.
+        DataError: `path` does not exist, or there is no text in it.
     """
     check_text("text", path)
     place, single = data.local(str(path), what, key)
@@ -105,12 +105,12 @@ def files(path: str | None, what: str = "dataset text", key: str = "dataset.path
 
 
 def python() -> list[str]:
-    """Return English texts and code that come with the running version of Python.
+    """Read the texts of ``mini_text``: help texts and source files of the running Python, one text each.
 
     The bundled model was not trained on them.
 
     Raises:
-        DataError: this Python comes without its sources or help texts.
+        DataError: this installation of Python lacks the source files or the help texts.
     """
     from kvbench.tasks.mini.text import documents
 
@@ -129,7 +129,7 @@ DOCUMENTS: dict[str, Callable[[HubSource, str | None], list[str]]] = {
 
 
 def check_text(text: str, path: str | None) -> None:
-    """Raise ConfigError if `text` is ``"text"``, which reads the user's own files, and `path` is None."""
+    """Raise ConfigError if the user's own files are to be read (`text` is ``"text"``), but `path` is None."""
     if text == "text" and path is None:
         raise ConfigError("dataset.path", None, "no text is given", hint="dataset.path=FILE_OR_FOLDER")
 

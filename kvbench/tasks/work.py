@@ -12,24 +12,24 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Work:
-    """Base class of the kinds of work."""
+    """Base class: what the runner does with a sample. The subclass selects the runner's strategy."""
 
 
 @dataclass(frozen=True)
 class Generate(Work):
-    """Generation of an answer to the sample's prompt."""
+    """Generate one answer to the sample's prompt: the usual kind of work."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One of several questions about a shared text.
+    """One of several questions about a shared text (:class:`AskQuestions`).
 
     Args:
-        prompt: text that follows the shared text.
-        query: the question without any wrapper, with which a retriever searches the context; may be empty.
+        prompt: the question as it stands after the shared text.
+        query: the bare question, as input for methods that search the context for relevant passages; may be empty.
         answer: reference answer.
-        target: the answer exactly as it would follow `prompt`, for example with a leading space; None if `answer`
-            follows unchanged.
+        target: the answer exactly as it would follow `prompt`, for example with a leading space; None if that is
+            `answer` itself.
         meta: JSON data for the scorer and for analyses; the runner never reads it.
     """
 
@@ -41,16 +41,16 @@ class Question:
 
     @property
     def continuation(self) -> str:
-        """Text of the reference answer as it would follow `prompt`."""
+        """The reference answer exactly as it would follow `prompt`: `target`, or `answer` if `target` is None."""
         return self.answer if self.target is None else self.target
 
 
 @dataclass(frozen=True)
 class AskQuestions(Work):
-    """Several questions about one text, which is cached once, before the model sees any question.
+    """Cache a text once, without any question in view, and then answer several questions about it.
 
     Args:
-        shared: number of characters of the shared text, with which the sample's prompt begins.
+        shared: length of that text in characters; the sample's prompt begins with it.
         questions: the questions. Each is answered on its own copy of the cache.
     """
 
@@ -60,13 +60,13 @@ class AskQuestions(Work):
 
 @dataclass(frozen=True)
 class ScoreText(Work):
-    """Measurement of the likelihood of a span of a text, for perplexity; nothing is generated.
+    """Measure the likelihood of a span of tokens, for perplexity; nothing is generated.
 
     Args:
         ids: token ids of the span.
-        first: index in `ids` of the first scored token; all tokens after it are scored too. It is at least `prefill`.
-            It is greater if spans overlap: the tokens before `first` have then been scored in the previous span.
-        bytes: number of UTF-8 bytes of the scored text.
+        first: index in `ids` of the first token to score; all tokens after it are scored too. It is at least `prefill`.
+            It is larger if spans overlap, because the span before this one has already scored the tokens before it.
+        bytes: length of the scored text in UTF-8 bytes.
         document: 0-based index of the document that contains the span.
         mode: ``decode``, ``simulated`` or ``fp16`` (explained in :mod:`kvbench.tasks.perplexity`).
         prefill: number of tokens at the beginning of the span that are cached as a prompt; 0 for none.
@@ -84,19 +84,20 @@ class ScoreText(Work):
 
 @dataclass(frozen=True)
 class MeasurePoint(Work):
-    """Measurement of time and memory at one prompt length and batch size.
+    """Measure time and memory at one prompt length and batch size.
 
     Args:
         prompt: prompt length in tokens.
         batch: batch size.
-        repeats: number of timed prefills.
-        warm_up: number of tokens generated once before anything is timed.
+        repeats: number of timed prefills, of whose times the median is reported.
+        warm_up: number of tokens to generate once, before the first measurement of a run.
         seed: seed of the random words in the prompts.
-        untimed: number of untimed prefills that run before the timed ones.
-        fill: ``prefill`` runs the prompt through the model; ``random`` fills the cache with random keys and values.
-        compare: number of tokens that are generated again with eager steps, to compare them with the tokens that CUDA
-            graphs generated; 0 for no comparison.
-        stock: caches of unmodified transformers that are also measured.
+        untimed: number of prefills to run before the timed ones.
+        fill: ``prefill`` to run the prompt through the model; ``random`` to fill the cache with random keys and values
+            instead, without timing a prefill.
+        compare: number of tokens to generate a second time without CUDA graphs, to check that both ways give the same
+            tokens; 0 for no comparison.
+        stock: names of caches of unmodified transformers to measure as well (:data:`kvbench.tasks.efficiency.STOCK`).
     """
 
     prompt: int
