@@ -166,7 +166,7 @@ class Summaries(TokenTask):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return facts to store with the results: the number of records and of warm-up prompts, and the kind of ROUGE."""
+        """Return facts to store with the results: the number of records, of warm-up prompts, and the kind of ROUGE."""
         return {"records": len(self.records), "warm_up": self.warm_up, "rouge": "rouge-score, stemmed, Lsum"}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
