@@ -84,7 +84,10 @@ class Policy(Protocol[L]):
 
     @property
     def packs_together(self) -> bool:
-        """True if the kernel launches of :meth:`settle` may be deferred, so that several layers share one launch."""
+        """True if :meth:`settle` may run for all layers together, with one kernel launch for layers that do the same.
+
+        See :func:`kvbench.cache.together.settle`. If False, each layer launches its own kernels.
+        """
         ...
 
     @property
@@ -99,7 +102,11 @@ class Policy(Protocol[L]):
 
     @property
     def eager(self) -> bool:
-        """True if the new tokens of a step are stored in their final format before the step attends to them."""
+        """True if a decode step stores its new tokens in their final (packed) format before it attends to them.
+
+        If False, the new tokens of a step attend to each other in full precision. (The name has nothing to do with
+        eager execution as opposed to CUDA graphs.)
+        """
         ...
 
     @property
@@ -124,12 +131,13 @@ class Policy(Protocol[L]):
             rows: rows of the batch.
             keys: keys of the tokens, ``[rows, H, n, D]``.
             values: values of the tokens, ``[rows, H, n, Dv]``.
-            scores: attention that the method observes, ``[rows, Hq, q or 1, n]`` (:attr:`observe_prompt`); else None.
+            scores: attention that each of the n tokens received from the prompt's queries, ``[rows, Hq, q, n]``: one
+                entry per observed query or, if :attr:`observe_prompt` is -1, their sum (q = 1). None if it is 0.
         """
         ...
 
     def settle(self, layer: L, rows: slice) -> None:
-        """Pack or drop the tokens that no longer have to be in full precision, for some rows.
+        """Bring the stores of some rows up to date: pack or drop the tokens for which the method's rule says so by now.
 
         Args:
             layer: layer that holds the tokens.
@@ -138,72 +146,78 @@ class Policy(Protocol[L]):
         ...
 
     def observe(self, layer: L, rows: slice, probabilities: Tensor) -> None:
-        """Receive the attention probabilities of a decode step.
+        """Let the method use the attention probabilities of a decode step, for example to score the cached tokens.
 
         Args:
             layer: layer in which the attention was computed.
             rows: rows of the batch.
-            probabilities: attention probabilities of the step's q tokens, ``[rows, Hq, q, slots]``.
+            probabilities: attention probabilities from each of the step's q new tokens to every slot,
+                ``[rows, Hq, q, slots]``.
         """
         ...
 
     def positions(self, layer: L, row: int) -> Tensor | None:
-        """Return the position in the sequence of the token in each slot of a row.
+        """Return the column of the padded batch at which attention sees the token of each slot.
+
+        Causal and sliding-window masks go by these columns. They differ from :meth:`columns` only if the method rotates
+        keys to other positions (StreamingLLM).
 
         Args:
             layer: layer that holds the slots.
             row: row of the batch.
 
         Returns:
-            ``[n]``, or ``[H, n]`` if heads keep different tokens; None if the positions ascend without a gap up to the
-            newest token.
+            ``[n]`` for n slots, or ``[H, n]`` if heads keep different tokens. None if slot after slot holds the next
+            column, up to that of the newest token.
         """
         ...
 
     def columns(self, layer: L, row: int) -> Tensor | None:
-        """Return the column, in the padded batch, of the token in each slot of a row.
+        """Return the column of the padded batch in which the token of each slot stood originally.
 
-        The result equals that of :meth:`positions` unless the method moves keys to other positions.
+        It equals :meth:`positions` unless the method rotates keys to other positions (StreamingLLM's sinks).
 
         Args:
             layer: layer that holds the slots.
             row: row of the batch.
 
         Returns:
-            ``[n]``, or ``[H, n]`` if heads keep different tokens; None if the columns ascend without a gap up to the
-            newest token.
+            ``[n]`` for n slots, or ``[H, n]`` if heads keep different tokens. None if slot after slot holds the next
+            column, up to that of the newest token.
         """
         ...
 
     def forgotten(self, layer: L, hidden: int) -> int:
-        """Return how many of a row's oldest tokens the method drops because no later token can see them.
+        """Return how many of a row's oldest tokens may be dropped because they have left the sliding window.
 
-        The number may be less than `hidden`, because packed tokens can leave only in whole groups.
+        This may be less than `hidden`, because packed tokens can only be dropped in whole groups.
 
         Args:
             layer: layer with a sliding window.
-            hidden: number of a row's oldest tokens that no later token can see.
+            hidden: number of the row's oldest tokens that are outside the sliding window of every future query.
         """
         ...
 
     def forget(self, layer: L, rows: slice, hidden: int) -> None:
-        """Drop tokens that have left a sliding window.
+        """Drop the tokens that have left the sliding window, as far as :meth:`forgotten` allows.
 
         Args:
             layer: layer with a sliding window.
             rows: rows of the batch.
-            hidden: number of oldest tokens of each row that no later token can see; at most these are dropped.
+            hidden: number of each row's oldest tokens that are outside the sliding window of every future query.
         """
         ...
 
     def reading_order(self, layer: L, rows: slice) -> list[tuple[int, int]] | None:
-        """Return the order in which attention must read the slots; None to read them from first to last.
+        """Return the slot ranges in the order in which attention must add them up; None for the usual order of slots.
+
+        Cocktail uses this for segments that are not stored in the order of the text.
 
         Args:
             layer: layer whose stores are read.
             rows: rows of the batch.
 
         Returns:
-            Pairs (first slot, one past the last slot), or None.
+            Ranges as pairs (first slot, one past the last slot), or None.
         """
         ...

@@ -22,21 +22,22 @@ from kvbench.errors import CacheError
 
 @dataclass
 class Padding:
-    """The left padding of a batch, either known from the prompts or inferred from the attention mask.
+    """The left padding of each row of a batch, taken from the prompts or inferred from the attention mask.
 
     Args:
         starts: for each of the B rows, the column of its first real token; None until the first tokens arrive.
-        started: for each row, True once a real token has arrived; None until the padding is inferred from a mask.
+        started: for each row, True once its first real token has arrived, so that no later token may be padding. Used
+            only for inference from the mask; None before that.
     """
 
     starts: list[int] | None = None
     started: list[bool] | None = None
 
     def infer(self, mask: Tensor | None, batch: int, count: int) -> None:
-        """Infer the padding of new prompt tokens from their attention mask.
+        """Find the left padding of a prompt, or of its next chunk, from the attention mask.
 
-        A token is real if it may attend to itself. So the diagonal of the mask over the new columns shows the padding,
-        even if the model has a sliding window.
+        A token is real if the mask lets it attend to itself. The diagonal of the new columns shows this even if the
+        model has a sliding window.
 
         Args:
             mask: attention mask ``[B or 1, heads or 1, q, kv]``, bool (True = attend) or additive; or a padding mask,
@@ -74,7 +75,7 @@ class Padding:
             self.started = [self.started[i] for i in order]
 
     def clone(self) -> Padding:
-        """Return an independent copy of the padding."""
+        """Return a copy with lists of its own."""
         return Padding(
             None if self.starts is None else list(self.starts), None if self.started is None else list(self.started)
         )
@@ -82,16 +83,17 @@ class Padding:
 
 @dataclass
 class Prefill:
-    """The state of a cache's prefill.
+    """How far the prefill of a cache has come, and what is known about its prompts.
 
     Args:
-        prompts: the caller's description of the prompts; None if the padding is inferred from the attention mask.
-        open: True if the prompt arrives in chunks, until ``cache.finalize()`` is called.
-        group: the rows being prefilled now, and the number of rows in the whole batch; None if all rows are prefilled
-            together.
-        path: name of the implementation that computed attention over the prompt
-            (:func:`kvbench.attention.prefill.attend`). ``stored`` if attention read the tokens as the method stores
-            them; empty before the first prompt token.
+        prompts: the prompts for which the caller made the cache; None if only the attention mask shows their padding.
+        open: True while more chunks of the prompt may follow, that is, from ``cache.open_prefill()`` to
+            ``cache.finalize()``.
+        group: if the batch is prefilled a few rows at a time, the rows that are being prefilled now and the number of
+            rows in the whole batch; else None.
+        path: name of the implementation that computed the prompt's attention, for reports: a name that
+            :func:`kvbench.attention.prefill.attend` returned, or ``stored`` if the prompt attended to quantized keys
+            and values (``Method.quantized_prefill``). Empty before the first prompt token.
     """
 
     prompts: Prompts | None = None
@@ -101,11 +103,13 @@ class Prefill:
 
     @property
     def width(self) -> int | None:
-        """Number of columns of the padded prompt; None if it is not known beforehand."""
+        """Number of columns of the padded prompt; None if the cache was made without prompts."""
         return self.prompts.width if self.prompts is not None else None
 
     def is_last(self, seen: int) -> bool:
-        """Return True if the prompt is complete.
+        """Return True if no more prompt tokens will follow after the first `seen` columns.
+
+        If the cache was made without prompts, this is assumed unless the prefill is :attr:`open`.
 
         Args:
             seen: number of columns that have arrived.
@@ -125,30 +129,31 @@ class Prefill:
 
 @dataclass
 class Progress:
-    """State that all layers of a cache share.
+    """State of a cache that does not belong to a single layer; all its layers hold the same object.
 
     Args:
         prefill: state of the prefill.
         max_length: number of tokens (prompt and answer) to allocate for; None if unknown.
-        options: kernels and back ends that serve the cache.
+        options: which kernels and back ends the cache may use.
         padding: left padding of the rows.
-        positions: rotary positions of the columns; used only if the cache holds pre-RoPE keys.
-        method_state: the method's own state for this cache, apart from its stores (Cocktail's plans, KVQuant's
-            calibration file, ...); None if it has none.
-        frozen: True while nothing is packed or dropped, because the newest tokens may still be taken back (speculative
-            decoding).
-        upper: True while attention reads only the upper nibbles of hierarchical 8-bit codes (QuantSpec's draft).
-        span: number of new tokens that attention processes at a time. Before each such part, the method packs or drops
-            the tokens that are due, so that one forward pass over several known tokens gives the same results as single
-            steps. None to process all new tokens of a step at once; they then see each other in full precision.
+        positions: RoPE position of each column; recorded only if the cache holds pre-RoPE keys.
+        method_state: what the method itself remembers about this cache (Cocktail's plans, KVQuant's calibration file,
+            ...); None if nothing.
+        frozen: True while nothing may be packed or dropped, because the newest tokens may still be taken back
+            (speculative decoding).
+        upper: True while attention decodes only the upper 4 bits of each 8-bit code, as QuantSpec's draft does.
+        span: number of tokens after which a forward pass over known tokens (perplexity) stops to let the method pack or
+            drop tokens, so that it gives the same results as decoding token by token. None: no stops, so the new tokens
+            of a step see each other in full precision.
 
     Attributes:
-        watches: records of NaN and Inf that kernels have noticed.
-        packs, rolls: queues of deferred packing and rolling jobs, with which several layers share a kernel launch.
-        tables: tables in device memory that tell kernels where the tokens of each format are; layers whose stores agree
-            share a table (:mod:`kvbench.attention.phases`).
-        plain_mask: the mask that :func:`kvbench.attention.fused.plain` last compared with a plain causal mask: a key
-            that identifies it, the result, and the mask itself.
+        watches: where kernels record NaN and Inf.
+        packs, rolls: queues that collect the packing of tokens and the moves of rolling windows from several layers,
+            for one kernel launch.
+        tables: tables in device memory that tell attention kernels how many tokens of each format a row has, and where.
+            Layers with equal tables share one (:func:`kvbench.attention.phases.shared_table`).
+        plain_mask: the last answer of :func:`kvbench.attention.fused.plain`, which the other layers of a step reuse: a
+            key for the mask and the step, True if the mask is plainly causal, and the mask.
     """
 
     prefill: Prefill = field(default_factory=Prefill)
@@ -167,7 +172,10 @@ class Progress:
     plain_mask: tuple[Any, bool, Tensor] | None = field(init=False, default=None)
 
     def see(self, mask: Tensor | None, batch: int, count: int) -> None:
-        """Record the left padding of new prompt tokens, from the prompts if given, else from the attention mask.
+        """Record the left padding of new prompt tokens: that of the prompts if they are known, else that of the mask.
+
+        If the batch has several rows for each known prompt (beam search), the prompts and the method's state are
+        repeated to match.
 
         Args:
             mask: attention mask ``[B or 1, heads or 1, q, kv]``, bool (True = attend) or additive; or a padding mask,
@@ -197,18 +205,21 @@ class Progress:
         self.padding.starts = list(prompts.starts)
 
     def check_step(self, mask: Tensor | None, batch: int, count: int) -> None:
-        """Raise CacheError if a new token after the prompt is padding.
+        """Check that no new token of a step after the prompt is padding.
 
         Args:
             mask: attention mask of the step, as for :meth:`see`.
             batch: number of rows.
             count: number of new tokens, q.
+
+        Raises:
+            CacheError: a new token is masked.
         """
         if mask is not None and (count > 1 or batch > 1) and not bool(self_visible(mask, batch, count).all()):
             raise CacheError("there are masked tokens after the prompt: pad the whole conversation once, on the left")
 
     def reset(self) -> None:
-        """Prepare for the same prompts again: forget padding and rotary positions, and expect no more chunks."""
+        """Forget padding and RoPE positions, and end chunked prefill, to take the same prompts again."""
         self.padding, self.positions = Padding(), RopePositions()
         self.prefill.open = False
 
@@ -225,7 +236,10 @@ class Progress:
             self.method_state.select(order)
 
     def clone(self) -> Progress:
-        """Return an independent copy. Its records of NaN and Inf, deferred jobs and tables are empty."""
+        """Return a copy for a cloned cache, whose rows can then be changed without effect on this one.
+
+        The copy starts without records of NaN and Inf, without deferred jobs and without tables.
+        """
         return replace(
             self,
             prefill=replace(self.prefill),
@@ -236,7 +250,7 @@ class Progress:
 
 
 def self_visible(mask: Tensor, batch: int, count: int) -> Tensor:
-    """Return for each new token whether it may attend to itself: True for real tokens, False for padding.
+    """Return which of the newest tokens may attend to themselves: the real ones, as opposed to padding.
 
     Args:
         mask: attention mask ``[B or 1, heads or 1, q, kv]``, bool (True = attend) or additive; or a padding mask, bool
@@ -245,7 +259,7 @@ def self_visible(mask: Tensor, batch: int, count: int) -> Tensor:
         count: number of new tokens, q.
 
     Returns:
-        bool ``[B, q]``.
+        bool ``[B, q]``, True for real tokens.
     """
     if mask.ndim == 2:
         return mask[:, -count:].expand(batch, count)

@@ -17,10 +17,10 @@ ALL = slice(None)
 
 
 class PromptPhase(Rollback):
-    """A layer during prefill: it collects the tokens of a prompt, then lets the method store them."""
+    """The prefill part of a layer of the cache: it collects the prompt, then has the method store it."""
 
     def initialize(self, keys: Tensor, values: Tensor) -> None:
-        """Record shapes, dtype and device of the first keys and values.
+        """Take the layer's sizes, dtype and device from the first keys and values that arrive.
 
         Args:
             keys: first keys, ``[B, H, q, D]``.
@@ -35,17 +35,17 @@ class PromptPhase(Rollback):
         self.is_initialized = True
 
     def extend_prompt(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of the whole prompt so far, including padding and the new tokens.
+        """Add new prompt tokens, and return the keys and values of all prompt tokens so far, including padding.
 
-        If the prompt arrives in chunks, the new tokens are also appended to :attr:`prompt`. A prompt that arrives in
-        one piece is returned unchanged.
+        Chunks are collected in :attr:`prompt`. A prompt that arrives in one piece is not copied: its keys and values
+        are returned as they are.
 
         Args:
             keys: keys of the new tokens, ``[B, H, q, D]``.
             values: values of the new tokens, ``[B, H, q, Dv]``.
 
         Returns:
-            The keys ``[B, H, T, D]`` and the values ``[B, H, T, Dv]``.
+            The keys ``[B, H, T, D]`` and the values ``[B, H, T, Dv]``, for T prompt tokens so far.
         """
         if self.prompt is None and self.progress.prefill.is_last(self.seen):
             return keys, values
@@ -61,9 +61,7 @@ class PromptPhase(Rollback):
         return self.prompt[0].view(ALL), self.prompt[1].view(ALL)
 
     def end_chunk(self, keys: Tensor, values: Tensor) -> None:
-        """If the last chunk of the prompt has arrived, let the method store the prompt.
-
-        This must be called after the attention of each chunk has been computed.
+        """Have the method store the prompt if it is now complete; call this after the attention of each chunk.
 
         Args:
             keys: keys that :meth:`extend_prompt` returned.
@@ -73,9 +71,9 @@ class PromptPhase(Rollback):
             self.place(keys, values)
 
     def place(self, keys: Tensor, values: Tensor) -> None:
-        """Let the method store a complete prompt, and free the memory that collected its chunks.
+        """Have the method store the complete prompt, and free the buffers that collected its chunks.
 
-        If the layer has a :attr:`follower` (the same layer of a draft model's cache), the follower places the prompt
+        If the layer has a :attr:`follower` (the same layer in the cache of a draft model), the prompt is stored there
         first.
 
         Args:
@@ -122,10 +120,9 @@ class PromptPhase(Rollback):
         self.join_cache()
 
     def join_cache(self) -> None:
-        """Connect the layer's newly created segments with what all layers of the cache share.
+        """Connect the layer's new segments to the cache's records of NaN and Inf and its queues of deferred work.
 
-        Packed segments get a place to report NaN and Inf. Packed and rolling segments get a queue of the cache: it
-        collects the work of several layers, so that one kernel launch can do it.
+        With the queues, packing and rolling of several layers can share a kernel launch.
         """
         watch_segments(self)
         for segment in self.segments():
@@ -135,7 +132,9 @@ class PromptPhase(Rollback):
                 segment.rolls = self.progress.rolls
 
     def place_chunk(self, keys: Tensor, values: Tensor) -> None:
-        """Let the method store new prompt tokens as soon as they arrive (``Method.quantized_prefill``).
+        """Have the method store a chunk of the prompt before attention reads it (``Method.quantized_prefill``).
+
+        Tokens that have left a sliding window are dropped first.
 
         Args:
             keys: keys of the new tokens, ``[B, H, q, D]``.
@@ -164,10 +163,7 @@ class PromptPhase(Rollback):
         self.sealed = self.progress.prefill.is_last(self.seen)
 
     def seal(self) -> None:
-        """End a chunked prefill: mark the prompt as complete, and have the method place it if it has not yet done so.
-
-        In the usual case, the method placed the prompt when the last chunk arrived (:meth:`end_chunk`).
-        """
+        """End a prefill in chunks: have the method store the prompt, unless it already has, and set :attr:`sealed`."""
         if not self.sealed and self.prompt is not None:
             self.place(self.prompt[0].view(ALL), self.prompt[1].view(ALL))
         self.sealed = self.keys_store is not None

@@ -14,19 +14,19 @@ Span = tuple[int, int]
 
 @dataclass
 class Prompts:
-    """A batch of left-padded prompts, with what methods may need to know about them before prefill.
+    """A batch of left-padded prompts, with what a method may need to know about them before prefill.
 
     Args:
         starts: for each row, the column of its first real token, which is also the number of its padding tokens.
         lengths: for each row, the number of its real tokens; ``starts[b] + lengths[b]`` must be the same in all rows.
-        context_spans: for each row, the half-open range of the tokens that fill ``{context}`` in the prompt's template,
-            or None. Token 0 is the row's first real token.
-        queries: for each row, the text of its question, with which Cocktail searches the context; may be empty.
-        input_ids: the padded batch ``[B, T]``; needed by methods that read the text of a prompt's chunks.
-        decode: function that turns token ids into text; needed by the same methods.
-        query_sources: for each row, which text replaces an empty query (:func:`kvbench.retrieval.chunks.cut`).
-            ``template`` or None: the text of the prompt after its context. ``last_chunk``: the last chunk of the
-            context.
+        context_spans: for each row, which tokens are the context (the text in place of ``{context}`` in the data set's
+            template), as a pair (first, one past the last) counted from the row's first real token; None if unknown.
+        queries: for each row, the question as text, which Cocktail compares with the chunks of the context; may be
+            empty.
+        input_ids: token ids of the padded batch, ``[B, T]``. Only methods that read the text of a prompt need them.
+        decode: function from token ids to text, needed by the same methods.
+        query_sources: for each row, what Cocktail compares with the chunks if the question is empty. ``template`` or
+            None: the text of the prompt after its context. ``last_chunk``: the last chunk of the context.
 
     Raises:
         CacheError: the rows do not end at the same column, or a row is empty.
@@ -64,7 +64,7 @@ class Prompts:
         queries: Sequence[str] | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
     ) -> Prompts:
-        """Return the prompts that a tokenizer's output contains.
+        """Return the prompts of a tokenized batch, with their padding taken from the attention mask.
 
         Args:
             input_ids: token ids, padded on the left, ``[B, T]``.
@@ -91,10 +91,10 @@ class Prompts:
         return cls(starts, [width - s for s in starts], context_spans, queries, input_ids, decode)
 
     def repeat(self, times: int) -> Prompts:
-        """Return prompts in which each row occurs several times in a row, as beam search expands a batch.
+        """Return the prompts of a batch in which adjacent rows are copies of one prompt, as beam search makes it.
 
         Args:
-            times: how often each row occurs.
+            times: number of copies of each prompt.
         """
 
         def rows(values: Sequence | None) -> list | None:

@@ -9,18 +9,23 @@ from kvbench.errors import CacheError
 
 
 class Rollback(LayerState):
-    """A layer whose newest tokens, such as rejected drafts, can be taken back until it packs or drops older ones."""
+    """The rollback part of a layer of the cache: it removes the newest tokens again, such as rejected drafts.
+
+    Only tokens that have arrived since the layer last packed or dropped others can be removed.
+    """
 
     def take_back(self, counts: Sequence[int]) -> None:
-        """Take back the newest tokens of each row; see :meth:`KVCache.take_back`.
+        """Remove the newest tokens of each row from this layer.
+
+        :meth:`kvbench.cache.KVCache.take_back` calls this for all layers.
 
         Args:
-            counts: for each row, the number of tokens to take back.
+            counts: for each row, the number of tokens to remove.
 
         Raises:
-            CacheError: the prompt is not complete; or, since one of these tokens arrived, the layer has packed or
-                dropped tokens, which cannot be undone. (The methods ``atom`` and ``kvquant`` pack each token on its
-                own, so they can take back any token.)
+            CacheError: the prompt is not complete; or the layer has packed or dropped tokens since one of these
+                arrived, which cannot be undone. (The methods ``atom`` and ``kvquant`` can remove any token, because
+                they pack each one on its own.)
         """
         least, stores = min(counts), self.stores()
         for row, count in enumerate(counts):
@@ -44,7 +49,7 @@ class Rollback(LayerState):
         self.firm[:] = [min(firm, self.seen) for firm in self.firm]
 
     def lengths(self, rows: slice) -> list[tuple[int, ...]]:
-        """Return the number of tokens in each segment, as one tuple for the keys and one for the values.
+        """Return the number of tokens in each segment: a tuple for the keys, then a tuple for the values.
 
         Args:
             rows: rows of the batch, which must all have the same numbers.
@@ -53,10 +58,10 @@ class Rollback(LayerState):
         return [store.signature(row) for store in self.stores()]
 
     def note_moves(self, rows: slice, before: list[tuple[int, ...]] | None) -> None:
-        """Record that the tokens seen so far can no longer be taken back, if an operation packed or dropped any token.
+        """Mark all tokens of some rows as firm (no longer removable) if an operation packed or dropped tokens.
 
-        The record is :attr:`firm`. It is also updated for a method that adds up the attention of every step
-        (``Method.observe_steps``), since that sum cannot be undone.
+        With a method that packs each token on its own (``Method.by_token``), only dropping counts. With one that sums
+        up the attention of steps (``Method.observe_steps``), every operation counts, because the sum cannot be undone.
 
         Args:
             rows: rows of the batch to which the operation was applied.

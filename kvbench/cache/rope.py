@@ -12,12 +12,12 @@ from kvbench.errors import CacheError
 
 
 def rotated_prompt(layer: LayerState, keys: Tensor) -> Tensor:
-    """Return the keys of a prompt after RoPE.
+    """Return the keys of a prompt after RoPE, for a layer that may store them before RoPE.
 
     Args:
         layer: layer of the keys.
-        keys: keys of the prompt in the form that the layer stores, including padding, ``[B, H, T, D]``. They are
-            returned unchanged if the layer stores keys after RoPE.
+        keys: keys of the prompt as the layer stores them, including padding, ``[B, H, T, D]``. If they are stored after
+            RoPE, they are returned unchanged.
     """
     if layer.rotation is None:
         return keys
@@ -26,15 +26,15 @@ def rotated_prompt(layer: LayerState, keys: Tensor) -> Tensor:
 
 
 def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: Tensor) -> Tensor:
-    """Return the keys of consecutive slots after RoPE.
+    """Return keys read from consecutive slots after RoPE, for a layer that may store them before RoPE.
 
     Args:
         layer: layer that holds the slots.
         rows: rows of the batch.
         start: first slot.
         stop: one past the last slot.
-        keys: keys of these slots in the form that the layer stores, ``[rows, H, stop - start, D]``. They are returned
-            unchanged if the layer stores keys after RoPE.
+        keys: keys of these slots as the layer stores them, ``[rows, H, stop - start, D]``. If they are stored after
+            RoPE, they are returned unchanged.
 
     Raises:
         CacheError: the layer holds pre-RoPE keys, and the heads of a row hold different tokens.
@@ -55,14 +55,14 @@ def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: T
 
 
 def handed_on(layer: LayerState, rows: slice, keys: Tensor, first: int) -> Tensor:
-    """Convert keys of a layer to the form that its :attr:`follower` (the same layer of a draft model's cache) stores.
+    """Convert keys for the follower of a layer: apply or undo RoPE if only one of the two stores keys before it.
 
-    Either of the two layers may hold pre-RoPE keys or keys after RoPE.
+    The follower is the same layer in the cache of a draft model, which gets its tokens from this one.
 
     Args:
         layer: layer with a follower.
         rows: rows of the batch.
-        keys: keys of consecutive columns in the form that `layer` stores, ``[rows, H, n, D]``.
+        keys: keys of consecutive columns as `layer` stores them, ``[rows, H, n, D]``.
         first: column of the first key.
     """
     assert layer.follower is not None

@@ -16,22 +16,22 @@ from torch import Tensor
 
 @dataclass
 class RopePositions:
-    """The rotary position of each column of a batch, row by row.
+    """The RoPE position of each column of a batch, row by row.
 
     Args:
-        runs: for each row, the runs of columns with consecutive positions, in ascending order. A run is given by its
-            first column and the position of that column, and ends where the next run begins.
+        runs: for each row, ascending pairs (column, position). Each begins a run of columns in which the position grows
+            by one per column; the run ends where the next one begins.
     """
 
     runs: list[list[tuple[int, int]]] = field(default_factory=list)
 
     def see(self, ids: Tensor, first: int, starts: Sequence[int]) -> None:
-        """Record the rotary positions of new tokens, by their columns in the padded batch.
+        """Record the position ids that the model used for new tokens.
 
-        They replace everything recorded for these and later columns.
+        Whatever was recorded for these and later columns is replaced.
 
         Args:
-            ids: positions that the model used, ``[B or 1, q]``.
+            ids: position ids, ``[B or 1, q]``.
             first: column of the first new token.
             starts: for each row, the column of its first real token; positions of padding are not recorded.
         """
@@ -52,7 +52,7 @@ class RopePositions:
                     runs.append((column, position))
 
     def at(self, row: int, columns: Tensor) -> Tensor:
-        """Return the rotary positions of some columns of a row; 0 for padding.
+        """Return the RoPE positions of some columns of a row; 0 for padding.
 
         Args:
             row: row of the batch.
@@ -70,7 +70,9 @@ class RopePositions:
         return torch.where(which > 0, columns + offsets[which], 0)
 
     def shift(self, by: Sequence[int]) -> None:
-        """Move the tokens of each row to later columns, without changing their rotary positions.
+        """Move the records of each row to later columns; positions stay the same.
+
+        Needed after a rollback in which rows lose different numbers of tokens: those that lose more get more padding.
 
         Args:
             by: for each row, the number of columns.
