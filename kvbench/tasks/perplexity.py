@@ -78,7 +78,7 @@ class Perplexity(TokenTask):
     bos: bool = False
 
     def check(self) -> None:
-        """Raise ConfigError if `path` is missing, `source` is malformed, or `stride` or `prefill` does not fit `window`.
+        """Raise ConfigError if `path` is missing, `source` is malformed, or `stride` or `prefill` is too large.
 
         For the text ``c4``, whose spans are drawn at random, `stride` must be None or equal to `window`.
         """
