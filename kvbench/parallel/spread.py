@@ -196,18 +196,22 @@ class Carrier:
         self._copies: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def begin(self, module: nn.Module, inputs: Any) -> None:
-        """Drop the copies of keyword arguments that a failed forward pass may have left.
+        """Discard tensors cached by an earlier forward pass that failed (forward pre-hook of the model).
 
-        This is a forward pre-hook of the model; its arguments are those that torch passes to such hooks.
+        They are copies of keyword arguments, such as the attention mask and the rotary angles, on other devices.
 
         Args:
-            module: the model; ignored.
-            inputs: its inputs; ignored.
+            module: the model, which torch passes to every hook; not used.
+            inputs: positional arguments of the model; not used.
         """
         self._copies.clear()
 
     def to(self, device: torch.device) -> Any:
-        """Return a forward pre-hook for the modules on `device`, which copies their arguments to it."""
+        """Return a forward pre-hook that copies the arguments of a module to `device` before the module runs.
+
+        Args:
+            device: device of the module on which the hook will be registered.
+        """
 
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
             hidden = tuple(self._moved(x, device, keep=False) for x in args)
@@ -216,14 +220,14 @@ class Carrier:
         return hook
 
     def back(self, output: Any, device: torch.device) -> Any:
-        """Move the logits of a model's output to a device, and drop the kept copies of keyword arguments.
+        """Move the logits to the device of the input tokens, and discard the tensors cached during this forward pass.
 
         Args:
-            output: output of the model, which is changed in place.
+            output: output of the model; its ``logits`` are replaced in place.
             device: device of the input tokens.
 
         Returns:
-            `output`.
+            The same `output` object.
         """
         self._copies.clear()
         if isinstance(getattr(output, "logits", None), Tensor):

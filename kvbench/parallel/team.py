@@ -45,24 +45,26 @@ class PeerOutOfMemoryError(PeerError, MemoryError):
 
 
 class Team:
-    """The processes (ranks) of a tensor-parallel run, as seen by one of them: collectives and handling of failures.
+    """One process (rank) of a tensor-parallel run: its collectives, and the detection of failures on other ranks.
 
     Args:
         rank: rank of this process.
         size: number of ranks.
         device: device of this rank.
         store: torchrun's key-value store, with a prefix that only this class uses.
-        watched: the same store over a second connection, for a thread that watches for failures of other ranks.
+        watched: a second connection to the same store. A background thread uses it to detect failures of other ranks
+            while the main thread waits in a collective.
 
     Attributes:
         calls: number of collectives that this rank has called. After an error, the ranks can continue only if this
             number is the same on all of them.
-        broken: True if the ranks cannot continue together.
-        on_failure: function that the watching thread calls before it ends this process because another rank failed. Its
-            argument is a dict with the keys rank, kind, message and oom, which describe the failure. None to call no
-            function.
-        shared: the last error that was raised on all ranks; None if there was none in this run.
-        announced: True once rank 0 has published the plan of the run (:meth:`tell`).
+        broken: True if the ranks cannot run anything more together, for example because one of them has ended.
+        on_failure: function that the background thread calls before it ends this process because of another rank's
+            failure, for example to record the failure. Its argument is a dict with the keys ``rank``, ``kind`` (name of
+            the exception class), ``message`` and ``oom`` (True if out of memory). None: nothing is called.
+        shared: the last exception of this run that this rank raised because of a failure known to the other ranks; they
+            need not be told about it again. None if there was none.
+        announced: on rank 0, True once it has sent the sample ids of this run to the other ranks (:meth:`tell`).
     """
 
     def __init__(self, rank: int, size: int, device: torch.device, store: dist.Store, watched: dist.Store) -> None:
@@ -91,7 +93,7 @@ class Team:
         return x
 
     def gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return the tensors of all ranks, concatenated in the order of ranks.
+        """Concatenate the tensors of all ranks, in rank order, and return the result (an all-gather).
 
         Args:
             x: this rank's tensor, of the same shape on all ranks.
@@ -108,15 +110,15 @@ class Team:
     def exchange(self, value: Any, patience_s: float | None = None) -> list[Any] | None:
         """Send a value to all other ranks, and return the values of all ranks (an all-gather of JSON data).
 
-        Each call is matched with the same call on the other ranks. All ranks must therefore call this method and
-        :meth:`settle` equally often and in the same order.
+        The n-th call on this rank receives the values of the n-th call on every other rank; calls of :meth:`settle`
+        count too. All ranks must therefore make the same sequence of these calls.
 
         Args:
             value: this rank's value, which must be representable as JSON.
             patience_s: seconds to wait for the other ranks; None for no limit.
 
         Returns:
-            The values in the order of ranks; None if the time limit is exceeded.
+            The values in rank order; None if another rank did not send its value within `patience_s`.
 
         Raises:
             PeerError: another rank has failed.
@@ -129,20 +131,23 @@ class Team:
         return [json.loads(self._store.get(key)) for key in keys]
 
     def settle(self, value: Any, error: Exception | None, grace_s: float | None = None) -> list[Any]:
-        """Exchange the results of all ranks. If any rank has failed, raise an error on all of them.
+        """Exchange the results of all ranks, and raise an error on every rank if any of them has failed.
 
         Args:
             value: this rank's result, JSON data.
-            error: the exception if this rank has failed, else None.
-            grace_s: seconds that a failed rank waits for the results of the others. If they do not arrive, the other
-                processes are ended. None for :data:`GRACE_S`.
+            error: the exception, if this rank has failed; else None.
+            grace_s: used only if this rank has failed: seconds to wait for the other ranks to call this method. If one
+                of them does not, because it waits in a collective that this rank will never enter, all other processes
+                are made to end (:meth:`fail`). None for :data:`GRACE_S`.
 
         Returns:
-            The results in the order of ranks.
+            The results in rank order, if no rank has failed.
 
         Raises:
-            PeerError: another rank has failed (:class:`PeerOutOfMemoryError` if it ran out of memory).
-            Exception: `error`, unless another rank ran out of memory and this rank failed for a different reason.
+            PeerError: another rank has failed and this one has not, or another rank ran out of memory and this one
+                failed for a different reason. If the other rank ran out of memory, the class is
+                :class:`PeerOutOfMemoryError`.
+            Exception: `error`, in all other cases in which this rank has failed.
         """
         own = None if error is None else _described(error)
         mine = {"value": value, "error": own, "calls": self.calls}
@@ -165,7 +170,11 @@ class Team:
 
     @contextmanager
     def turns(self) -> Iterator[None]:
-        """Run the code inside a ``with`` block on one rank after the other, in the order of ranks."""
+        """Let the ranks run the body of a ``with`` block one at a time, in rank order.
+
+        This limits the peak memory of the machine, for example while every rank loads a checkpoint. All ranks must
+        enter the block.
+        """
         number, self._turns = self._turns, self._turns + 1
         if self.rank:
             self._wait([f"turn/{number}/{self.rank - 1}"])
@@ -177,7 +186,7 @@ class Team:
     # -- the plan of rank 0 -----------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Begin a run: forget the plan and the last error of the previous run.
+        """Prepare the team for the next run: clear the error, the callback and the sample ids of the previous one.
 
         Raises:
             KvbenchError: the ranks cannot continue, because a rank failed in an earlier run.
@@ -190,17 +199,19 @@ class Team:
         self.on_failure = self.shared = None
 
     def tell(self, plan: Any) -> None:
-        """Publish the plan of the run to all ranks. Rank 0 calls this; only the first call in a run has an effect.
+        """Send the plan of the run, the ids of the samples to run, from rank 0 to all other ranks.
+
+        Only rank 0 may call this. In each run, the first call counts and later ones do nothing.
 
         Args:
-            plan: the plan, JSON data.
+            plan: ids of the samples, or any other JSON data.
         """
         if not self.announced:
             self.announced = True
             self._store.set(f"plan/{self._plans}", json.dumps(plan))
 
     def hear(self) -> Any:
-        """Wait until rank 0 publishes the plan of the run, and return it. All ranks except rank 0 call this.
+        """Wait for the data that rank 0 sends with :meth:`tell`, and return it. Called on every rank except rank 0.
 
         Raises:
             PeerError: another rank has failed.
@@ -211,10 +222,10 @@ class Team:
     # -- failure ----------------------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
-        """Report that this rank cannot continue. The processes of the other ranks then end too.
+        """Tell the other ranks that this one has failed for good, so that their processes end too.
 
         Args:
-            error: the error that prevents this rank from continuing.
+            error: the exception that ended this rank. The others report its class and message.
         """
         self.broken = True
         with suppress(Exception):  # the store disappears with the other processes
@@ -222,7 +233,7 @@ class Team:
                 self._store.set("failed", json.dumps({"rank": self.rank, **_described(error)}))
 
     def close(self) -> None:
-        """Leave the team. To be called before this process ends."""
+        """Stop watching the other ranks, and destroy torch's process group. Call this before this process ends."""
         self._left.set()
         self._watcher.join(2.0)
         if not self.broken and dist.is_initialized():
@@ -284,15 +295,18 @@ _team: list[Team] = []
 
 
 def current() -> Team | None:
-    """Return the team that this process has joined; None if it has not joined one."""
+    """Return the tensor-parallel team that this process has joined (:func:`join`); None if there is none."""
     return _team[0] if _team else None
 
 
 def join(device: str = "auto") -> Team:
-    """Join the processes that torchrun started. Later calls return the same team.
+    """Join the other processes that torchrun started, and return the team that they form.
+
+    If this process has already joined, the existing team is returned and `device` is ignored.
 
     Args:
-        device: ``runtime.device``: ``auto``, ``cuda`` or ``cpu``. On CUDA, the index of a rank's GPU is its local rank.
+        device: ``runtime.device``: ``auto``, ``cuda`` or ``cpu``. On CUDA, each process uses the GPU whose index is its
+            local rank.
 
     Raises:
         ConfigError: torchrun did not start this process, or started more processes than this machine has GPUs.
@@ -350,7 +364,7 @@ def join(device: str = "auto") -> Team:
 
 
 def leave() -> None:
-    """Leave the team, if this process has joined one. To be called before the process ends."""
+    """Leave the team (:meth:`Team.close`), if this process has joined one. Call this before the process ends."""
     if _team:
         _team.pop().close()
 

@@ -6,9 +6,11 @@ import torch
 
 
 def device_name(device: torch.device | str) -> str | None:
-    """Return the vendor's name of a device, such as ``NVIDIA H200``.
+    """Return the product name of a GPU, such as ``NVIDIA H200``.
 
-    The result is None for a CPU, whose name torch does not know, and the type for any other device, such as ``mps``.
+    Returns:
+        The name that CUDA reports; None for a CPU, whose name torch does not know; for any other device its type, such
+        as ``mps``.
     """
     device = torch.device(device)
     if device.type == "cuda":

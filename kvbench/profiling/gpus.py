@@ -17,7 +17,7 @@ MATMUL_SHARE = 0.726
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU model, with figures from its data sheet and, if available, from measurements.
+    """A GPU model: the figures of its data sheet and, if someone has measured them, the rates it really reaches.
 
     Args:
         name: name on the command line.
@@ -27,10 +27,10 @@ class Gpu:
         flops: dense bf16 matmul rate (without sparsity) according to the data sheet, FLOP/s.
         measured_read: highest measured rate of a kernel that only reads, bytes/s; None if not measured.
         measured_matmul: measured rate of a large bf16 matmul, FLOP/s; None if not measured.
-        kernel_s: seconds that each of several consecutive kernels takes in addition to moving its bytes, because the
-            memory pipeline must fill and drain. On an H200, reads of 17 to 268 MB take 2.2 to 2.6 us longer than at the
-            bandwidth of a 4 GB read (three runs: ``ceiling`` in results/h200/whole). The same time is assumed for other
-            GPUs.
+        kernel_s: fixed time in seconds of each kernel in a sequence, on top of the time to move its bytes at full
+            bandwidth: the memory pipeline has to fill and drain. The default was measured on an H200, where reads of 17
+            to 268 MB take 2.2 to 2.6 us longer than at the bandwidth of a 4 GB read (three runs: ``ceiling`` in
+            results/h200/whole); it is assumed for other GPUs too.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Gpu:
 
     @property
     def read(self) -> float:
-        """Read bandwidth used for predictions, bytes/s: the measured one, or else 92% of the data sheet's."""
+        """Read bandwidth for predictions, bytes/s: the measured one if there is one, else 92% of the data sheet's."""
         return self.measured_read or READ_SHARE * self.bandwidth
 
     @property
     def matmul(self) -> float:
-        """Matmul rate used for predictions, FLOP/s: the measured one, or else 72.6% of the data sheet's."""
+        """Matmul rate for predictions, FLOP/s: the measured one if there is one, else 72.6% of the data sheet's."""
         return self.measured_matmul or MATMUL_SHARE * self.flops
 
     @property
@@ -58,9 +58,9 @@ class Gpu:
 
     @property
     def ridge(self) -> float:
-        """The ridge point in FLOP/byte, from the data sheet's rates; work of lower intensity is memory-bound.
+        """Ridge point in FLOP/byte: the data sheet's FLOP rate divided by its memory bandwidth.
 
-        Source: QuantSpec, sec. 3.1.2.
+        A kernel whose arithmetic intensity is lower is memory-bound. Source: QuantSpec, sec. 3.1.2.
         """
         return self.flops / self.bandwidth
 
@@ -100,7 +100,7 @@ _NAMES = (
 
 
 def gpu_of(device_name: str) -> Gpu | None:
-    """Return the GPU for a name that torch reports, or None if the GPU is unknown or is a MIG slice.
+    """Look up a GPU by the name that torch reports; None if the GPU is unknown or is a MIG slice.
 
     Args:
         device_name: result of ``torch.cuda.get_device_name``, such as ``"NVIDIA H200"``.
@@ -112,7 +112,7 @@ def gpu_of(device_name: str) -> Gpu | None:
 
 
 def gpu_named(name: str) -> Gpu:
-    """Return the GPU with a name from the command line (``"h200"``) or from torch (``"NVIDIA H200"``).
+    """Look up a GPU by its name on the command line (``"h200"``) or the name that torch reports (``"NVIDIA H200"``).
 
     Args:
         name: the name, in upper or lower case.
@@ -135,12 +135,15 @@ def gpu_named(name: str) -> Gpu:
 
 
 def own_gpu(bandwidth_TBs: float, tflops: float, memory_gb: float, name: str = "own") -> Gpu:
-    """Return a GPU that is described by three figures. Predictions use these as if they were measured.
+    """Describe a GPU that kvbench does not know, by its read bandwidth, matmul rate and memory.
+
+    The two rates count as measured ones: predictions use them as they are, without the discount applied to data-sheet
+    rates.
 
     Args:
         bandwidth_TBs: read bandwidth, TB/s.
         tflops: rate of a large bf16 matmul, TFLOP/s.
-        memory_gb: memory, GiB.
+        memory_gb: memory, in GiB despite its name.
         name: name of the GPU in tables.
     """
     rate, flops = bandwidth_TBs * _T, tflops * _T

@@ -24,11 +24,12 @@ Part = Literal["linear", "attention", "aggregate"]
 
 @dataclass(frozen=True)
 class Intensity:
-    """Operations and memory traffic of some work, whose ratio is its arithmetic intensity.
+    """FLOPs and memory traffic of a computation; their ratio, :attr:`value`, is its arithmetic intensity.
 
     Args:
-        flops: floating-point operations (in Table 1 of QuantSpec, up to a constant factor).
-        mops: bytes loaded and stored (in Table 1 of QuantSpec, elements, up to a constant factor).
+        flops: floating-point operations. From :func:`table_1`, only up to a constant factor.
+        mops: bytes loaded and stored. From :func:`table_1`, elements instead of bytes, and only up to a constant
+            factor.
     """
 
     flops: float
@@ -36,7 +37,7 @@ class Intensity:
 
     @property
     def value(self) -> float:
-        """The arithmetic intensity: FLOPs per memory operation (QuantSpec, sec. 3.1)."""
+        """Arithmetic intensity: FLOPs divided by memory traffic (QuantSpec, sec. 3.1)."""
         return self.flops / self.mops
 
     def __add__(self, other: Intensity) -> Intensity:
@@ -44,9 +45,9 @@ class Intensity:
 
 
 def table_1(phase: Phase, part: Part, B: int, S_L: int, d: int, k: int = 1) -> Intensity:
-    """Return the operations and the memory traffic in one cell of QuantSpec's Table 1.
+    """Return the FLOPs and memory operations that QuantSpec's Table 1 gives for one phase and part of the model.
 
-    The arguments have the names that the table uses.
+    The table states them as ``O(.)``; each term is taken with the factor 1. The arguments have the table's names.
 
     Args:
         phase: ``prefill`` or ``decode``.
@@ -68,10 +69,10 @@ def table_1(phase: Phase, part: Part, B: int, S_L: int, d: int, k: int = 1) -> I
 
 
 def asymptote(phase: Phase, part: Part, B: int, S_L: int, d: int) -> float:
-    """Return the limit of the arithmetic intensity, from the last rows of QuantSpec's Table 1.
+    """Return the arithmetic intensity in the limit of short or of long sequences (last rows of QuantSpec's Table 1).
 
-    The table gives one limit for sequences much shorter than the hidden dimension, and another for much longer ones.
-    The first limit is returned if ``S_L < d``, and otherwise the second.
+    The table has one limit for sequences much shorter than the hidden dimension, used here if ``S_L < d``, and one for
+    much longer sequences, used otherwise.
 
     Args:
         phase: ``prefill`` or ``decode``.
@@ -89,7 +90,7 @@ def asymptote(phase: Phase, part: Part, B: int, S_L: int, d: int) -> float:
 def decode_work(
     shape: Shape, batch: int, context: int, new_tokens: int = 1000, width: int = 2
 ) -> dict[Part, Intensity]:
-    """Return the FLOPs and bytes of generating tokens one by one, as QuantSpec's Figure 2 needs them.
+    """Count the FLOPs and bytes of all decode steps of a generation, one token per step (for QuantSpec's Figure 2).
 
     Every step reads all weights of the linear layers and of lm_head, and all keys and values of every sequence.
 
@@ -101,7 +102,8 @@ def decode_work(
         width: bytes of a weight, and of an element of activations, keys and values.
 
     Returns:
-        The work of linear layers (``linear``), of ``attention``, and of both together (``aggregate``).
+        A dict with the totals of the linear layers (``linear``), of ``attention``, and of both together
+        (``aggregate``).
     """
     weights = shape.linear_elements + shape.head_elements
     activations = batch * (shape.layers * linear_activations(shape) + shape.hidden + shape.vocabulary)
@@ -114,10 +116,10 @@ def decode_work(
 
 
 def prefill_work(shape: Shape, batch: int, context: int, width: int = 2) -> dict[Part, Intensity]:
-    """Return the FLOPs and bytes of reading prompts in one forward pass, as QuantSpec's Figure 6 needs them.
+    """Count the FLOPs and bytes of a prefill in a single forward pass (for QuantSpec's Figure 6).
 
-    Attention is causal and never stores its scores (FlashAttention), so it moves queries, keys, values and outputs
-    once. lm_head scores only the last token of each prompt.
+    Attention is causal and, as in FlashAttention, keeps its scores on the chip: only queries, keys, values and outputs
+    are moved, once each. Logits are computed for the last token of each prompt only.
 
     Args:
         shape: dimensions of the model.
@@ -126,7 +128,8 @@ def prefill_work(shape: Shape, batch: int, context: int, width: int = 2) -> dict
         width: bytes of a weight, and of an element of activations, keys and values.
 
     Returns:
-        The work of linear layers (``linear``), of ``attention``, and of both together (``aggregate``).
+        A dict with the totals of the linear layers (``linear``), of ``attention``, and of both together
+        (``aggregate``).
     """
     tokens = batch * context
     head = batch * (shape.hidden + shape.vocabulary)
@@ -142,10 +145,10 @@ def prefill_work(shape: Shape, batch: int, context: int, width: int = 2) -> dict
 
 
 def bound(flops: float, moved_bytes: float, gpu: Gpu) -> Literal["memory", "compute"]:
-    """Return what limits the speed of some work on a GPU (QuantSpec, sec. 3.1.2).
+    """Tell whether a computation on a GPU is memory-bound or compute-bound (QuantSpec, sec. 3.1.2).
 
     Args:
-        flops: floating-point operations of the work.
+        flops: floating-point operations of the computation.
         moved_bytes: bytes that it loads and stores.
         gpu: the GPU.
 
@@ -156,9 +159,9 @@ def bound(flops: float, moved_bytes: float, gpu: Gpu) -> Literal["memory", "comp
 
 
 def regime(linear_bytes: float, kv_bytes: float) -> Literal["weights", "both", "kv"]:
-    """Return whether weights, keys and values, or both are worth quantizing for decoding.
+    """Tell what to quantize for faster decoding: the weights, the KV cache, or both.
 
-    The rule is that of QuantSpec, end of sec. 3.1.2.
+    The rule is that of QuantSpec, end of sec. 3.1.2: whatever dominates the memory traffic of a decode step.
 
     Args:
         linear_bytes: bytes that linear layers load in a step.
@@ -174,12 +177,14 @@ def regime(linear_bytes: float, kv_bytes: float) -> Literal["weights", "both", "
 
 
 def accepted(acceptance: float, gamma: int) -> float:
-    """Return the expected number of tokens per round of speculation.
+    """Return the expected number of tokens that one round of speculative decoding produces.
 
-    It is ``(1 - a^(g+1)) / (1 - a)`` (Leviathan et al., eq. 1).
+    A round drafts g tokens and verifies them in one pass. The result is ``(1 - a^(g+1)) / (1 - a)`` (Leviathan et al.,
+    eq. 1), which includes the token that the verifying pass itself adds.
 
     Args:
-        acceptance: a, the probability that a drafted token is accepted, independently of the others.
+        acceptance: a, the probability that a drafted token is accepted, the same for every token and independent of the
+            others.
         gamma: g, the number of tokens drafted per round.
 
     Raises:
@@ -191,7 +196,7 @@ def accepted(acceptance: float, gamma: int) -> float:
 
 
 def speed_up(acceptance: float, gamma: int, t_ar: float, t_draft: float, t_verify: float) -> float:
-    """Return by what factor speculation is faster than plain decoding: ``E * t_ar / (gamma * t_draft + t_verify)``.
+    """Return the speed-up of speculative over plain decoding: ``E * t_ar / (gamma * t_draft + t_verify)``.
 
     E is the expected number of tokens per round (:func:`accepted`).
 
@@ -208,14 +213,14 @@ def speed_up(acceptance: float, gamma: int, t_ar: float, t_draft: float, t_verif
 def best_gamma(
     acceptance: float, t_ar: float, t_draft: float, t_verify: float, gammas: range = range(1, 9)
 ) -> tuple[int, float]:
-    """Return the number of drafted tokens per round that gives the largest speed-up, and that speed-up.
+    """Find the number of drafted tokens per round that maximizes the speed-up; return it with the speed-up.
 
     Args:
         acceptance: probability that a drafted token is accepted.
         t_ar: time of a step of plain decoding.
         t_draft: time to draft one token, in the same unit.
         t_verify: time of the target's forward pass over the drafted tokens, in the same unit.
-        gammas: numbers to choose from; among equally fast ones, the smallest is returned.
+        gammas: candidates; if several are equally fast, the smallest is returned.
     """
     speed_ups = {gamma: speed_up(acceptance, gamma, t_ar, t_draft, t_verify) for gamma in gammas}
     best = max(speed_ups, key=lambda gamma: (speed_ups[gamma], -gamma))

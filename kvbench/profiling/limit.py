@@ -12,11 +12,9 @@ import torch
 def limited(device: torch.device | str, limit_gb: float | None) -> Iterator[bool]:
     """Limit the memory that this process may allocate inside a ``with`` block.
 
-    An allocation that exceeds the limit raises an out-of-memory error.
-
-    On CUDA, the limit applies to torch's allocator on `device`; the CUDA context (about half a GiB) does not count. On
-    a CPU (Linux only), it applies to memory allocated in addition to what is already mapped, because a Python process
-    with torch maps several GiB at its start.
+    An allocation beyond the limit raises an out-of-memory error. On CUDA, the limit applies to torch's allocator on
+    `device`; the CUDA context (about half a GiB) does not count. On a CPU (Linux only), it applies to what is allocated
+    inside the block; memory that was mapped before, several GiB in a Python process with torch, does not count.
 
     Args:
         device: device whose memory is limited.

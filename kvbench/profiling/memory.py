@@ -25,12 +25,12 @@ PREFILL, DECODE, END = "prefill", "decode", "end"
 
 @dataclass(frozen=True)
 class LiveTensor:
-    """A storage in memory, with the shape and dtype of a tensor that views it.
+    """An allocated tensor storage, described by one of the tensors that use it.
 
     Args:
-        shape: shape of the tensor.
-        dtype: dtype of the tensor.
-        nbytes: bytes of the storage.
+        shape: shape of that tensor.
+        dtype: dtype of that tensor.
+        nbytes: size of the whole storage in bytes, of which the tensor may be a part.
     """
 
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class LiveTensor:
 
 
 def live_tensors(device_type: str | None = None, *, min_bytes: int = 0) -> list[LiveTensor]:
-    """Return the storages that tensors currently hold in memory, each once, largest first.
+    """List the tensor storages that are in memory now, largest first; tensors that share a storage count once.
 
     Only tensors that Python's garbage collector tracks are found (parameters, buffers, cached tensors), not those that
     only C++ code references. If these matter, use :class:`TensorCensus`, which tracks storages from their creation.
@@ -62,13 +62,14 @@ def live_tensors(device_type: str | None = None, *, min_bytes: int = 0) -> list[
 
 
 class TensorCensus(TorchDispatchMode):
-    """A context manager that counts the bytes of live CPU storages, and records their peak in each phase.
+    """A context manager that measures the peak memory of CPU tensors in each phase, such as prefill and decode.
 
-    Storages that are already alive at the start, such as weights, count too. A storage that is freed is subtracted.
+    It adds up the storages of live tensors as torch creates and frees them. Storages that are alive when the block
+    begins, such as weights, count too. Call :meth:`phase` at the beginning of each phase.
 
     Attributes:
         current: bytes of the storages that are alive now.
-        peaks: for each phase, the largest value of `current`.
+        peaks: for each phase by name, the largest value of `current`.
     """
 
     def __init__(self) -> None:
@@ -93,16 +94,16 @@ class TensorCensus(TorchDispatchMode):
         self._finalizers.clear()
 
     def phase(self, name: str) -> None:
-        """Begin a phase. Its peak includes the storages that are alive at its beginning.
+        """Begin a new phase and end the current one. Tensors that are alive at its beginning count towards its peak.
 
         Args:
-            name: name of the phase; ``end`` ends the current phase without beginning another.
+            name: name of the phase, a key of :attr:`peaks`; ``end`` ends the current phase without beginning another.
         """
         self._phase = "" if name == END else name
         self._note()
 
     def live(self) -> list[LiveTensor]:
-        """Return all live storages, largest first."""
+        """List the storages that are alive now, largest first."""
         return sorted(self._live.values(), key=lambda item: -item.nbytes)
 
     def __torch_dispatch__(
@@ -145,14 +146,15 @@ class TensorCensus(TorchDispatchMode):
 
 
 class PhasePeaks:
-    """Peak memory of prefill and of decoding in one generation.
+    """A recorder of the peak memory of prefill and of decoding in one generation.
 
-    Run the generation inside :meth:`run`, and pass this object to ``generate`` as the observer.
+    Generate inside ``with peaks.run():`` and pass this object as ``observer=``, so that :meth:`phase` is called when
+    each phase begins. :meth:`row` then returns the peaks.
 
     Args:
         device: device of the model.
-        census: on a CPU, True to count live tensors, which is slow. Without it, only the process's peak RSS is known on
-            a CPU.
+        census: on a CPU, True to track every live tensor (:class:`TensorCensus`), which is slow; False to measure only
+            the process's peak RSS. On CUDA, this has no effect: the peaks are those of torch's allocator.
 
     Attributes:
         peaks: peak bytes by name of the phase.
@@ -166,13 +168,13 @@ class PhasePeaks:
 
     @property
     def kind(self) -> str | None:
-        """The source of the peaks: ``cuda_allocator``, ``cpu_live_tensors``, or None if only the peak RSS is known."""
+        """Source of the peaks: ``cuda_allocator``, ``cpu_live_tensors``, or None if only the peak RSS is measured."""
         if self.device.type == "cuda":
             return "cuda_allocator"
         return "cpu_live_tensors" if self._census else None
 
     def run(self) -> AbstractContextManager[Any]:
-        """Reset the peak RSS, and return a context manager in which to run the generation."""
+        """Reset the peak RSS, and return a context manager in which the caller runs the generation."""
         reset_peak_rss()
         return self._census if self._census is not None else nullcontext()
 
@@ -207,7 +209,7 @@ class PhasePeaks:
 
 
 def cuda_peak() -> int:
-    """Return the peak of allocated bytes since the last reset, summed over all visible GPUs.
+    """Return the peak of allocated bytes since :func:`cuda_reset_peak`, summed over all visible GPUs.
 
     With several GPUs, the sum is an upper bound, because their peaks need not coincide.
     """
@@ -251,7 +253,11 @@ def reset_peak_rss() -> None:
 
 
 def release(device: torch.device | str) -> None:
-    """Collect garbage and return cached CUDA memory to the device, for example after running out of memory."""
+    """Run the garbage collector and empty torch's CUDA cache, for example after running out of memory.
+
+    Args:
+        device: the cache is emptied only if this is a CUDA device.
+    """
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()

@@ -10,17 +10,18 @@ import torch
 
 @contextmanager
 def kept(*, strict: bool) -> Iterator[None]:
-    """Turn oneDNN back on at the end of a ``with`` block if torch turned it off inside the block.
+    """Undo, at the end of a ``with`` block, torch's switch away from oneDNN after an out-of-memory error.
 
-    If a matrix product on a CPU runs out of memory inside oneDNN, torch only issues a warning. It then uses another
-    library until the process ends; prompts in bfloat16 took ten times as long with it.
+    If a matrix product on a CPU runs out of memory inside oneDNN, torch raises no error. It issues a warning and uses a
+    different library from then on; prompts in bfloat16 took ten times as long with it. This context manager turns
+    oneDNN on again, so that the code after the block is not slow too.
 
     Args:
-        strict: True to raise an error in this case, because times measured inside the block come from both libraries.
+        strict: True to raise an error if torch switched inside the block, because times measured there are not
+            comparable.
 
     Raises:
-        MemoryError: `strict` is True, and torch turned oneDNN off. If the code inside the block raises an error of
-            its own, that error is passed on instead.
+        MemoryError: `strict` is True, and torch switched. An error raised by the block itself takes precedence.
     """
     before = torch.backends.mkldnn.enabled
     left = False

@@ -37,16 +37,16 @@ class Shape:
     """Dimensions of a decoder with gated feed-forward layers and RMSNorm (Llama, Mistral, Qwen2, Phi-3).
 
     Args:
-        hidden: channels of the residual stream.
-        intermediate: channels of the feed-forward layer.
+        hidden: hidden size, channels of the residual stream.
+        intermediate: channels inside the feed-forward layer.
         layers: number of decoder layers.
         query_heads: number of query heads, Hq.
         heads: number of KV heads, H.
         channels: channels of a head, D.
-        vocabulary: number of tokens that lm_head scores.
+        vocabulary: size of the vocabulary, number of logits per token.
         tied: True if lm_head and the embedding table share their weights.
         qkv_bias: True if the projections to queries, keys and values have biases (Qwen2).
-        windows: for each layer, its sliding window in tokens or None; None if no layer has one.
+        windows: size in tokens of each layer's sliding window, None for a layer without one; None if no layer has one.
     """
 
     hidden: int
@@ -69,7 +69,8 @@ class Shape:
                 (:class:`kvbench.models.spec.Architecture`).
 
         Raises:
-            ConfigError: a number is missing, or the model has experts or latent keys and values (:data:`OTHERS`).
+            ConfigError: a dimension is missing or not a positive whole number, or the model is a mixture of experts or
+                has multi-head latent attention (:data:`OTHERS`).
         """
         numbers = config if isinstance(config, Mapping) else None
 
@@ -105,13 +106,13 @@ class Shape:
 
     @property
     def linear_elements(self) -> int:
-        """Number of weights in the linear layers of all decoder layers. lm_head is not included."""
+        """Number of weights in the linear layers of all decoder layers, without lm_head."""
         attention = self.hidden * self.channels * (2 * self.query_heads + 2 * self.heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     @property
     def head_elements(self) -> int:
-        """Number of weights in lm_head, which is also the number of weights in the embedding table."""
+        """Number of weights in lm_head; the embedding table has the same number."""
         return self.vocabulary * self.hidden
 
     @property
@@ -122,15 +123,15 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Total number of parameters. If lm_head and the embedding table share their weights, these count once."""
+        """Total number of parameters. Weights that lm_head shares with the embedding table count once."""
         return self.linear_elements + self.other_elements + self.head_elements * (1 if self.tied else 2)
 
     def weight_bytes(self, bits: int = 16, group: int | None = None) -> int:
-        """Return how many bytes all weights of the model take on the device.
+        """Return how many bytes the weights take on the device, unquantized or with weight-only quantization.
 
         Args:
-            bits: bits per weight of the linear layers and of lm_head, unless lm_head shares the embedding's weights.
-                All other weights have 16 bits.
+            bits: bits per weight of the linear layers and of lm_head. Norms, biases, the embedding table, and an
+                lm_head that shares its weights, always have 16 bits.
             group: for `bits` below 16, the number of weights that share a scale and a minimum (4 bytes for both); None
                 for no scales.
         """
@@ -139,21 +140,20 @@ class Shape:
         return packed + 2 * (self.other_elements + self.head_elements)
 
     def bytes_read(self, weight_bytes: float, width: int = 2) -> float:
-        """Return how many bytes of the weights a step reads.
+        """Return how many bytes of weights a decode step reads: all of them except the embedding table.
 
-        These are all weights except the embedding table. A step reads this table only if it is also the weight of
-        lm_head.
+        If lm_head shares the table's weights, the step reads these too.
 
         Args:
-            weight_bytes: bytes of all weights.
+            weight_bytes: bytes of all weights, for example from :meth:`weight_bytes`.
             width: bytes per element of the embedding table.
         """
         return weight_bytes - (0 if self.tied else width * self.head_elements)
 
     def kv_bytes(self, tokens: int, width: int = 2) -> int:
-        """Return how many bytes the keys and values of one sequence take in full precision, over all layers.
+        """Return how many bytes an unquantized KV cache takes for one sequence, over all layers.
 
-        A layer with a sliding window keeps only the tokens that the next token can see.
+        A layer with a sliding window keeps only the tokens that the next token can attend to.
 
         Args:
             tokens: number of tokens in the sequence.
@@ -187,21 +187,24 @@ def _windows(get: Callable[..., Any]) -> tuple[int | None, ...] | None:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Times and memory that the roofline model predicts for one setting.
+    """Time and memory that the roofline model predicts for one model, cache, batch, context and GPU.
+
+    Times are lower bounds unless said otherwise, plus the overhead passed to :func:`predict`, which is 0 by default.
 
     Args:
-        ttft_s: lower bound on the seconds of the prefill of the whole batch.
-        tpot_s: lower bound on the seconds of a decode step of the whole batch.
-        expected_tpot_s: expected seconds of a decode step: the bound plus the fixed time of :data:`KERNELS` kernels per
-            layer (``Gpu.kernel_s`` each), or plus the overhead passed to :func:`predict` if that is more.
+        ttft_s: seconds of the prefill of the whole batch.
+        tpot_s: seconds of a decode step of the whole batch.
+        expected_tpot_s: seconds that a decode step is expected to take if it runs as a CUDA graph: the lower bound plus
+            a fixed time per kernel (:data:`KERNELS` kernels per layer, ``Gpu.kernel_s`` each), or plus the overhead
+            passed to :func:`predict` if that is more.
         decode_peak_bytes: peak memory of decoding: weights, stored keys and values, and logits.
         prefill_peak_bytes: peak memory of prefill: weights, stored keys and values, and the activations of one layer in
             the largest forward pass.
-        bound: ``memory`` or ``compute``, whichever limits the slower of the two parts of a decode step (linear layers
-            and attention).
+        bound: ``memory`` or ``compute``: what limits the linear layers or attention in a decode step, whichever of
+            these two takes longer.
         prefill_bound: the same for the prefill.
-        kv_share: fraction of the time of a decode step that attention takes.
-        tokens_per_s: tokens per second of all sequences together, while decoding.
+        kv_share: fraction of the time of a decode step (`tpot_s`) that attention takes.
+        tokens_per_s: tokens that a decode step produces per second, over the whole batch (batch size / `tpot_s`).
     """
 
     ttft_s: float
@@ -220,7 +223,7 @@ class Prediction:
         return max(self.decode_peak_bytes, self.prefill_peak_bytes)
 
     def throughput(self, batch: int, new_tokens: int) -> float:
-        """Return the tokens generated per second, counting the time of the prefill.
+        """Return the generated tokens per second of the whole batch, from the start of the prefill to the last token.
 
         Args:
             batch: number of sequences.
@@ -252,23 +255,24 @@ def predict(
         shape: dimensions of the model (``Shape.of(model.config)``).
         kv_bytes_per_step: bytes of keys and values that a step reads, over the whole batch and all layers
             (``cache.bill().used.total``; less if a draft reads only the upper nibbles).
-        weight_bytes: bytes of all parameters as loaded, including the embedding table. How many of these a step reads
-            is computed from it (:meth:`Shape.bytes_read`).
+        weight_bytes: bytes of all parameters as loaded, including the embedding table, most of which a step does not
+            read (:meth:`Shape.bytes_read`).
         batch: number of sequences.
         context: tokens per sequence before the step, which is also the length of the prompts.
         gpu: the GPU, from :func:`kvbench.profiling.gpus.gpu_named` or :func:`kvbench.profiling.gpus.gpu_of`.
-        kv_stored_bytes: bytes of keys and values that the cache stores, if a step does not read all of them; None for
-            `kv_bytes_per_step`.
-        attended: number of tokens to which a query attends, if the method drops some; None for `context`.
+        kv_stored_bytes: bytes of keys and values in the cache, for the peak memory; None if a step reads all of them,
+            so that it equals `kv_bytes_per_step`.
+        attended: number of cached tokens that each query attends to, for a method that drops tokens; None: all
+            `context` tokens.
         q_len: new tokens per sequence in a step; more than 1 if the step verifies drafted tokens.
-        overhead_s_per_layer: seconds per layer in addition to those for bytes and FLOPs (launches, small kernels); 0
-            for a pure roofline.
+        overhead_s_per_layer: seconds per layer to add to the roofline's time, for launches and small kernels; 0 for the
+            pure roofline.
         prefill_chunk: number of prompt tokens of each sequence per forward pass; None for the whole prompt.
-        prefill_rows: number of prompts per forward pass: a number, ``auto`` for as many as have 16384 tokens together
-            (at least one), or None for all of them, as in stock transformers.
-        mlp_chunk: number of tokens that the feed-forward layer processes at a time during prefill, to save memory: a
-            number, ``auto`` for 8192 in passes of more than 16384 tokens (otherwise all), or None for all tokens, as in
-            stock transformers.
+        prefill_rows: number of prompts per forward pass of the prefill. ``auto``: as many as fit into 16384 tokens, at
+            least one. None: all prompts, as in stock transformers.
+        mlp_chunk: number of tokens for which the feed-forward layer is computed at a time during prefill, which saves
+            memory. ``auto``: 8192 if the pass has more than 16384 tokens, else all. None: all, as in stock
+            transformers.
         width: bytes per element in full precision.
     """
     stored = kv_bytes_per_step if kv_stored_bytes is None else kv_stored_bytes
@@ -316,7 +320,7 @@ def max_batch(
     mlp_chunk: Slice = "auto",
     reserve_gib: float = 1.0,
 ) -> int:
-    """Return the largest number of sequences that fit into the GPU's memory; 0 if not even one fits.
+    """Return the largest batch size that fits into the GPU's memory; 0 if not even one sequence fits.
 
     Args:
         shape: dimensions of the model.
@@ -326,11 +330,12 @@ def max_batch(
         gpu: the GPU.
         prefill: True if prefill must fit too, False if only decoding must.
         prefill_chunk: number of prompt tokens of each sequence per forward pass; None for the whole prompt.
-        prefill_rows: number of prompts per forward pass: a number, ``auto`` for as many as have 16384 tokens together
-            (at least one), or None for all of them.
-        mlp_chunk: number of tokens that the feed-forward layer processes at a time during prefill: a number, ``auto``
-            for 8192 in passes of more than 16384 tokens (otherwise all), or None for all tokens.
-        reserve_gib: memory in GiB that is not available: CUDA context, driver, fragmentation of the allocator.
+        prefill_rows: number of prompts per forward pass of the prefill. ``auto``: as many as fit into 16384 tokens, at
+            least one. None: all prompts.
+        mlp_chunk: number of tokens for which the feed-forward layer is computed at a time during prefill. ``auto``:
+            8192 if the pass has more than 16384 tokens, else all. None: all.
+        reserve_gib: GiB of the GPU's memory to leave free for the CUDA context, the driver and fragmentation of the
+            allocator.
     """
     room = gpu.memory - reserve_gib * 2**30 - weight_bytes
     tokens = min(context, prefill_chunk or context) if prefill else 0
@@ -354,15 +359,15 @@ def max_batch(
 
 
 def tokens_of_a_pass(batch: int, context: int, prefill_chunk: int | None = None, prefill_rows: Rows = "auto") -> int:
-    """Return how many prompt tokens, over all sequences, the largest forward pass of a prefill processes.
+    """Return the number of prompt tokens, over the whole batch, in the largest forward pass of a prefill.
 
     Args:
         batch: number of sequences.
         context: tokens of each prompt.
         prefill_chunk: number of prompt tokens of each sequence per forward pass; None for the whole prompt. If prompts
-            are cut into chunks, a pass processes one chunk of every prompt, and `prefill_rows` has no effect.
-        prefill_rows: number of prompts per forward pass: a number, ``auto`` for as many as have 16384 tokens together
-            (at least one), or None for all of them.
+            are longer than this, each pass reads one chunk of every prompt, and `prefill_rows` has no effect.
+        prefill_rows: number of prompts per forward pass. ``auto``: as many as fit into 16384 tokens, at least one.
+            None: all prompts.
     """
     if prefill_chunk is not None and prefill_chunk < context:
         return batch * prefill_chunk
@@ -371,19 +376,19 @@ def tokens_of_a_pass(batch: int, context: int, prefill_chunk: int | None = None,
 
 
 def live_elements(shape: Shape, tokens: int, mlp_chunk: Slice = None) -> int:
-    """Return the largest number of activation elements that are in memory at once during a forward pass.
+    """Return how many elements the activations of a forward pass have at their peak; weights and KV cache not included.
 
-    While the feed-forward layer runs, these are the gate, the up projection, their product, and four tensors of the
-    size of the residual stream. While attention runs, they are queries, keys and values before and after RoPE, the
-    output, and two tensors of the size of the residual stream. The larger of the two sums is returned. For Llama-2-7B
-    with stock transformers, the peaks predicted from it are 14.9, 31.6, 50.6 and 88.6 GiB at 4k, 32k, 64k and 128k
-    tokens; the measured ones are 15.0, 31.6, 50.6 and 88.7 GiB.
+    The peak lies in the feed-forward layer or in attention of one decoder layer; the larger of the two is returned. The
+    feed-forward layer holds the gate, the up projection, their product, and four tensors of the hidden size. Attention
+    holds queries, keys and values before and after RoPE, the output, and two tensors of the hidden size. For Llama-2-7B
+    with stock transformers, the total memory predicted in this way is 14.9, 31.6, 50.6 and 88.6 GiB at 4k, 32k, 64k and
+    128k tokens; measured were 15.0, 31.6, 50.6 and 88.7 GiB.
 
     Args:
         shape: dimensions of the model.
         tokens: number of tokens in the pass, over all sequences.
-        mlp_chunk: number of tokens that the feed-forward layer processes at a time, to save memory: a number, ``auto``
-            for 8192 in passes of more than 16384 tokens (otherwise all), or None for all tokens.
+        mlp_chunk: number of tokens for which the feed-forward layer is computed at a time, which saves memory.
+            ``auto``: 8192 if the pass has more than 16384 tokens, else all. None: all.
     """
     size = (SLICE if tokens > LONG else None) if mlp_chunk == "auto" else mlp_chunk
     feed_forward = 3 * shape.intermediate * min(tokens, size or tokens) + 4 * shape.hidden * tokens
@@ -392,7 +397,11 @@ def live_elements(shape: Shape, tokens: int, mlp_chunk: Slice = None) -> int:
 
 
 def linear_activations(shape: Shape) -> int:
-    """Return how many elements per token the linear layers of one decoder layer read and write in total."""
+    """Return how many activation elements per token the linear layers of one decoder layer read and write.
+
+    The result is the sum of the sizes of their inputs and outputs; an input that several layers share, such as that of
+    the projections to queries, keys and values, counts once.
+    """
     attention = 2 * shape.hidden + shape.channels * (2 * shape.query_heads + 2 * shape.heads)
     return attention + 2 * shape.hidden + 3 * shape.intermediate
 

@@ -23,17 +23,21 @@ def synchronize(device: torch.device | str) -> None:
 
 
 def now(device: torch.device | str = "cpu") -> float:
-    """Wait until the device has finished all queued work, then return the time of a monotonic clock in seconds."""
+    """Wait for the device to finish, then read a monotonic clock in seconds.
+
+    Args:
+        device: device whose queued work is waited for; a CPU has none.
+    """
     synchronize(device)
     return time.perf_counter()
 
 
 @dataclass
 class Elapsed:
-    """The result of :func:`timed`.
+    """A duration, which :func:`timed` fills in at the end of its ``with`` block.
 
     Args:
-        seconds: seconds spent inside the ``with`` block; NaN until the block ends.
+        seconds: seconds spent inside the block; NaN until the block ends without an error.
     """
 
     seconds: float = math.nan
