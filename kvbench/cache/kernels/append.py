@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def append(keys: Tensor, values: Tensor, key_buffer: Tensor, value_buffer: Tensor, places: Tensor) -> None:
-    """Write the keys and values of new tokens into a layer's buffers, in one kernel launch that a CUDA graph can replay.
+    """Write the keys and values of new tokens into a layer's buffers, in one launch that a CUDA graph can replay.
 
     Args:
         keys: keys of the new tokens, ``[B, H, q, D]``.

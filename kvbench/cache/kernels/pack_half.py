@@ -93,23 +93,24 @@ def _affine_twin(x, part, base, r, LEVELS: tl.constexpr):
 
 @triton.jit
 def affine16(x, part0, part1, base0, base1, r0, r1, LEVELS: tl.constexpr):
-    """Compute affine codes of fp16 pairs.
+    """Return the affine codes of fp16 elements, which are given as pairs and processed two at a time.
 
-    A pair is an int32 that holds two neighbouring channels, the lower channel in the low 16 bits. The factor that
-    prevents overflow in fp16 (1 or 1/4) is that of :func:`kvbench.cache.kernels.pack_math.share`.
+    A pair is an int32 that holds two neighbouring channels, the lower channel in the low 16 bits. Names that end in 0
+    belong to the lower channel, those in 1 to the upper.
 
     Args:
         x: pairs of fp16 elements.
-        part0: factor that prevents overflow, for the lower channel's group.
-        part1: factor that prevents overflow, for the upper channel's group.
+        part0: 1 or 1/4, by which the lower channel is multiplied so that nothing overflows in fp16
+            (:func:`kvbench.cache.kernels.pack_math.share`).
+        part1: the same for the upper channel.
         base0: minimum of the lower channel's group, times `part0`.
         base1: minimum of the upper channel's group, times `part1`.
-        r0: 1 / scale of the lower channel's group, rounded to fp32, divided by `part0`.
-        r1: 1 / scale of the upper channel's group, rounded to fp32, divided by `part1`.
+        r0: 1 / scale of the lower channel's group, rounded to fp32 and then divided by `part0`.
+        r1: 1 / scale of the upper channel's group, rounded to fp32 and then divided by `part1`.
         LEVELS: the largest code.
 
     Returns:
-        Pairs of codes, each in the low bits of its 16 bits.
+        Pairs of codes. A code is in the low bits of its 16 bits; the other bits are not zero.
     """
     if INTERPRETED:
         low, _ = _affine_twin(low_half(x, True), part0, base0, r0, LEVELS)
@@ -143,24 +144,28 @@ def _lower_twin(x, number, part, step, base, fine):
 
 @triton.jit
 def hierarchical16(x, part0, part1, base0, base1, r0, r1, scale0, scale1):
-    """Compute hierarchical codes of fp16 pairs: an upper nibble, and a lower nibble for the remainder.
+    """Return the hierarchical codes of fp16 elements, which are given as pairs and processed two at a time.
 
-    A pair is an int32 that holds two neighbouring channels, the lower channel in the low 16 bits. The factor that
-    prevents overflow in fp16 (1 or 1/4) is that of :func:`kvbench.cache.kernels.pack_math.share`.
+    The upper nibble is an affine code. The lower nibble encodes what the upper one leaves, in sixteenths of the scale.
+
+    A pair is an int32 that holds two neighbouring channels, the lower channel in the low 16 bits. Names that end in 0
+    belong to the lower channel, those in 1 to the upper.
 
     Args:
         x: pairs of fp16 elements.
-        part0: factor that prevents overflow, for the lower channel's group.
-        part1: factor that prevents overflow, for the upper channel's group.
+        part0: 1 or 1/4, by which the lower channel is multiplied so that nothing overflows in fp16
+            (:func:`kvbench.cache.kernels.pack_math.share`).
+        part1: the same for the upper channel.
         base0: minimum of the lower channel's group, times `part0`.
         base1: minimum of the upper channel's group, times `part1`.
-        r0: 1 / scale of the lower channel's group, rounded to fp32, divided by `part0`.
-        r1: 1 / scale of the upper channel's group, rounded to fp32, divided by `part1`.
+        r0: 1 / scale of the lower channel's group, rounded to fp32 and then divided by `part0`.
+        r1: 1 / scale of the upper channel's group, rounded to fp32 and then divided by `part1`.
         scale0: scale of the lower channel's group.
         scale1: scale of the upper channel's group.
 
     Returns:
-        Pairs of upper nibbles and pairs of lower nibbles, each in the low bits of its 16 bits.
+        Pairs of upper nibbles, and pairs of lower nibbles. A nibble is in the low bits of its 16 bits; the other bits
+        are not zero.
     """
     # fp16 rounds a sixteenth of a small scale, so its reciprocal is not sixteen times that of the scale
     fine0 = reciprocal(to_half(scale0 * 0.0625)) * tl.where(part0 == 1.0, 1.0, 4.0)
@@ -192,9 +197,10 @@ def _atom_twin(x, r, zero, LEVELS: tl.constexpr):
 
 @triton.jit
 def atom16(x, r0, r1, zero0, zero1, LEVELS: tl.constexpr):
-    """Compute codes of Atom's quantizer for fp16 pairs.
+    """Return the codes of Atom's quantizer for fp16 elements, which are given as pairs and processed two at a time.
 
-    A pair is an int32 that holds two neighbouring channels, the lower channel in the low 16 bits.
+    A pair is an int32 that holds two neighbouring channels, the lower channel in the low 16 bits. Names that end in 0
+    belong to the lower channel, those in 1 to the upper.
 
     Args:
         x: pairs of fp16 elements.
@@ -205,7 +211,7 @@ def atom16(x, r0, r1, zero0, zero1, LEVELS: tl.constexpr):
         LEVELS: the largest code.
 
     Returns:
-        Pairs of codes, each in the low bits of its 16 bits.
+        Pairs of codes. A code is in the low bits of its 16 bits; the other bits are not zero.
     """
     if INTERPRETED:
         low = _atom_twin(low_half(x, True), r0, zero0, LEVELS)

@@ -39,7 +39,7 @@ from kvbench.cache.kernels.pack_math import (
 
 @triton.jit
 def group_params(low, high, KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr):
-    """Compute the quantization parameters of groups from their extremes.
+    """Compute the quantization parameters of groups from the smallest and the largest element of each.
 
     Args:
         low: minimum of each group, fp32.
@@ -49,9 +49,9 @@ def group_params(low, high, KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.c
         HALF: True for fp16 tokens, for which each operation is rounded to fp16; False for bf16.
 
     Returns:
-        Four fp32 blocks in the shape of `low`. The first three are the scale, the minimum (``atom``: the zero point)
-        and 1 / scale. The last is a factor, 1 or 1/4. Tokens must be multiplied by it, so that their difference from
-        the minimum does not overflow fp16 (:func:`kvbench.cache.kernels.pack_math.share`).
+        Four fp32 blocks in the shape of `low`: the scale; the minimum (``atom``: the zero point); 1 / scale; and 1 or
+        1/4, by which a group must be multiplied so that nothing overflows while its codes are computed in fp16
+        (:func:`kvbench.cache.kernels.pack_math.share`).
     """
     part = tl.full(low.shape, 1.0, tl.float32)
     if KIND == "atom":
@@ -68,11 +68,10 @@ def encode(
     x, scale0, scale1, base0, base1, r0, r1, part0, part1,
     KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Quantize pairs of neighbouring channels, given the parameters of their groups.
+    """Return the codes of elements, given as pairs of neighbouring channels, and of their groups' parameters.
 
-    A pair is an int32 that holds two channels. Its lower channel is in the low 16 bits, its upper channel in the high
-    16 bits. Parameters of the lower channels end in 0, those of the upper channels in 1; :func:`group_params` computes
-    them.
+    A pair is an int32 that holds two neighbouring channels, the lower channel in the low 16 bits. Names that end in 0
+    belong to the lower channel, those in 1 to the upper. :func:`group_params` computes the parameters.
 
     Args:
         x: pairs of elements.
@@ -82,15 +81,15 @@ def encode(
         base1: minimum or zero point of the upper channel's group.
         r0: 1 / scale of the lower channel's group, rounded to fp32.
         r1: 1 / scale of the upper channel's group, rounded to fp32.
-        part0: factor on elements of the lower channel that prevents overflow in fp16: 1 or 1/4; used if `HALF`.
-        part1: the same factor for the upper channel.
+        part0: if `HALF`, 1 or 1/4, by which the lower channel is multiplied so that nothing overflows in fp16.
+        part1: the same for the upper channel.
         KIND: ``affine``, ``hierarchical`` or ``atom``.
         LEVELS: the largest code (hierarchical: the largest upper nibble).
         HALF: True for fp16 tokens, for which each operation is rounded to fp16; False for bf16.
 
     Returns:
-        Two blocks of pairs of codes. Each code is in the low bits of its 16 bits. If `KIND` is ``hierarchical``, they
-        are the upper and the lower nibbles; otherwise both are the codes.
+        Two blocks of pairs. If `KIND` is ``hierarchical``, they are the upper and the lower nibbles of the codes;
+        otherwise both are the codes. Each is in the low bits of its 16 bits; the other bits are not zero.
     """
     if HALF:
         if KIND == "atom":
@@ -125,14 +124,14 @@ def encode(
 def put_words(
     words, pairs, written, whole, base, row, pair, HEAD_DIM: tl.constexpr, WORD_ROWS: tl.constexpr, VALUE: tl.constexpr
 ):
-    """Write words into a tile, without changing fields of tokens that the append does not cover.
+    """Write a program's words into a tile, but keep those of their bits that are codes of tokens packed earlier.
 
     Args:
         words: pointer to the words of the segment.
         pairs: the words to write, ``[rows, channels / 2]``. Each int32 contains the words of two neighbouring channels.
-        written: for each word row, a mask of the bits that the append covers, ``[rows]``.
-        whole: True if the append covers the whole tile, so that the present words need not be read.
-        base: offset of the tile's first word.
+        written: for each word row, a mask of the bits to write, ``[rows]``.
+        whole: True if all tokens of the tile are being packed, so that the old words need not be read.
+        base: offset of the tile's first word from `words`.
         row: indices of the program's word rows within the tile, ``[rows]``.
         pair: indices of the program's pairs of channels, ``[channels / 2]``.
         HEAD_DIM: channels of a head.
@@ -201,22 +200,24 @@ def pack_tiles(
     Args:
         x: pointer to the tokens, ``[rows, H, n, D]``, channels contiguous.
         index: if `INDEXED`, pointer to the indices of the tokens to pack, ``[count]``; else ignored.
-        upper_words: pointer to int16 words, ``[B, H, tiles, ...]`` (:class:`kvbench.cache.segments.layout.TileLayout`).
-            For 8-bit codes, this is the plane of upper nibbles.
-        lower_words: for 8-bit codes, pointer to the plane of lower nibbles; else the same as `upper_words`.
-        scales: pointer to the scales, ``[B, H, param_rows, ...]``, fp16.
-        bases: pointer to the minima or zero points, fp16, in the shape of `scales`.
-        record: pointer to the record of NaN and Inf, int32 ``[6]``: found (0 or 1), tag, row, head, token, channel.
+        upper_words: pointer to the words of codes, int16 ``[B, H, tiles, ...]``
+            (:class:`kvbench.cache.segments.layout.TileLayout`). For 8-bit codes, the words of their upper nibbles.
+        lower_words: for 8-bit codes, pointer to the words of their lower nibbles; else the same as `upper_words`.
+        scales: pointer to the scales, fp16 ``[B, H, param_rows, ...]``: one for each group of tokens and each channel,
+            or one for each token and each group of channels.
+        bases: pointer to the minima or zero points, in the dtype and shape of `scales`.
+        record: pointer to where the location of the first NaN or Inf is stored, int32 ``[6]``: found (0 or 1), tag,
+            row, head, token, channel.
         stride_row: stride of `x` over rows, in pairs of elements.
         stride_head: stride of `x` over heads, in pairs of elements.
         stride_token: stride of `x` over tokens, in pairs of elements.
         start: index, within the segment, of the first token to write.
         count: number of tokens to write.
-        first_row: row of the buffers that corresponds to row 0 of `x`.
-        first_part: index of the first program to run, counted from the first in the tile of token `start`.
+        first_row: row of the batch, in the segment, to which row 0 of `x` belongs.
+        first_part: number of programs of the tile of token `start` that have nothing to do and are not launched.
         heads: number of KV heads, H.
-        tiles: number of tiles per head for which the buffers of words have room.
-        param_rows: number of rows of parameters per head for which their buffers have room.
+        tiles: size of the third dimension of `upper_words` and `lower_words`.
+        param_rows: size of the third dimension of `scales` and `bases`.
         tag: number that identifies the segment in `record`.
         KIND: ``affine``, ``hierarchical`` or ``atom``.
         BITS: bits of a code: 2, 4 or 8.
@@ -226,7 +227,7 @@ def pack_tiles(
         VALUE: True for the word order of values, False for that of keys.
         ROWS: number of word rows that a program processes (if BY_CHANNEL, all word rows of a tile).
         CHANNELS: number of channels that a program processes.
-        INDEXED: True to pack only the tokens in `index`.
+        INDEXED: True to pack the tokens listed in `index`, False to pack all tokens of `x`.
     """
     WIDTH: tl.constexpr = 2 if BITS == 2 else 4
     FIELDS: tl.constexpr = 16 // WIDTH
@@ -336,29 +337,29 @@ def note(
     begin, index, record, row, head, tile, start, stop, first_row, tag, stride_token, word_row, pair,
     HEAD_DIM: tl.constexpr, FIELDS: tl.constexpr, WORD_ROWS: tl.constexpr, HALF: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
-    """Find the first NaN or Inf among a program's tokens, and record its place unless the record already has one.
+    """Store the location of the first NaN or Inf among a program's tokens, unless a location is already stored.
 
-    A program calls it only after it has noticed that an extreme of a group is not finite.
+    A program calls this only if the smallest or the largest element of some group is not finite.
 
     Args:
         begin: pointer to the tokens of the program's row and head, as pairs of channels.
         index: if `INDEXED`, pointer to the indices of the tokens to pack; else ignored.
-        record: pointer to the record of NaN and Inf, as for :func:`pack_tiles`.
-        row: row of the program, counted from `first_row`.
+        record: pointer to where the location is stored (:func:`pack_tiles`).
+        row: row of the tokens that the program packs, counted from `first_row`.
         head: KV head of the program.
         tile: tile of the program.
-        start: index, within the segment, of the first token that the append covers.
-        stop: one past the index of the last token that the append covers.
-        first_row: row of the buffers that corresponds to row 0 of the tokens.
+        start: index, within the segment, of the first token that the launch packs.
+        stop: one past the index of the last token that the launch packs.
+        first_row: row of the batch, in the segment, to which row 0 of the tokens belongs.
         tag: number that identifies the segment in `record`.
-        stride_token: stride of the tokens over tokens, in pairs of elements.
+        stride_token: distance between neighbouring tokens in memory, in pairs of elements.
         word_row: indices of the program's word rows within the tile.
         pair: indices of the program's pairs of channels.
         HEAD_DIM: channels of a head.
         FIELDS: number of fields in a word.
         WORD_ROWS: number of word rows in a tile.
         HALF: True for fp16 tokens, False for bf16.
-        INDEXED: True to look only at the tokens in `index`.
+        INDEXED: True if the tokens listed in `index` are packed, False if all are.
     """
     first = 0x7FFFFFFF
     for f in range(FIELDS):

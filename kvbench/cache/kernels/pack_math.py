@@ -119,7 +119,7 @@ def _raw_pair(low, high, HALF: tl.constexpr):
 
 @triton.jit
 def smaller(a, b, HALF: tl.constexpr):
-    """Return the elementwise minimum of two blocks of pairs; NaN if either element is NaN.
+    """Return the pairs of the smaller elements of two blocks of pairs; NaN where either element is NaN.
 
     Args:
         a: pairs of channels, int32.
@@ -139,7 +139,7 @@ def smaller(a, b, HALF: tl.constexpr):
 
 @triton.jit
 def larger(a, b, HALF: tl.constexpr):
-    """Return the elementwise maximum of two blocks of pairs; NaN if either element is NaN.
+    """Return the pairs of the larger elements of two blocks of pairs; NaN where either element is NaN.
 
     Args:
         a: pairs of channels, int32.
@@ -202,9 +202,10 @@ def largest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def quotient(a, b, r):
-    """Return a / b in fp32, or 0 if b = 0.
+    """Return a / b in fp32, or 0 if b = 0, computed from 1 / b without a division.
 
-    The result is correctly rounded wherever its later rounding, to fp16 or to a code, depends on it.
+    The quotient may differ in its last bit from the correctly rounded one, but only where the caller's next rounding,
+    to fp16 or to a code, gives the same result for both.
 
     Args:
         a: dividend, fp32.
@@ -236,7 +237,7 @@ def divided(x, by: tl.constexpr):
 def reciprocal(x):
     """Return 1 / x rounded to fp32, or 0 if x = 0.
 
-    A group of equal elements has the scale 0. Because the reciprocal is then 0 too, all codes of the group are 0.
+    A group of equal elements has the scale 0. As its reciprocal is taken to be 0 too, all codes of the group are 0.
 
     Args:
         x: scales, fp32.
@@ -260,7 +261,7 @@ def to_half(x):
 
 @triton.jit
 def affine_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
-    """Compute scale and minimum of groups as :class:`kvbench.quantizers.AffineQuantizer` does.
+    """Compute the scale and the minimum of each group, bit for bit as :class:`kvbench.quantizers.AffineQuantizer`.
 
     Args:
         low: minimum of each group, fp32.
@@ -285,10 +286,10 @@ def affine_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def share(scale, base, high, LEVELS: tl.constexpr):
-    """Return the factor, 1 or 1/4, by which to multiply each group before its codes are computed in fp16.
+    """Return 1 or 1/4 for each group: the factor that keeps the computation of its codes in fp16 from overflowing.
 
-    Elements, minimum and scale of the group are all multiplied by this factor. It is 1/4 if some difference
-    between an element and the group's minimum could exceed 65504, the largest fp16 number.
+    The group's elements, minimum and scale are all to be multiplied by the factor. It is 1/4 if an element's
+    difference from the minimum, or the scale times the largest code, exceeds 65504, the largest fp16 number.
 
     Args:
         scale: scale of each group.
@@ -302,7 +303,7 @@ def share(scale, base, high, LEVELS: tl.constexpr):
 
 @triton.jit
 def atom_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
-    """Compute scale and zero point of groups as :class:`kvbench.quantizers.AtomQuantizer` does.
+    """Compute the scale and the zero point of each group, bit for bit as :class:`kvbench.quantizers.AtomQuantizer`.
 
     Args:
         low: minimum of each group, fp32.
@@ -331,9 +332,9 @@ def atom_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def bounded(q, least: tl.constexpr, most: tl.constexpr):
-    """Clamp values to a range; NaN becomes the lower bound.
+    """Clamp quotients to a range; NaN becomes the lower bound.
 
-    A quotient can be NaN if its true value is too small for fp32.
+    :func:`quotient` can return NaN if the true value is too small for fp32.
 
     Args:
         q: values, fp32.
@@ -345,7 +346,7 @@ def bounded(q, least: tl.constexpr, most: tl.constexpr):
 
 @triton.jit
 def affine32(x, scale, base, r, LEVELS: tl.constexpr):
-    """Compute affine codes of bf16 elements, with fp32 arithmetic.
+    """Return the affine codes of bf16 elements that were converted to fp32, with fp32 arithmetic.
 
     Args:
         x: elements, fp32.
@@ -355,7 +356,7 @@ def affine32(x, scale, base, r, LEVELS: tl.constexpr):
         LEVELS: the largest code.
 
     Returns:
-        The codes in the low bits of int32, and the codes as fp32 numbers.
+        The codes in the low bits of an int32 whose other bits are not zero, and the codes as fp32 numbers.
     """
     rounded = bounded(quotient(x - base, scale, r), 0.0, LEVELS) + ROUND32
     return rounded.to(tl.int32, bitcast=True), rounded - ROUND32
@@ -363,7 +364,9 @@ def affine32(x, scale, base, r, LEVELS: tl.constexpr):
 
 @triton.jit
 def lower32(x, number, scale, base, r):
-    """Compute the lower nibbles of hierarchical codes of bf16 elements, with fp32 arithmetic.
+    """Return the lower nibbles of the hierarchical codes of bf16 elements, with fp32 arithmetic.
+
+    A lower nibble encodes what the upper nibble leaves of the element, in sixteenths of the scale.
 
     Args:
         x: elements, fp32.
@@ -373,7 +376,7 @@ def lower32(x, number, scale, base, r):
         r: 1 / scale of each element's group, rounded to fp32.
 
     Returns:
-        The lower nibbles in the low bits of int32.
+        The lower nibbles in the low bits of an int32 whose other bits are not zero.
     """
     rest = x - (number * scale + base)  # the product is exact
     rounded = bounded(quotient(rest, scale * 0.0625, r * 16.0), -8.0, 7.0) + ROUND32
@@ -382,7 +385,7 @@ def lower32(x, number, scale, base, r):
 
 @triton.jit
 def atom32(x, scale, zero, r, LEVELS: tl.constexpr):
-    """Compute codes of Atom's quantizer for bf16 elements, with fp32 arithmetic.
+    """Return the codes of Atom's quantizer for bf16 elements that were converted to fp32, with fp32 arithmetic.
 
     Args:
         x: elements, fp32.
@@ -392,7 +395,7 @@ def atom32(x, scale, zero, r, LEVELS: tl.constexpr):
         LEVELS: the largest code.
 
     Returns:
-        The codes in the low bits of int32.
+        The codes in the low bits of an int32 whose other bits are not zero.
     """
     # clamping beyond the code range changes no code, but an infinite quotient would spoil the Newton step
     x = tl.minimum(tl.maximum(x, scale * -(LEVELS + 1)), scale * (LEVELS + 1))

@@ -26,12 +26,12 @@ RUN = tl.constexpr(16)
 
 @triton.jit
 def group_holding(token, WINDOW: tl.constexpr, GROUP: tl.constexpr):
-    """Return the index of the group to which a token belongs. Both are numbered within the segment.
+    """Return the index, within the segment, of the group to which a token belongs.
 
     Args:
-        token: index of the token, a scalar or a vector.
-        WINDOW: number of tokens in a window.
-        GROUP: maximum number of tokens in a group; a window has as few groups as this allows.
+        token: index of the token within the segment, a scalar or a vector.
+        WINDOW: number of tokens in a window (LogQuant's W), which is divided into groups.
+        GROUP: largest number of tokens in a group; a window is divided into as few groups as this allows.
     """
     # the first LONGER groups of a window have LEAST + 1 tokens, the others LEAST
     GROUPS: tl.constexpr = (WINDOW + GROUP - 1) // GROUP
@@ -44,14 +44,14 @@ def group_holding(token, WINDOW: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def first_token(group, WINDOW: tl.constexpr, GROUP: tl.constexpr):
-    """Return the index of a group's first token. Both are numbered within the segment.
+    """Return the index, within the segment, of the first token of a group.
 
-    If the groups of a window cannot be equal, the first ones have one token more.
+    If a window cannot be divided evenly, its first groups have one token more than the others.
 
     Args:
-        group: index of the group, a scalar or a vector.
-        WINDOW: number of tokens in a window.
-        GROUP: maximum number of tokens in a group; a window has as few groups as this allows.
+        group: index of the group within the segment, a scalar or a vector.
+        WINDOW: number of tokens in a window (LogQuant's W), which is divided into groups.
+        GROUP: largest number of tokens in a group; a window is divided into as few groups as this allows.
     """
     GROUPS: tl.constexpr = (WINDOW + GROUP - 1) // GROUP
     inside = group % GROUPS
@@ -94,30 +94,31 @@ def pack_windows(
     Args:
         x: pointer to the tokens, ``[rows, H, n, D]``, channels contiguous.
         index: if `INDEXED`, pointer to the indices of the tokens to pack, ``[count]``; else ignored.
-        upper_words: pointer to int16 words, ``[B, H, tiles, ...]`` (:class:`kvbench.cache.segments.layout.TileLayout`).
-            For 8-bit codes, this is the plane of upper nibbles.
-        lower_words: for 8-bit codes, pointer to the plane of lower nibbles; else the same as `upper_words`.
-        scales: pointer to the scales, ``[B, H, param_rows, D]``, fp16.
-        bases: pointer to the minima, fp16, in the shape of `scales`.
-        record: pointer to the record of NaN and Inf, int32 ``[6]``: found (0 or 1), tag, row, head, token, channel.
+        upper_words: pointer to the words of codes, int16 ``[B, H, tiles, ...]``
+            (:class:`kvbench.cache.segments.layout.TileLayout`). For 8-bit codes, the words of their upper nibbles.
+        lower_words: for 8-bit codes, pointer to the words of their lower nibbles; else the same as `upper_words`.
+        scales: pointer to the scales, fp16 ``[B, H, param_rows, D]``: one for each group of tokens and each channel.
+        bases: pointer to the minima, in the dtype and shape of `scales`.
+        record: pointer to where the location of the first NaN or Inf is stored, int32 ``[6]``: found (0 or 1), tag,
+            row, head, token, channel.
         stride_row: stride of `x` over rows, in pairs of elements.
         stride_head: stride of `x` over heads, in pairs of elements.
         stride_token: stride of `x` over tokens, in pairs of elements.
-        start: index, within the segment, of the first token to write; a window begins there.
-        count: number of tokens to write.
-        first_row: row of the buffers that corresponds to row 0 of `x`.
-        first_part: index of the first program to run, counted from the first in the tile of token `start`.
+        start: index, within the segment, of the first token to write, with which a window must begin.
+        count: number of tokens to write: those of some whole windows.
+        first_row: row of the batch, in the segment, to which row 0 of `x` belongs.
+        first_part: number of programs of the tile of token `start` that have nothing to do and are not launched.
         heads: number of KV heads, H.
-        tiles: number of tiles per head for which the buffers of words have room.
-        param_rows: number of rows of parameters per head for which their buffers have room.
+        tiles: size of the third dimension of `upper_words` and `lower_words`.
+        param_rows: size of the third dimension of `scales` and `bases`.
         tag: number that identifies the segment in `record`.
         BITS: bits of a code: 2, 4 or 8.
-        WINDOW: number of tokens in a window.
-        GROUP: maximum number of tokens in a group; a window has as few groups as this allows.
+        WINDOW: number of tokens in a window (LogQuant's W), which is divided into groups.
+        GROUP: largest number of tokens in a group; a window is divided into as few groups as this allows.
         HEAD_DIM: channels of a head.
         VALUE: True for the word order of values, False for that of keys.
         CHANNELS: number of channels that a program processes.
-        INDEXED: True to pack only the tokens in `index`.
+        INDEXED: True to pack the tokens listed in `index`, False to pack all tokens of `x`.
     """
     WIDTH: tl.constexpr = 2 if BITS == 2 else 4
     FIELDS: tl.constexpr = 16 // WIDTH
