@@ -20,12 +20,12 @@ Reduce = Literal["mean", "max", "sum"]
 
 
 def tokens(budget: int | float, n: int, least: int) -> int:
-    """Return how many of `n` tokens a budget keeps.
+    """Return how many of `n` tokens a method with this budget keeps.
 
     Args:
-        budget: an int is a number of tokens; a float is a fraction of `n`, and the product is rounded down.
+        budget: number (int) or share (float) of tokens. A share of `n` is rounded down to a whole number.
         n: number of tokens.
-        least: smallest number of tokens to keep, unless `n` is smaller.
+        least: smallest result, unless `n` is smaller.
     """
     # 1e-9: 0.29 * 100 is 28.999999999999996
     count = budget if isinstance(budget, int) else int(budget * n + 1e-9)
@@ -36,10 +36,10 @@ def check_budget(budget: int | float, least: int, what: str, key: str = "method.
     """Raise ConfigError if a budget is a share outside (0, 1], or a number of tokens below `least`.
 
     Args:
-        budget: share of the prompt (float) or number of tokens (int) to keep.
-        least: smallest number of tokens that makes sense for the method.
-        what: words that complete the message "is too small for ...".
-        key: configuration key of the budget.
+        budget: number (int) or share (float) of tokens to keep.
+        least: smallest number of tokens with which the method can work.
+        what: what needs `least` tokens, for the message "is too small for WHAT", such as ``the newest tokens``.
+        key: configuration key of the budget, for the message.
     """
     if isinstance(budget, float) and not 0.0 < budget <= 1.0:
         raise ConfigError(
@@ -55,12 +55,12 @@ def check_budget(budget: int | float, least: int, what: str, key: str = "method.
 
 
 def reduce(scores: torch.Tensor, how: Reduce, dim: int) -> torch.Tensor:
-    """Return the mean, maximum or sum of scores over the query heads that share a KV head.
+    """Reduce scores of query heads to scores of KV heads, by mean, maximum or sum.
 
     Args:
-        scores: tensor of scores.
+        scores: tensor of scores with a dimension for the query heads that share a KV head.
         how: ``mean``, ``max`` or ``sum``.
-        dim: dimension of the query heads of one KV head; the result does not have it.
+        dim: that dimension, which the result does not have.
     """
     if how == "max":
         return scores.amax(dim)
@@ -68,10 +68,10 @@ def reduce(scores: torch.Tensor, how: Reduce, dim: int) -> torch.Tensor:
 
 
 def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the indices of the highest scores, in ascending order, ``[..., count]``.
+    """Return the indices of the `count` highest scores, in ascending order, ``[..., count]``.
 
-    Among equal scores the earlier index wins. Max pooling often makes neighbouring scores equal. With this rule every
-    device chooses the same tokens, which ``topk`` does not guarantee.
+    Of equal scores, which are common after max pooling, the one with the lower index is preferred. All devices thus
+    choose the same tokens, which ``topk`` does not guarantee.
 
     Args:
         scores: ``[..., n]``.
@@ -81,19 +81,22 @@ def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def with_recent(chosen: torch.Tensor, n: int, recent: int) -> torch.Tensor:
-    """Return the indices of chosen tokens, then the indices of the newest tokens, ``[..., m + recent]``.
+    """Append the indices of the `recent` newest tokens to those of chosen tokens.
 
     Args:
         chosen: indices ``[..., m]``.
         n: number of tokens.
-        recent: number of newest tokens, which have the indices ``n - recent`` to ``n - 1``.
+        recent: number of newest tokens; their indices are ``n - recent`` to ``n - 1``.
+
+    Returns:
+        Indices ``[..., m + recent]``.
     """
     newest = torch.arange(n - recent, n, device=chosen.device).expand(*chosen.shape[:-1], recent)
     return torch.cat([chosen, newest], -1)
 
 
 def put(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, index: torch.Tensor | None) -> None:
-    """Store only the chosen tokens of a prompt, and record their positions.
+    """Store the chosen tokens of a prompt and no others, and record their positions in ``layer.order``.
 
     Args:
         layer: layer whose stores are empty for `rows`.
@@ -112,7 +115,7 @@ def put(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, i
 
 
 def keep(layer: KVLayer, rows: slice, index: torch.Tensor) -> None:
-    """Keep only the chosen slots of keys and values, and record the positions of their tokens.
+    """Drop all tokens of a layer except those in the chosen slots, and record their positions in ``layer.order``.
 
     Args:
         layer: layer to change.
@@ -128,7 +131,10 @@ def keep(layer: KVLayer, rows: slice, index: torch.Tensor) -> None:
 
 
 def forget(layer: KVLayer, rows: slice, hidden: int) -> None:
-    """Drop the first slots whose tokens a sliding window hides in every head, and record the remaining positions.
+    """Drop tokens that a sliding window hides, and record the positions of the others in ``layer.order``.
+
+    A slot may hold a different token in each head. The leading slots are dropped, up to the first with a token that is
+    still visible.
 
     Args:
         layer: layer with a sliding window.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class FP16(Method):
-    """fp16: keeps every key and value in full precision, in the model's dtype (fp16, bf16 or fp32).
+    """fp16: the baseline, which keeps every key and value in the model's dtype (fp16, bf16 or fp32).
 
     On a layer with a sliding window it keeps the newest ``window - 1`` tokens, as stock transformers does.
     """
@@ -34,9 +34,9 @@ class FP16(Method):
             store.tail.append(rows, x)
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return `hidden`: every hidden token can be dropped, because tokens are not stored in groups."""
+        """Return `hidden`: all hidden tokens can be dropped, because without groups each can be dropped by itself."""
         return hidden
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of the tokens that later tokens can see, in full precision."""
+        """Predict the bytes of all tokens that a later token can see, in full precision."""
         return at.both(at.tokens - at.hidden)

@@ -31,25 +31,25 @@ else:
 
 @dataclass(kw_only=True)
 class H2O(ScoredMethod):
-    """H2O: keeps, per KV head, the tokens with the most accumulated attention (heavy hitters) and the newest tokens.
+    """H2O: each KV head keeps its heavy hitters, the tokens that have received most attention, and the newest tokens.
 
-    Keys keep their original positions.
+    Keys keep the RoPE of their original positions.
 
-    On a layer with a sliding window, only tokens that later tokens can see are candidates, and a budget given as a
-    share is a share of these: hidden tokens are dropped first, however much attention they have received.
+    On a layer with a sliding window, hidden tokens are dropped first, however much attention they have received. A
+    budget given as a share is then a share of the tokens that are not hidden.
 
     Args:
         budget: tokens to keep, as a number (int) or as a share (float) of the tokens seen so far (paper: 0.2 of the
             prompt).
-        recent: how many of these are the newest tokens, as a number (int) or as a share (float) of the budget (paper:
-            half).
-        evict: ``steps``: every step adds its attention to the sums and drops the token with the lowest sum (H2O);
-            ``prefill``: tokens are dropped only once, after the prompt, by the attention that they received during the
-            prompt. The cache then grows with each token. Evaluation harnesses call this H2O too, but it is a different
-            method.
-        group: reduction of the scores of the query heads that share a KV head: ``mean``, ``max`` or ``sum``.
-        per_query: True: divide the sum of each token by the number of queries that could see the token. Otherwise early
-            tokens have an advantage, because more queries see them.
+        recent: part of the budget that is kept for the newest tokens, as a number (int) or as a share (float) of the
+            budget (paper: half).
+        evict: ``steps``: every step adds its attention to the sums and drops the token with the lowest sum (H2O).
+            ``prefill``: tokens are dropped only once, at the end of the prompt, by the attention that they received
+            during the prompt; the cache then grows with each token. Evaluation harnesses call this H2O too, but it is a
+            different method.
+        group: how the scores of the query heads that share a KV head are combined: ``mean``, ``max`` or ``sum``.
+        per_query: True: divide the attention that a token has received by the number of queries that could see it.
+            Without this, early tokens have an advantage, because more queries see them.
     """
 
     budget: int | float = 0.2
@@ -85,25 +85,29 @@ class H2O(ScoredMethod):
         return self.totals(self.received(attention, keys.shape[1]), queries)
 
     def received(self, attention: torch.Tensor, heads: int) -> torch.Tensor:
-        """Return the attention that each token has received, combined per KV head, ``[B, H, n, 1]``.
+        """Combine attention per KV head, as far as this is possible before all steps have been summed.
 
-        For ``group=max`` the result has one number per query head, ``[B, H, n, group]``, because the maximum can only
-        be taken once all steps have been added.
+        A mean or sum over the query heads of a KV head can be taken at once. A maximum must wait for the total, so for
+        ``group=max`` the query heads stay separate.
 
         Args:
-            attention: attention summed over queries, ``[B, Hq, 1, n]``.
+            attention: attention that each token has received, summed over queries, ``[B, Hq, 1, n]``.
             heads: number of KV heads, H.
+
+        Returns:
+            ``[B, H, n, 1]``; for ``group=max``, ``[B, H, n, Hq / H]``.
         """
         sums = attention[:, :, 0].unflatten(1, (heads, -1)).transpose(-1, -2)
         return sums if self.group == "max" else reduce(sums, self.group, -1)[..., None]  # linear: may be reduced now
 
     def totals(self, received: torch.Tensor, queries: torch.Tensor | None) -> torch.Tensor:
-        """Return the scores of tokens, ``[B, H, n]``; those with the highest scores are kept.
+        """Return the score of each token, ``[B, H, n]``, from the attention that it has received in total.
 
         Args:
-            received: sums of attention as :meth:`received` returns them, ``[B, H, n, group or 1]``.
-            queries: number of queries that could see each token, ``[n]`` or ``[B, H, n]``; used and required only if
-                `per_query` is True.
+            received: attention in the form in which :meth:`received` returns it, summed over the prompt and all steps
+                so far.
+            queries: number of queries that could see each token, ``[n]`` or ``[B, H, n]``; required if `per_query` is
+                True, otherwise not used.
         """
         scores = received[..., 0] if received.shape[-1] == 1 else reduce(received, self.group, -1)
         if self.per_query:
@@ -112,7 +116,7 @@ class H2O(ScoredMethod):
         return scores
 
     def split(self, n: int) -> tuple[int, int]:
-        """Return how many of `n` tokens are kept as heavy hitters, and how many because they are the newest."""
+        """Return how many of `n` tokens are kept as heavy hitters, and how many as the newest tokens."""
         resident = sum(super().split(n))
         recent = self.recent if isinstance(self.recent, int) else int(self.recent * resident + 1e-9)
         recent = min(recent, resident)
@@ -120,13 +124,16 @@ class H2O(ScoredMethod):
 
     @property
     def least(self) -> int:
-        """Smallest allowed budget, in tokens: one heavy hitter and the recent tokens (one if `recent` is a share)."""
+        """Smallest allowed budget, in tokens: the newest tokens (1 if `recent` is a share) and one heavy hitter."""
         return (self.recent if isinstance(self.recent, int) else 1) + 1
 
     # -- every step -------------------------------------------------------------------------------------------------
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return one full-precision segment; with ``evict=steps`` the segment of the keys also stores the scores."""
+        """Return one empty full-precision segment.
+
+        With ``evict=steps``, the segment of the keys also stores the attention sums.
+        """
         if self.evict == "prefill":
             return super().segments(layer, side)
         room = sum(self.split(layer.expected_length())) + 64
@@ -136,7 +143,7 @@ class H2O(ScoredMethod):
         return [scored_segments.ScoredSegment(*shape, layer.dtype, layer.device, capacity=room)]
 
     def placed(self, layer: KVLayer, rows: slice, attention: torch.Tensor | None, index: torch.Tensor | None) -> None:
-        """Initialise the sums with the attention that the kept tokens received during the prompt (``evict=steps``).
+        """Start the attention sums of the kept tokens with what they received during the prompt (``evict=steps`` only).
 
         Args:
             layer: layer whose prompt has been stored.
@@ -152,7 +159,9 @@ class H2O(ScoredMethod):
             self.scored(layer).begin(rows, received)
 
     def observe(self, layer: KVLayer, rows: slice, probabilities: torch.Tensor) -> None:
-        """Record the attention of a step. It is added to the sums once the tokens of the step are confirmed.
+        """Record the attention of a decode step; :meth:`settle` adds it to the sums.
+
+        It is not added at once, because the tokens of the step may still be rolled back (rejected drafts).
 
         Args:
             layer: layer in which the attention was computed.
@@ -165,9 +174,9 @@ class H2O(ScoredMethod):
         self.scored(layer).observe(rows, received)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Add the attention of the confirmed steps to the scores, then drop the tokens with the lowest scores.
+        """Add the recorded attention to the sums, then drop the tokens with the lowest scores until the budget is met.
 
-        Afterwards as many tokens remain as the budget allows.
+        With ``evict=prefill`` this does nothing.
         """
         if self.evict == "prefill":
             return
@@ -188,21 +197,21 @@ class H2O(ScoredMethod):
         keep(layer, rows, with_recent(highest(scores[..., : slots - recent], heavy), slots, recent))
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop slots whose tokens a sliding window hides in every head.
+        """Drop slots whose tokens a sliding window hides in every head (``evict=prefill`` only).
 
-        With ``evict=steps`` this does nothing, because :meth:`settle` has dropped them already.
+        With ``evict=steps``, :meth:`settle` has already dropped the hidden tokens.
         """
         if self.evict == "prefill":
             super().forget(layer, rows, hidden)
 
     def scored(self, layer: KVLayer) -> scored_segments.ScoredSegment:
-        """Return the segment that stores the keys and the sums of attention (``evict=steps`` only)."""
+        """Return the segment of the keys, which also stores the attention sums (``evict=steps`` only)."""
         tail = layer.stores()[0].tail
         assert isinstance(tail, scored_segments.ScoredSegment)
         return tail
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of the kept tokens; with ``evict=steps`` this includes their sums of attention."""
+        """Predict the bytes of the kept tokens and, with ``evict=steps``, of their attention sums."""
         if self.evict == "prefill":
             return super().layer_bytes(at)
         resident = sum(self.split(at.tokens - at.hidden))
@@ -212,7 +221,7 @@ class H2O(ScoredMethod):
     # -- checks -----------------------------------------------------------------------------------------------------
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if a share is out of range, or if the budget has room for the recent tokens only."""
+        """Raise ConfigError if a share is out of range, or if the budget leaves no room for a heavy hitter."""
         if isinstance(self.recent, float) and not 0.0 <= self.recent <= 1.0:
             raise ConfigError("method.recent", self.recent, "is not a share of the budget", allowed="0.0 to 1.0")
         if isinstance(self.recent, int) and self.recent < 0:
@@ -221,9 +230,9 @@ class H2O(ScoredMethod):
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach | None:
-        """Return the number of tokens up to which none is dropped: the budget.
+        """Return the largest number of tokens of which none is dropped: the budget.
 
-        If the budget is a share, the result is :attr:`least`.
+        If the budget is a share, it is :attr:`least`, because at least this many tokens are kept.
         """
         key, tokens = ("budget", self.budget) if isinstance(self.budget, int) else ("recent", self.least)
         return Reach(f"method.{key}", getattr(self, key), tokens, of_prompt=self.evict == "prefill")

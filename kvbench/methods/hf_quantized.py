@@ -42,21 +42,23 @@ BACKENDS = {"quanto": ((2, 4), (0, -1)), "hqq": ((1, 2, 3, 4, 8), (0, 1))}
 
 @dataclass(kw_only=True)
 class HFQuantized(Method):
-    """The QuantizedCache of transformers: quantizes the whole prompt at once, then whenever the residual is full.
+    """The QuantizedCache of transformers: the newest tokens wait in full precision until there are enough to quantize.
+
+    These tokens are the residual. At the end of the prompt, all of its tokens are quantized at once. While decoding,
+    new tokens are added to the residual; whenever it is full, it is quantized together with all tokens before it.
 
     Args:
         backend: library that quantizes: ``quanto`` (used in the LogQuant paper) or ``hqq``.
         bits: bits per code: 2 or 4 for quanto; 1, 2, 3, 4 or 8 for hqq.
-        residual: number of tokens in full precision that triggers quantization. All of them are then quantized, apart
-            from the newest `recent`.
-        recent: number of newest tokens that are left in full precision whenever tokens are quantized, also after the
-            prompt; 0 in transformers.
-        value_residual: the `residual` of values, if it differs from that of keys; `recent` is then 0 for values. None:
-            both numbers are the same for keys and values.
+        residual: number of tokens at which the residual is full.
+        recent: number of newest tokens that stay in full precision when the others are quantized, also at the end of
+            the prompt. Transformers has none (0).
+        value_residual: number of tokens at which the residual of the values is full, if it differs from that of the
+            keys; no recent values then stay in full precision. None: `residual` and `recent` hold for values too.
         group_size: elements per group.
         axis_key: axis along which the backend groups keys: 0 or -1 for quanto, 0 or 1 for hqq.
         axis_value: axis along which the backend groups values.
-        sinks: number of first tokens kept in full precision (LogQuant's Table 1; not in transformers).
+        sinks: number of first tokens that stay in full precision (LogQuant's Table 1; transformers has none).
     """
 
     backend: Literal["quanto", "hqq"] = "quanto"
@@ -70,7 +72,7 @@ class HFQuantized(Method):
     sinks: int = 0
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if the backend does not support an option, or if a count is out of range."""
+        """Raise ConfigError if the backend does not support an option, or if a number of tokens is out of range."""
         super().check(head_dim, max_length)
         widths, axes = BACKENDS[self.backend]
         if self.bits not in widths:
@@ -118,13 +120,16 @@ class HFQuantized(Method):
         return (Package(module, "method.backend", self.backend, "run pip install 'kvbench[hf]'"),)
 
     def reach(self) -> Reach | None:
-        """Return the number of tokens up to which none is quantized: `sinks` plus `recent`; None if both are 0."""
+        """Return the largest number of tokens of which none is quantized: `sinks` plus `recent`; None if both are 0."""
         exact = self.sinks + self.recent
         key = "recent" if self.recent else "sinks"
         return Reach(f"method.{key}", getattr(self, key), exact) if exact else None
 
     def check_reach(self, max_length: int) -> None:
-        """Raise ConfigError if a residual has at least `max_length` tokens, so that generated tokens never fill it."""
+        """Raise ConfigError if the residual cannot become full in a sequence of `max_length` tokens.
+
+        No generated token would then be quantized. The check of :meth:`Method.check_reach` applies too.
+        """
         for key in ("residual", "value_residual"):
             count = getattr(self, key)
             if count is not None and count >= max_length:
@@ -155,7 +160,7 @@ class HFQuantized(Method):
             ) from error
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return empty segments for the sinks (if any), the tokens that transformers quantizes, and the residual."""
+        """Return empty segments for the sinks (if there are any), the quantized tokens, and the residual."""
         from kvbench.cache.segments.foreign import HFSegment
 
         backend = self.backend_layer()
@@ -176,7 +181,10 @@ class HFQuantized(Method):
         return [self.full(layer, side, capacity=self.sinks), packed, tail] if self.sinks else [packed, tail]
 
     def window(self, side: Side) -> tuple[int, int]:
-        """Return `residual` and `recent` as they apply to the keys or to the values."""
+        """Return at how many tokens the residual of the keys or the values is full, and how many then stay in it.
+
+        For the keys these are `residual` and `recent`; for the values they differ if `value_residual` is set.
+        """
         if side == "value" and self.value_residual is not None:
             return self.value_residual, 0
         return self.residual, self.recent
@@ -194,7 +202,7 @@ class HFQuantized(Method):
             store.tail.append(rows, x[:, :, border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """If the residual is full, quantize all tokens anew, apart from the sinks and the newest `recent` tokens."""
+        """If the residual is full, quantize it and all tokens before it anew, except for sinks and `recent` tokens."""
         for side, store in zip(SIDES, layer.stores(), strict=True):
             if self.sinks:
                 store.fill_sinks(rows, self.sinks, layer.real_tokens(rows.indices(layer.batch)[0]))
@@ -217,10 +225,10 @@ class HFQuantized(Method):
         return total
 
     def backend_bytes(self, axis: int, count: int, at: Setting) -> KVBytes:
-        """Return the bytes of the keys or values of some tokens as quanto or hqq packs them.
+        """Predict the bytes of tokens as quanto or hqq packs them, counting only their keys or only their values.
 
-        Both reshape the elements to a matrix of groups, and pack codes of several rows into one byte (hqq with 3 bits:
-        ten codes into 4 bytes).
+        Both libraries arrange the elements in a matrix of groups, and pack codes of several rows into one byte (hqq
+        with 3 bits: ten codes into 4 bytes).
 
         Args:
             axis: the backend's axis for these keys or values.

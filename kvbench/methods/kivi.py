@@ -46,9 +46,10 @@ class Kivi(RecencyMethod):
     def exact(self, n: int) -> int | tuple[int, int]:
         """Return how many of the newest keys and values are in full precision after `n` tokens.
 
-        The result is a pair: n mod R keys and min(n, R) values. Values that are grouped per channel
-        (``quantizer.value.axis=channel``, an ablation) follow the rule for keys. With `evict` the result is one number,
-        min(n, R), for both.
+        Returns:
+            A pair: n mod R keys and min(n, R) values. If values are grouped per channel
+            (``quantizer.value.axis=channel``, an ablation), n mod R values too. With `evict`, one number for both:
+            min(n, R).
         """
         recent = min(n, self.residual)
         if self.evict:
@@ -56,18 +57,18 @@ class Kivi(RecencyMethod):
         return n % self.residual, n % self.residual if self.formats()[1].axis == "channel" else recent
 
     def formats(self) -> tuple[FormatSpec, FormatSpec]:
-        """Return the packed formats of keys and of values; that of the keys has the axis `key_axis`."""
+        """Return the packed formats of keys and of values, with the keys grouped along `key_axis`."""
         key, value = super().formats()
         if self.key_axis == "token" and key.axis == "channel":
             key = replace(value if value.axis == "token" else replace(key, axis="token"), bits=key.bits)
         return key, value
 
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return an empty buffer with room for the window and 16 more tokens."""
+        """Return an empty full-precision segment for the window, with room for 16 tokens beyond it."""
         return self.full(layer, side, capacity=self.residual + 16, slack=16)
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens at which the cache is still entirely in full precision: sinks + R - 1.
+        """Return the largest number of tokens of which none is packed or dropped: sinks + R - 1.
 
         KIVI packs keys as soon as the window holds R of them. With `evict` the number is sinks + R, because a token is
         dropped only when the window holds more than R.

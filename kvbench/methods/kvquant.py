@@ -39,12 +39,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Calibrated(CacheState):
-    """State of KVQuant for one cache.
+    """KVQuant's per-cache state: its calibration file, and the processes that share the heads.
 
     Args:
         path: calibration file with thresholds and codebooks; None: the file that the hyper-parameter `calibration`
             names.
-        team: the processes that share the heads under tensor parallelism; None: this process holds all heads.
+        team: under tensor parallelism, the processes among which the heads are divided. None: this process has all
+            heads.
     """
 
     path: Path | None
@@ -53,18 +54,21 @@ class Calibrated(CacheState):
 
 @dataclass(kw_only=True)
 class KVQuant(RecencyMethod):
-    """KVQuant: every token is stored in codes with non-uniform levels, and outliers in full precision.
+    """KVQuant: every token is quantized to non-uniform levels; outliers are stored in full precision in addition.
+
+    Keys are stored before RoPE. Levels, and the thresholds beyond which a key is an outlier, come from a calibration
+    file.
 
     Args:
         bits: bits per code: 2, 3 or 4 (nuq2, nuq3, nuq4 in the paper).
-        outliers: share of the elements stored in full precision in addition to the codes (paper: 0.01); 0: none.
+        outliers: share of the elements that are outliers (paper: 0.01); 0: none.
         first_tokens: number of first tokens (attention sinks) that stay in full precision (the authors'
             ``first_few_fp16``).
-        cap_outliers: True: limit the number of outliers among the keys of each token to about `outliers` times the
-            number of elements, half above the upper and half below the lower thresholds. Further outliers are clipped,
-            as in the authors' kernels.
-        q_norm: True: rescale the dequantized levels so that mean and standard deviation are preserved (the paper, for
-            2 bits).
+        cap_outliers: True: store at most a fixed number of outliers among a token's keys, about `outliers` times its
+            number of elements: half of them above the upper thresholds, half below the lower ones. Further outliers are
+            clipped, as in the authors' kernels.
+        q_norm: True: rescale the dequantized levels so that mean and standard deviation are preserved (the paper, for 2
+            bits).
         prefill: ``exact``: prompt tokens attend to full-precision keys and values (the authors' kernels);
             ``quantized``: they attend to quantized ones (their accuracy figures).
         calibration: path of a file made by ``python -m kvbench.calibrate``, or of a folder of such files. None: search
@@ -86,7 +90,7 @@ class KVQuant(RecencyMethod):
     by_token: ClassVar[bool] = True
 
     def exact(self, n: int) -> int:
-        """Return 0, because no token after the sinks stays in full precision."""
+        """Return 0: apart from the sinks, every token is packed as it arrives."""
         return 0
 
     @property
@@ -106,7 +110,7 @@ class KVQuant(RecencyMethod):
 
     @property
     def eager(self) -> bool:
-        """True: a new token is packed before any token attends to it."""
+        """True: a decode step packs its tokens before it computes attention."""
         return True
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
@@ -134,13 +138,16 @@ class KVQuant(RecencyMethod):
             )
 
     def reach(self) -> Reach | None:
-        """Return the number of tokens up to which none is packed: `first_tokens`; None if it is 0."""
+        """Return the largest number of tokens of which none is packed: `first_tokens`; None if it is 0."""
         return Reach("method.first_tokens", self.first_tokens, self.first_tokens) if self.first_tokens else None
 
     # -- the calibration file ---------------------------------------------------------------------------------------
 
     def prepare(self, model: ModelConfig) -> None:
-        """Find the calibration file for a model by the name of the model, before the weights are loaded.
+        """Find the calibration file of a model by the model's name, which is possible before its weights are loaded.
+
+        Args:
+            model: the model's configuration.
 
         Raises:
             ConfigError: there is no calibration file for this model with the right bits and share of outliers. The
@@ -150,7 +157,10 @@ class KVQuant(RecencyMethod):
         self.calibration_file = self._find(lambda file: file.info["model"] in names, model.folder(), model.name).path
 
     def identity(self) -> dict[str, Any]:
-        """Return ``{"calibration": HASH}``, a hash of the calibration file's content; empty before :meth:`prepare`."""
+        """Return ``{"calibration": HASH}`` with a hash of the calibration file, to hash into a run's id.
+
+        Before :meth:`prepare` the file is not known, and the result is empty.
+        """
         if self.calibration_file is None:
             return {}
         return {"calibration": hashlib.sha256(self.calibration_file.read_bytes()).hexdigest()[:16]}
@@ -228,7 +238,7 @@ class KVQuant(RecencyMethod):
     # -- storage ----------------------------------------------------------------------------------------------------
 
     def packed_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return an empty segment for the codes and outliers of `layer`, with the levels calibrated for this layer."""
+        """Return an empty segment for codes and outliers, with the levels that were calibrated for `layer`."""
         from kvbench.cache.segments.codebook import NuqFormat, NuqSegment
         from kvbench.calibration.file import load
 
@@ -261,13 +271,14 @@ class KVQuant(RecencyMethod):
         )
 
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return an empty segment with room for the current step's token."""
+        """Return an empty full-precision segment with room for the token of one decode step."""
         return self.full(layer, side, capacity=1, slack=0)
 
     def unit(self, width: int) -> int:
-        """Return the number of tokens that are dropped at a time once a sliding window hides them.
+        """Return how many hidden tokens are dropped together on a layer with a sliding window.
 
-        The result is the number of tokens whose outliers share one block of 16-bit indices, but at least 32.
+        Outliers are stored in blocks of several tokens, and dropped as whole blocks. The result is the number of tokens
+        per block, but at least 32.
 
         Args:
             width: channels of a token over all heads.
@@ -275,7 +286,7 @@ class KVQuant(RecencyMethod):
         return max(CHUNK, outlier_block(width)) if self.outliers else CHUNK
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of codes, codebooks, thresholds and outliers.
+        """Predict the bytes of sinks, codes, codebooks, thresholds and outliers.
 
         The prediction assumes that the share of outliers among the keys is the same as during calibration.
         """

@@ -22,13 +22,13 @@ ENTRY_POINTS = "kvbench.methods"
 def load_method(
     name: str | Mapping[str, Any], quantizer: str | Mapping[str, Any] | None = None, **overrides: Any
 ) -> Method:
-    """Load a method from its YAML file and keyword overrides; the result has been checked.
+    """Make a method from its YAML file, with hyper-parameters given as keyword arguments, and check it.
 
     Args:
         name: name of a file in ``conf/method`` without its suffix (``"kivi"``), a path to a YAML file, the name of an
             installed entry point, or a dict with the class as ``_target_`` and hyper-parameters.
         quantizer: name of a preset in ``conf/quantizer`` (``"int2"``), or a dict with the keys of such a preset. None:
-            the method's default. A dict need not contain ``name``; one that does must have the name that matches its
+            the method's default. A dict may omit ``name``; if it has one, it must be the name that describes its
             formats, such as ``int2+key.group_size=64``.
         overrides: hyper-parameters of the method, for example ``residual=64``.
 
@@ -52,9 +52,9 @@ def load_method(
 
 
 def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) -> Method:
-    """Build a method from the groups ``method`` and ``quantizer`` of a composed configuration.
+    """Make a method from the groups ``method`` and ``quantizer`` of a composed configuration.
 
-    Keys and types are checked here. To check the values, call ``check()`` on the result.
+    Only the names and types of its settings are checked. To check their values too, call ``check()`` on the result.
 
     Args:
         method: the class as ``_target_``, and hyper-parameters; ``preset``, the name of the YAML file, is ignored.
@@ -84,9 +84,12 @@ def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) 
 
 
 def true_name(quantizer: Mapping[str, Any]) -> str:
-    """Return the name that describes a quantizer configuration: the name of its preset, followed by any changes to it.
+    """Return the name that a quantizer's formats should have: that of its preset, followed by all differences from it.
 
-    For example ``int2``, or ``int2+key.group_size=64``.
+    Examples are ``int2`` and ``int2+key.group_size=64``.
+
+    Args:
+        quantizer: a quantizer group, whose ``name`` begins with the name of a preset.
     """
     name = str(quantizer.get("name"))
     path = options("quantizer").get(preset(name))

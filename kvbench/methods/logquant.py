@@ -30,11 +30,11 @@ else:
 
 
 def indices(n: int, W: int) -> list[int]:
-    """Return the positions of the tokens in full precision after `n` tokens, in ascending order (Algorithm 1).
+    """Return the positions of the tokens that are in full precision after `n` tokens, in ascending order (Algorithm 1).
 
-    Whenever 3 W tokens are in full precision, half of the oldest 2 W are quantized: the second, the fourth and so on.
-    So the density of full-precision tokens halves each time the distance doubles. For n >= 3 W, their number is 2 W + n
-    mod W.
+    Whenever there are 3 W of them, half of the oldest 2 W are quantized (a flush): the second, the fourth and so on.
+    The density of full-precision tokens thus halves each time the distance doubles. Their number is 2 W + n mod W if n
+    >= 3 W, and n otherwise.
 
     Args:
         n: number of tokens so far.
@@ -44,22 +44,22 @@ def indices(n: int, W: int) -> list[int]:
 
 
 def flushes(n: int, W: int) -> int:
-    """Return how many flushes have happened after `n` tokens; each flush quantizes `W` tokens."""
+    """Return how often tokens have been flushed (quantized) after `n` tokens; each flush quantizes `W` of them."""
     return max(0, n // W - 2)
 
 
 @lru_cache(maxsize=64)
 def plan(n: int, W: int, count: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the positions of the tokens that LogQuant has quantized, and of those still in full precision.
+    """Return the positions of quantized tokens, and those of tokens in full precision.
 
     Args:
         n: number of tokens so far.
         W: the window, in tokens.
-        count: number of flushes so far; None: as many as `n` tokens cause.
+        count: number of flushes that have been carried out; None: all that are due after `n` tokens.
 
     Returns:
-        The positions of quantized tokens in the order in which they were quantized, and those of the other tokens in
-        ascending order; both int64 on the CPU.
+        The positions of quantized tokens, in the order in which they were quantized; and those of the others, in
+        ascending order. Both are int64 on the CPU.
     """
     everything = torch.arange(n)
     demoted, log = [everything[:0]], everything[:0]
@@ -74,21 +74,20 @@ def plan(n: int, W: int, count: int | None = None) -> tuple[torch.Tensor, torch.
 
 @lru_cache(maxsize=4)
 def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the prompt tokens that are quantized and those that stay in full precision, apart from the sinks.
+    """Return which prompt tokens are quantized at the end of the prompt, and which stay in full precision.
 
-    The result is cached, because all layers use it.
+    The result does not contain the sinks. It is cached, because it is the same for all layers.
 
     Args:
         n: number of prompt tokens, the sinks included.
-        W: the method's window, in tokens.
-        sinks: number of first tokens, which stay in full precision and are left out of the result.
+        W: the window, in tokens.
+        sinks: number of first tokens, which always stay in full precision.
         device: device of the result.
-        skip: number of quantized tokens to leave out because a sliding window hides them. The tokens that were
-            quantized first are left out first.
+        skip: number of quantized tokens to leave out, from the first of the list, because a sliding window hides them.
 
     Returns:
-        Indices of the quantized tokens in the prompt, in the order of quantization; and indices of the tokens in full
-        precision, in ascending order.
+        Indices, in the prompt, of the quantized tokens, in the order in which the rule quantizes them; and those of the
+        tokens in full precision, in ascending order.
     """
     with torch.inference_mode(False):
         demoted, exact = plan(n - sinks, W)
@@ -97,9 +96,14 @@ def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> t
 
 @lru_cache(maxsize=16)
 def remaining(W: int, length: int, device: torch.device) -> torch.Tensor:
-    """Return which of `length` full-precision tokens a flush does not quantize, as slot numbers on `device`.
+    """Return the indices of the full-precision tokens that stay in full precision at a flush.
 
-    These are the first, the third and so on of the oldest 2 W tokens, and all tokens after them.
+    These are every other one of the oldest 2 W tokens, beginning with the first, and all tokens after them.
+
+    Args:
+        W: the window, in tokens.
+        length: number of tokens in full precision before the flush.
+        device: device of the result.
     """
     with torch.inference_mode(False):
         return torch.tensor([*range(0, 2 * W, 2), *range(2 * W, length)], device=device)
@@ -107,12 +111,14 @@ def remaining(W: int, length: int, device: torch.device) -> torch.Tensor:
 
 @dataclass(kw_only=True)
 class LogQuant(Method):
-    """LogQuant: the newest tokens and ever fewer of the older ones stay in full precision; the others are quantized.
+    """LogQuant: the older the tokens, the fewer of them stay in full precision; all others are quantized.
 
-    Keys are stored after RoPE. On a layer with a sliding window, the rule (:func:`indices`) counts all tokens of the
-    text, hidden ones included. The W tokens that one flush quantizes are dropped together once all of them are hidden.
-    Tokens in full precision (fewer than 3 W, and the sinks) stay until the rule quantizes them. If the sliding window
-    shows at most that many tokens, all tokens in it stay in full precision.
+    :func:`indices` is the rule. Keys are stored after RoPE.
+
+    On a layer with a sliding window, the rule counts all tokens of the text, hidden ones included. The W tokens of one
+    flush are dropped together once all of them are hidden. The sinks and the tokens in full precision (fewer than 3 W)
+    are not dropped, even if they are hidden. If the sliding window is so short that it never shows more tokens than
+    these, the layer quantizes nothing and keeps the visible tokens in full precision.
 
     Args:
         window: W, in tokens; None: ``reserved // 3``. The paper's tables use 42. The kernels are fastest with 64,
@@ -145,7 +151,7 @@ class LogQuant(Method):
         return self.evict
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if the window is empty, `sinks` is negative, or :meth:`Method.check` fails."""
+        """Raise ConfigError if W is below 1, `sinks` is negative, or a format does not fit the model's heads."""
         if self.window is not None and self.window < 1:
             raise ConfigError("method.window", self.window, "must be positive", allowed="1 or greater, such as 64")
         if self.W < 1:
@@ -159,12 +165,12 @@ class LogQuant(Method):
             replace(self.quantizer, key=self.key_format()).check("quantizer", head_dim)
 
     def reach(self) -> Reach:
-        """Return the number of tokens up to which none is quantized: sinks + 3 W - 1. The next token causes a flush."""
+        """Return the largest number of tokens of which none is quantized: sinks + 3 W - 1."""
         key, value = ("reserved", self.reserved) if self.window is None else ("window", self.window)
         return Reach(f"method.{key}", value, self.sinks + 3 * self.W - 1)
 
     def key_format(self) -> FormatSpec:
-        """Return the packed format of the keys, with the axis `key_axis`."""
+        """Return the packed format of the keys, grouped along `key_axis`."""
         assert self.quantizer is not None
         if self.key_axis == "token" and self.quantizer.key.axis == "channel":
             return replace(self.quantizer.value, bits=self.quantizer.key.bits)
@@ -173,11 +179,12 @@ class LogQuant(Method):
     def make_quantizer(self, side: Side, channels: int | None = None) -> AffineQuantizer:
         """Return the quantizer of the keys or the values.
 
-        If the format is grouped per channel, each group lies within the W tokens that one flush quantizes.
+        A group of tokens never spans two flushes: each block of W tokens is divided into groups of its own.
 
         Args:
             side: ``key`` or ``value``.
-            channels: channels per head, to which groups of channels are fitted; None leaves the group size as it is.
+            channels: channels per head, to which the size of groups of channels is fitted; None leaves the size as it
+                is.
         """
         from kvbench.quantizers.windowed import WindowedQuantizer
 
@@ -199,7 +206,7 @@ class LogQuant(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store the prompt, quantizing the same tokens as if they had been decoded one by one."""
+        """Store the prompt; the tokens to quantize are those that decoding it token by token would have quantized."""
         sinks = min(self.sinks, keys.shape[2])
         if self.whole_window(layer.window):
             for store, x in zip(layer.stores(), (keys, values), strict=True):
@@ -215,7 +222,10 @@ class LogQuant(Method):
             store.tail.append_chosen(rows, x, exact)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Quantize (or drop) W tokens at a time until fewer than 3 W tokens are in full precision."""
+        """Carry out the flushes that are due: quantize (or drop) W tokens at a time.
+
+        Afterwards fewer than 3 W tokens, not counting the sinks, are in full precision.
+        """
         if self.whole_window(layer.window):
             return
         for store in layer.stores():
@@ -229,15 +239,15 @@ class LogQuant(Method):
                 tail.keep(rows, remaining(W, tail.length(rows), layer.device))
 
     def whole_window(self, window: int | None) -> bool:
-        """Return True if a sliding window is so short that all tokens in it stay in full precision.
+        """Return True if a layer's sliding window is so short that the layer quantizes nothing.
 
         Args:
-            window: the sliding window of a layer, in tokens; None: the layer has none, and the result is False.
+            window: the sliding window of the layer, in tokens; None: it has none, and the result is False.
         """
         return window is not None and window - 1 < 3 * self.W + self.sinks
 
     def passed(self, hidden: int) -> int:
-        """Return how many quantized tokens can be dropped because all tokens of their flush are hidden.
+        """Return how many quantized tokens can be dropped, given that the tokens of one flush are dropped together.
 
         Args:
             hidden: number of oldest tokens that no later token can see.
@@ -245,14 +255,17 @@ class LogQuant(Method):
         return 0 if self.evict else max((hidden - self.sinks) // self.W - 1, 0) * self.W
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return `hidden` if all tokens in the sliding window stay in full precision, else 0.
+        """Return `hidden` if the layer quantizes nothing, because its sliding window is so short; otherwise 0.
 
-        If the result is 0, :meth:`forget` itself decides which tokens to drop.
+        In the second case, :meth:`forget` itself decides which tokens to drop.
         """
         return hidden if self.whole_window(layer.window) else 0
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop the quantized tokens of each flush whose tokens are all hidden by the sliding window."""
+        """Drop the quantized tokens of each flush of which the sliding window hides every token.
+
+        If the layer quantizes nothing, because its sliding window is so short, drop all hidden tokens instead.
+        """
         if self.whole_window(layer.window):
             super().forget(layer, rows, hidden)
         elif not self.evict:
@@ -265,8 +278,8 @@ class LogQuant(Method):
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
         """Return the positions of a row's tokens in slot order: sinks, quantized tokens, tokens in full precision.
 
-        None if the sliding window is so short that all tokens in it stay in full precision; slots are then in order of
-        position.
+        None if the layer quantizes nothing, because its sliding window is so short: the slots are then in the order of
+        positions.
         """
         if self.whole_window(layer.window):
             return None
@@ -282,7 +295,7 @@ class LogQuant(Method):
         return torch.cat(order) + layer.start(row)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of tokens in full precision and of quantized tokens, which are packed W at a time."""
+        """Predict the bytes of the tokens in full precision, the sinks included, and of the quantized tokens."""
         if self.whole_window(at.window):
             return at.both(at.tokens - at.hidden)
         demoted = flushes(at.tokens - min(self.sinks, at.tokens), self.W) * self.W
@@ -295,11 +308,11 @@ class LogQuant(Method):
         return total + self.demoted_bytes(forms[0], demoted, at) + self.demoted_bytes(forms[1], demoted, at)
 
     def demoted_bytes(self, form: FormatSpec, count: int, at: Setting) -> KVBytes:
-        """Predict the bytes of quantized keys or values, which are packed W tokens at a time.
+        """Return the bytes of `count` quantized tokens, counting only their keys or only their values.
 
         Args:
             form: packed format of the keys or the values.
-            count: number of tokens.
+            count: number of tokens, a multiple of W.
             at: shape of the layer.
         """
         return at.packed(count, form, self.W if form.axis == "channel" else None)

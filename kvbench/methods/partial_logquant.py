@@ -25,17 +25,17 @@ else:
 
 @lru_cache(maxsize=16)
 def thinned(W: int, device: torch.device) -> torch.Tensor:
-    """Return the order into which a block of 2 W packed values is brought when LogQuant's rule quantizes their keys.
+    """Return the new order of 2 W packed values when a flush quantizes the keys of half of these tokens.
 
-    The rule quantizes the keys with odd indices in the block, so their values come first. The values of the other keys,
-    which stay in full precision, follow. This keeps slot i of both stores the same token.
+    The flush quantizes the keys with odd indices. The values of these keys come first in the new order, then the values
+    of the keys that stay in full precision. Slot i of both stores thus remains the same token.
 
     Args:
-        W: the method's window, in tokens.
+        W: the window, in tokens.
         device: device of the result.
 
     Returns:
-        Indices in the block, int64 ``[2 W]``.
+        For each place in the new order, the index that its value had in the old one, int64 ``[2 W]``.
     """
     with torch.inference_mode(False):
         return torch.tensor([*range(1, 2 * W, 2), *range(0, 2 * W, 2)], device=device)
@@ -43,13 +43,13 @@ def thinned(W: int, device: torch.device) -> torch.Tensor:
 
 @dataclass(kw_only=True)
 class PartialLogQuant(LogQuant):
-    """PartialLogQuant: keys follow LogQuant's rule, while only the newest values stay in full precision.
+    """PartialLogQuant: keys are quantized by LogQuant's rule, values by age; only the newest stay in full precision.
 
     The other hyper-parameters are those of :class:`~kvbench.methods.logquant.LogQuant`; `evict` must be False.
 
     Args:
-        value_window: values in full precision after n tokens. ``recent``: the newest W (the paper); ``released``: the
-            newest n mod W (the authors' code).
+        value_window: which values are in full precision after n tokens. ``recent``: the newest W (the paper);
+            ``released``: the newest n mod W (the authors' code).
         reserved: R. If `window` is None, W is ``reserved // 2``, as in the authors' scripts, not ``reserved // 3``.
     """
 
@@ -79,18 +79,27 @@ class PartialLogQuant(LogQuant):
             )
 
     def reach(self) -> Reach:
-        """Return the number of tokens up to which none is quantized: the sinks and the window of values."""
+        """Return the largest number of tokens of which none is quantized: sinks + W.
+
+        With ``value_window=released`` it is sinks + W - 1.
+        """
         key, value = ("reserved", self.reserved) if self.window is None else ("window", self.window)
         return Reach(f"method.{key}", value, self.sinks + self.W - (self.value_window == "released"))
 
     def exact_values(self, n: int) -> int:
-        """Return the number of values in full precision after `n` tokens; neither number counts the sinks."""
+        """Return how many of the newest values are in full precision after `n` tokens.
+
+        Neither `n` nor the result counts the sinks.
+        """
         return min(n, self.W) if self.value_window == "recent" else n % self.W
 
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store keys as LogQuant does, and values in the same order of tokens, all packed apart from the newest."""
+        """Store the prompt, with keys as LogQuant quantizes them, and all values quantized except for the newest.
+
+        Values are stored in the same order of tokens as keys.
+        """
         sinks = min(self.sinks, keys.shape[2])
         n = keys.shape[2] - sinks
         if self.whole_window(layer.window):
@@ -108,10 +117,10 @@ class PartialLogQuant(LogQuant):
             store.tail.append_chosen(rows, x, order[border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Quantize the values that have left their window; then quantize keys whenever LogQuant's rule calls for it.
+        """Quantize the values that have become too old, then carry out the flushes of keys that are due.
 
-        The rule quantizes every second key of a block, so packed keys are not in the order of the text. Packed values
-        are then put into the same order, because slot i of both stores must belong to the same token.
+        A flush quantizes every second key of a block, so quantized keys are not in the order of the text. The packed
+        values are then brought into the same order, because slot i of both stores must belong to the same token.
         """
         if self.whole_window(layer.window):
             return
@@ -132,7 +141,7 @@ class PartialLogQuant(LogQuant):
             tail.keep(rows, remaining(W, tail.length(rows), layer.device))
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of keys, by LogQuant's rule, and of values, of which the newest are not packed."""
+        """Predict the bytes of keys and values, which differ in how many of them are in full precision."""
         if self.whole_window(at.window):
             return at.both(at.tokens - at.hidden)
         assert self.quantizer is not None

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def for_python(error: ConfigError, quantizer: QuantizerSpec | None) -> ConfigError:
-    """Return a copy of `error` whose hint shows arguments of ``kvbench.load_method``.
+    """Return a copy of a configuration error with a hint for Python: arguments of ``kvbench.load_method``.
 
     Args:
-        error: an error whose keys are written as on the command line (``method.KEY``, ``quantizer.SIDE.KEY``).
-        quantizer: the quantizer in use, or None. If the error refuses a group size, the hint shows all formats of this
-            quantizer with a group size that works.
+        error: an error whose keys are those of the command line (``method.KEY``, ``quantizer.SIDE.KEY``).
+        quantizer: the quantizer in use, or None. If the error is about one of its group sizes, the hint shows a dict to
+            pass as ``quantizer``, with all of its formats and a group size that works.
     """
     side, _, last = error.key.removeprefix("quantizer.").partition(".")
     group = error.hint.partition("=")[2]

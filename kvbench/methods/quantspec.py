@@ -43,10 +43,11 @@ SPARSE: dict[str, dict[str, Any]] = {
 class QuantSpec(RecencyMethod):
     """QuantSpec: tokens are packed in two nibbles; the draft of speculative decoding reads only the upper ones.
 
-    G is the group size of the keys (``quantizer.key.group_size``), which are stored after RoPE. Once there are G
-    tokens, the newest G to 2 G - 1 are in full precision. When 2 G or more confirmed tokens are in full precision, the
-    oldest G of them are quantized, with one group of keys per channel. A round of speculation adds up to gamma + 1 more
-    tokens in full precision.
+    G is the group size of the keys (``quantizer.key.group_size``), which are stored after RoPE. The newest tokens are
+    in a double buffer of 2 G tokens in full precision. Whenever the buffer is full, its older half of G tokens is
+    quantized, which makes one group of keys per channel. In a sequence of at least G tokens, the buffer therefore holds
+    G to 2 G - 1 of them. A round of speculation adds up to gamma + 1 tokens, which count only once they can no longer
+    be rejected.
 
     On a layer with a sliding window, this rule counts all tokens of the text, hidden ones included, and hidden tokens
     are dropped G at a time. A sliding window of at most G + 1 tokens never shows a packed token, so such a layer holds
@@ -54,17 +55,17 @@ class QuantSpec(RecencyMethod):
 
     Args:
         gamma: tokens drafted per round (paper: 1 to 6, chosen by search). 0: no speculation; the target alone decodes.
-        draft: cache that the draft reads. ``upper``: the upper nibbles of the target's cache (QuantSpec); ``full``: the
-            target's cache with both nibbles, to isolate the effect of the draft's weights (Fig. 5). The name of any
-            other method gives the draft a cache of its own for the same prompt: ``streamingllm``, ``snapkv`` (the
-            paper's baselines), ``kivi``, ``logquant``, ...
-        draft_options: hyper-parameters of the method that `draft` names, and ``quantizer``, the name of its quantizer
-            preset. For ``streamingllm``, ``snapkv`` and ``h2o`` the defaults are a budget of a quarter of the context
-            and MagicDec's settings (:data:`SPARSE`).
+        draft: cache that the draft reads. ``upper``: the upper nibbles of the target's cache (QuantSpec). ``full``:
+            both nibbles of it, to isolate the effect of the draft's weights (Fig. 5). The name of another method
+            (``streamingllm`` and ``snapkv``, which are the paper's baselines, or ``kivi``, ``logquant``, ...): a second
+            cache for the same prompt, kept by that method.
+        draft_options: hyper-parameters of the method that `draft` names, and under ``quantizer`` the name of its
+            quantizer preset. For ``streamingllm``, ``snapkv`` and ``h2o`` the defaults are a budget of a quarter of the
+            context and MagicDec's settings (:data:`SPARSE`).
         draft_weights: weights of the draft. ``same``: the target's; ``int4``: feed-forward layers in 4 bits;
             ``int4_all``: every linear layer of the decoder in 4 bits.
-        target: cache that the target reads. ``int8``: both nibbles (QuantSpec); ``fp16``: a cache in full precision, as
-            the paper's sparse baselines use to verify.
+        target: cache that the target reads. ``int8``: both nibbles (QuantSpec); ``fp16``: a cache in full precision,
+            with which the paper's sparse baselines verify their drafts.
         sensitive_layers: L_S, number of first layers whose keys and values stay in full precision for target and draft;
             less than the model's number of layers.
     """
@@ -78,7 +79,7 @@ class QuantSpec(RecencyMethod):
 
     @property
     def G(self) -> int:
-        """Number of tokens per group of keys, which is also the size in tokens of each half of the double buffer."""
+        """Number of tokens per group of keys, which is also half of the double buffer."""
         assert self.quantizer is not None
         return int(self.quantizer.key.group_size)
 
@@ -88,22 +89,22 @@ class QuantSpec(RecencyMethod):
         return Speculation(gamma=self.gamma, draft=self.draft, weights=self.draft_weights) if self.gamma else None
 
     def alone(self) -> QuantSpec:
-        """Return the method with the same target but no draft, for measurements without generation (perplexity)."""
+        """Return the method with the same target but no draft, for perplexity, which generates no tokens."""
         return replace(self, gamma=0)
 
     @property
     def needs_prompts(self) -> bool:  # type: ignore[override]
-        """True if a cache can be made only for known prompts, because the draft's own cache uses Cocktail."""
+        """True if :meth:`new_cache` requires `prompts`, because the method of the draft's own cache reads the text."""
         return self.own_cache and self.draft_method.needs_prompts
 
     @property
     def own_cache(self) -> bool:
-        """True if the draft has its own cache, False if it reads the target's cache or there is no draft."""
+        """True if the draft has its own cache; False if it reads the target's cache, or if there is no draft."""
         return bool(self.gamma) and self.draft not in OWN_VIEWS
 
     @cached_property
     def draft_method(self) -> Method:
-        """Method of the draft's own cache. Valid only if :attr:`own_cache` is True."""
+        """Method of the draft's own cache. It exists only if :attr:`own_cache` is True."""
         from kvbench.methods.load import load_method
 
         options = {**SPARSE.get(self.draft, {}), **(self.draft_options or {})}
@@ -111,14 +112,13 @@ class QuantSpec(RecencyMethod):
             return load_method(self.draft, **options)
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the optional packages that the draft's method needs; none if the draft reads the target's cache."""
+        """Return the optional packages that the draft's method needs; none unless the draft has its own cache."""
         return self.draft_method.packages() if self.own_cache else ()
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens at which the target's cache is still entirely in full precision.
+        """Return the largest number of tokens of which the target packs none: 2 G - 1.
 
-        It is 2 G - 1, one less than the double buffer holds (:attr:`G` is the group size). The result is None for
-        ``target=fp16``, which never packs tokens.
+        :attr:`G` is the group size. The result is None for ``target=fp16``, which never packs tokens.
         """
         if self.target == "fp16":
             return None
@@ -134,7 +134,7 @@ class QuantSpec(RecencyMethod):
         """Raise ConfigError if the quantizer, `gamma` or an option of the draft cannot be used.
 
         :meth:`check_rule` lists the requirements on the quantizer and on `gamma`. The draft must be ``upper``, ``full``
-        or the name of another method, and with ``gamma > 0`` it must not be the same as the target.
+        or the name of another method. With ``gamma > 0`` it must differ from the target, in its cache or its weights.
         """
         super().check(head_dim, max_length)
         self._check_draft(head_dim, max_length)
@@ -210,7 +210,10 @@ class QuantSpec(RecencyMethod):
             )
 
     def prepare(self, model: ModelConfig) -> None:
-        """Prepare the draft's method for the model, for example by finding the calibration file of KVQuant.
+        """Let the draft's method find or compute what depends on the model, such as KVQuant's calibration file.
+
+        Args:
+            model: the model's configuration.
 
         Raises:
             ConfigError: `sensitive_layers` leaves no layer to quantize, or the draft's method cannot run with this
@@ -231,10 +234,10 @@ class QuantSpec(RecencyMethod):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return what is hashed into a run's id in place of ``draft_options`` (:meth:`Method.identity`).
+        """Return what to hash into a run's id in place of ``draft_options`` (:meth:`Method.identity`).
 
-        The draft's method may replace some of its options: KVQuant, for example, replaces the path of its calibration
-        file by a hash of the file.
+        The draft's method may have values to hash in place of its own options: KVQuant, for example, a hash of its
+        calibration file in place of the path.
 
         Returns:
             ``{"draft_options": OPTIONS}``, where OPTIONS are the options with these replacements. Empty if the draft's
@@ -246,9 +249,9 @@ class QuantSpec(RecencyMethod):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """Return an empty cache for the target, linked to a second cache if the draft needs its own.
+        """Return an empty cache for the target, with the draft's cache attached to it if the draft has its own.
 
-        One prefill fills both: the target's cache hands the keys and values of the prompt on to the draft's
+        One prefill fills both: the target's cache passes the keys and values of the prompt on to the draft's
         (:meth:`kvbench.cache.KVCache.lead`).
 
         Args:
