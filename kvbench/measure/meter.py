@@ -66,7 +66,7 @@ class Watch:
 
 @dataclass
 class Meter:
-    """Measures time and memory of one method with one model, one point (prompt length and batch size) at a time.
+    """Meter of time and memory for one method and model, one point (prompt length and batch size) at a time.
 
     Args:
         model: the model, in evaluation mode and on its device.

@@ -24,14 +24,15 @@ def times(
 ) -> Figures:
     """Return the times of one generation: TTFT, TPOT, inter-token times, and throughput.
 
-    ``ttft_s`` is the sum of ``search_s`` (Cocktail's search) and ``prefill_s``; each is a median over the timed
-    prefills. ``tpot_s`` leaves out the first step, which includes work that a method does once after the prompt. The
-    throughput ``tokens_per_s`` includes that step: ``batch * new_tokens / (search + prefill + all steps)``. ``itl_s``
-    are the inter-token times as serving benchmarks define them: intervals between outputs, one per step or round of
-    speculation. The time to capture a CUDA graph is ``capture_s``, and no other figure contains it.
+    ``ttft_s`` is the median, over the timed prefills, of the time of Cocktail's search plus that of the prefill;
+    ``search_s`` and ``prefill_s`` are the medians of the two parts. ``tpot_s`` leaves out the first step, which
+    includes work that a method does once after the prompt. The throughput ``tokens_per_s`` includes that step: ``batch
+    * new_tokens / (search + prefill + all steps)``. ``itl_s`` are the inter-token times as serving benchmarks define
+    them: intervals between outputs, one per step or round of speculation. The time to capture a CUDA graph is
+    ``capture_s``, and no other figure contains it.
 
     With speculation, ``median`` and ``mean`` of ``tpot_s`` are both the time of all rounds but the first, divided by
-    the number of tokens that they produced. The percentiles are those of the rounds (:func:`token_times`).
+    the number of tokens per sequence that they produced. The percentiles are those of the rounds (:func:`token_times`).
 
     Args:
         generation: the measured generation.
