@@ -19,20 +19,22 @@ SLACK = 96
 
 
 def windows(config: Any) -> list[int | None]:
-    """Return the sliding window of each layer, as transformers' own cache would use it.
+    """Return the sliding window of each layer, by the rules of transformers' own cache.
 
     Args:
         config: the model's configuration.
 
     Returns:
-        For each layer, its window in tokens, or None if it sees all tokens.
+        For each layer, how many tokens a query sees, its own included; None if it sees all tokens.
     """
     layers = DynamicCache(config=config).layers
     return [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in layers]
 
 
 def room(window: int) -> int:
-    """Return the size in tokens of the buffers of a layer with a sliding window: ``window - 1`` plus slack.
+    """Return how many tokens per row to allocate for in a layer with a sliding window.
+
+    That is ``window - 1``, the tokens that a new one sees besides itself, and spare room.
 
     Args:
         window: the sliding window, in tokens.

@@ -11,10 +11,10 @@ from kvbench.cache.segments.rolling import RollingSegment
 
 
 def settle(layers: Sequence[KVLayer], rolls: Deferred[Roll]) -> None:
-    """Let the method drop old tokens in all layers of a cache; layers that drop the same tokens share a kernel launch.
+    """Settle all layers of a cache; those that drop the same tokens share a kernel launch.
 
-    Nearly always all layers are in the same state. The method decides for the first layer which tokens to drop. Every
-    other layer in the same state then repeats the moves of the first, without computing them again.
+    To settle is to drop the tokens that are due by the method's rule. Nearly always all layers are in the same state.
+    Then the method decides for the first layer only, and the others copy its result.
 
     Args:
         layers: the layers of one cache, whose method sets ``packs_together``.

@@ -43,7 +43,7 @@ Words = Callable[[Place], str]
 
 
 class Watch:
-    """A record, in device memory, of the first NaN or Inf that packing kernels notice. Any number of segments share it.
+    """A record in device memory, in which packing kernels note the first NaN or Inf of the segments that share it.
 
     Args:
         device: the device that holds the segments.
@@ -59,16 +59,16 @@ class Watch:
         self.fresh = False
 
     def tag(self, words: Words) -> int:
-        """Register a segment, and return the number by which kernels identify it in the record.
+        """Register a segment, and return the number by which kernels name it in the record.
 
         Args:
-            words: function that turns a :class:`Place` in this segment into an error message.
+            words: function that returns the error message for a NaN or Inf at a given :class:`Place` of this segment.
         """
         self._words.append(words)
         return len(self._words) - 1
 
     def check(self) -> None:
-        """Wait for the device and read its record.
+        """Raise an error if a NaN or Inf was recorded, after waiting for the device.
 
         Raises:
             NonFiniteError: a NaN or Inf was recorded.
@@ -77,11 +77,11 @@ class Watch:
         self._report(self.record)
 
     def poll(self) -> None:
-        """Look for a NaN or Inf without waiting for the device.
+        """Raise an error if a NaN or Inf is already known to be recorded, without waiting for the device.
 
-        The call reads a copy of the record that an earlier call started, if the copy has arrived, and then starts the
-        next copy. Only the first call after a prefill waits for the device. While a CUDA graph is captured, the call
-        does nothing.
+        Each call reads the copy of the record that an earlier call requested, if it has arrived, and requests the next.
+        So an error comes a step or two late. Only the first call after a prefill, and any call on a CPU, reads the
+        record itself as :meth:`check` does. While a CUDA graph is captured, nothing is done.
 
         Raises:
             NonFiniteError: a NaN or Inf was recorded.
@@ -108,7 +108,7 @@ class Watch:
 
 
 def words(place: Place) -> str:
-    """Return the error message for a NaN or Inf in a segment that belongs to no layer.
+    """Return the error message for a NaN or Inf in a segment outside a cache, which has no layer to name.
 
     Args:
         place: location of the NaN or Inf in the segment.
@@ -118,7 +118,7 @@ def words(place: Place) -> str:
 
 
 class Watches:
-    """The records of NaN and Inf of one cache: one :class:`Watch` per device that holds a layer."""
+    """A cache's records of NaN and Inf: one :class:`Watch` for each device that holds a layer."""
 
     def __init__(self) -> None:
         self._watches: dict[torch.device, Watch] = {}
@@ -130,7 +130,7 @@ class Watches:
         return self._watches[device]
 
     def check(self) -> None:
-        """Wait for every device and read its record.
+        """Raise an error if a NaN or Inf was recorded on any device, after waiting for all of them.
 
         Raises:
             NonFiniteError: a NaN or Inf was recorded.
@@ -139,7 +139,7 @@ class Watches:
             watch.check()
 
     def poll(self) -> None:
-        """Look for a NaN or Inf on every device without waiting (:meth:`Watch.poll`).
+        """Raise an error if a NaN or Inf is known to be recorded on any device, without waiting (:meth:`Watch.poll`).
 
         Raises:
             NonFiniteError: a NaN or Inf was recorded.

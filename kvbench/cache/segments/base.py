@@ -25,7 +25,7 @@ GATHERED = 8192
 class Segment(ABC):
     """A run of tokens in one storage format, for all rows of a batch and all KV heads.
 
-    Rows may have different numbers of tokens. A call for several rows requires that they have equal numbers.
+    Rows may hold different numbers of tokens, but all rows that one call works on must hold the same number.
 
     Args:
         batch: number of rows, B.
@@ -82,15 +82,19 @@ class Segment(ABC):
         """
 
     def read_upper(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return consecutive tokens as :meth:`read` does, but decode only the upper nibbles of hierarchical codes.
+        """Return consecutive tokens at the lower precision that QuantSpec's draft reads.
 
-        In all other formats, the result equals that of :meth:`read`.
+        That is, 8-bit codes whose halves can be decoded apart (hierarchical codes) are decoded from their upper 4 bits.
+        In all other formats, the result is that of :meth:`read`.
 
         Args:
             rows: rows of the batch.
             start: index of the first token within the segment.
             stop: one past the index of the last token.
             dtype: dtype of the result.
+
+        Returns:
+            ``[rows, H, stop - start, D]``.
         """
         return self.read(rows, start, stop, dtype)
 
@@ -102,7 +106,7 @@ class Segment(ABC):
             count: number of tokens to drop.
 
         Raises:
-            TypeError: the segment cannot drop these tokens.
+            TypeError: tokens of this format cannot be dropped from the end.
         """
         raise TypeError(f"tokens cannot be removed from a {type(self).__name__}")
 
@@ -114,24 +118,24 @@ class Segment(ABC):
             count: number of tokens to drop.
 
         Raises:
-            TypeError: the segment cannot drop tokens.
+            TypeError: tokens of this format cannot be dropped from the front.
         """
         raise TypeError(f"tokens cannot be removed from a {type(self).__name__}")
 
     @abstractmethod
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the buffers of the segment, each with the name under which its bytes are counted.
+        """Return all buffers of the segment with the category under which the bill counts their bytes.
 
         Returns:
-            Pairs (name, buffer). The name is a field of :class:`~kvbench.cache.bill.Parts`: ``codes``, ``scales``,
-            ``window`` or ``index``.
+            Pairs (category, buffer). The category is a field of :class:`~kvbench.cache.bill.Parts`: ``codes``,
+            ``scales``, ``window`` (tokens or elements in full precision) or ``index``.
         """
 
     @abstractmethod
     def used(self, row: int) -> dict[str, int]:
-        """Return how many bytes the tokens of one row need.
+        """Return how many bytes the tokens of one row take, without the free room in the buffers.
 
-        The result maps names (fields of :class:`~kvbench.cache.bill.Parts`, such as ``codes``) to bytes.
+        The result maps categories (fields of :class:`~kvbench.cache.bill.Parts`, such as ``codes``) to bytes.
         """
 
     @abstractmethod
@@ -164,9 +168,9 @@ class Segment(ABC):
 class FullSegment(Segment):
     """Tokens in full precision, in a buffer ``[B, H, capacity, D]``.
 
-    The tokens of a row are contiguous, beginning at an offset of that row. To drop tokens at the front, only the offset
-    is increased. When the tokens reach the end of the buffer, they are moved back to its front. So a window of R tokens
-    in a buffer of R + slack costs O(1) per token.
+    The tokens of a row are contiguous and begin at that row's own offset. Dropping tokens at the front only increases
+    the offset. When new tokens would not fit behind the last one, the tokens are first moved back to the front of the
+    buffer. So a rolling window of R tokens costs O(1) per new token if the buffer has room for a fixed multiple of R.
 
     Args:
         batch: number of rows, B.
@@ -174,8 +178,8 @@ class FullSegment(Segment):
         channels: channels per head, D.
         dtype: dtype of the model's keys and values.
         device: device of the buffer.
-        capacity: number of tokens to allocate for; the buffer grows if it is exceeded.
-        slack: number of tokens for which a buffer has free room, at least, after it has grown.
+        capacity: number of tokens per row to allocate for; the buffer grows if it is exceeded.
+        slack: when the buffer has to grow, the least number of further tokens for which it then has room.
     """
 
     packed = False
@@ -214,14 +218,14 @@ class FullSegment(Segment):
             self.buffer[rows, :, first : first + count].copy_(x)
 
     def reserve(self, rows: slice, count: int) -> int:
-        """Make room for new tokens of some rows and count them as stored; the caller must then write them.
+        """Make room for new tokens of some rows, which the caller must write next; they count as stored at once.
 
         Args:
             rows: rows of the batch.
             count: number of new tokens per row.
 
         Returns:
-            The buffer index of the first new token.
+            The index along the buffer's dimension 2 of the first new token.
         """
         if self.starts[rows][0] + self.lengths[rows][0] + count > self.capacity:
             self._make_room(rows, count)
@@ -243,13 +247,13 @@ class FullSegment(Segment):
         super().append_chosen(rows, x, index)
 
     def advance(self, count: int) -> list[int]:
-        """Make room for new tokens of every row and count them as stored, although they will be written later.
+        """Make room for new tokens of every row, which a decode step will write later; they count as stored at once.
 
         Args:
             count: number of new tokens per row.
 
         Returns:
-            For each row, the buffer index of its first new token.
+            For each row, the index along the buffer's dimension 2 of its first new token.
         """
         places = [start + length for start, length in zip(self.starts, self.lengths, strict=True)]
         if max(places, default=0) + count > self.capacity:
@@ -318,7 +322,7 @@ class FullSegment(Segment):
         self.lengths[row] -= count
 
     def keep(self, rows: slice, index: Tensor) -> None:
-        """Keep only some tokens of some rows, and drop all others.
+        """Keep only the chosen tokens of some rows, in the given order, and drop all others.
 
         Args:
             rows: rows of the batch.
@@ -332,7 +336,7 @@ class FullSegment(Segment):
         self.append(rows, chosen)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the buffer of tokens, whose bytes are counted as ``window``."""
+        """Return the segment's only buffer, as a list of one pair: (``window``, buffer)."""
         return [("window", self.buffer)]
 
     def used(self, row: int) -> dict[str, int]:
@@ -372,11 +376,10 @@ def same(counts: Sequence[int]) -> bool:
 
 
 def uniform_rows(signatures: Sequence[object]) -> Iterator[slice]:
-    """Divide a batch into runs of adjacent rows with equal signatures.
+    """Divide a batch into runs of adjacent rows that are alike, so that one call can work on each run.
 
     Args:
-        signatures: for each row of the batch, what must be equal within a run (a number of tokens, a tuple of them,
-            ...).
+        signatures: one object per row; rows are alike if theirs are equal. Often the number of tokens in each segment.
 
     Yields:
         Each run as a slice of the batch; nothing for an empty batch.

@@ -34,15 +34,15 @@ class NuqFormat:
         bits: bits of a code: 2, 3 or 4.
         levels: codebook used for encoding, fp32 ``[2**bits]``.
         outliers: fraction of the elements that stay in full precision; 0 for none.
-        thresholds: for keys, the upper and the lower threshold of each channel, fp16 ``[2, H * D]``. None for values,
-            whose ranges are computed token by token.
-        restored: codebook used for decoding if it differs from `levels` (Q-Norm), fp32 ``[2**bits]``; else None.
-        most: for keys, how many outliers above the upper thresholds a token may have, and how many below the lower
-            thresholds (the same limit for both); None for no limit.
-        heads: if KV heads are divided between processes, the first head of this process and its number of heads; None
-            if this process has all heads.
-        gather: if KV heads are divided between processes, a function that concatenates a tensor of all these processes
-            along the last dimension. (A value token's range is computed over all heads.) None for a single process.
+        thresholds: for keys, the upper and the lower threshold of each channel, over all heads, fp16 ``[2, C]``. None
+            for values, each token of which is scaled by its own range.
+        restored: codebook used for decoding if Q-Norm makes it differ from `levels`, fp32 ``[2**bits]``; else None.
+        most: for keys, the largest number of outliers of a token above the upper thresholds, and also the largest
+            number below the lower ones; None for no limit.
+        heads: with tensor parallelism, the first KV head of this process and how many it has; None if it has all.
+        gather: with tensor parallelism, a function that takes this process's channels ``[..., channels]`` and returns
+            those of all processes, side by side. It is needed because the range of a value token spans all heads. Else
+            None.
     """
 
     bits: int
@@ -56,7 +56,7 @@ class NuqFormat:
 
 
 class NuqSegment(Segment):
-    """Tokens quantized as in KVQuant. Every token is encoded on its own, so any number of the newest can be dropped.
+    """Tokens quantized as in KVQuant. Each one is encoded on its own, so any number of the newest can be dropped.
 
     Args:
         batch: number of rows, B.
@@ -65,8 +65,9 @@ class NuqSegment(Segment):
         dtype: dtype of the model's keys and values.
         device: device of the buffers.
         form: format of the tokens. Each row gets its own copy of the codebook and the thresholds.
-        side: ``key`` or ``value``, which decides the order of the words in a tile.
-        capacity: number of tokens to allocate for; the buffers grow if it is exceeded.
+        side: ``key`` or ``value``; the memory layout of the codes differs
+            (:class:`~kvbench.cache.segments.layout.TileLayout`).
+        capacity: number of tokens per row to allocate for; the buffers grow if it is exceeded.
     """
 
     packed = True
@@ -126,11 +127,14 @@ class NuqSegment(Segment):
             target[:, : source.shape[1]].copy_(source)
 
     def append(self, rows: slice, x: Tensor) -> None:
-        """Quantize tokens and append them to some rows, with their outliers and, for values, their ranges.
+        """Quantize tokens and append them to some rows, outliers included.
 
         Args:
             rows: rows of the batch.
             x: tokens in full precision, ``[rows, H, n, D]``.
+
+        Raises:
+            NonFiniteError: a token contains NaN or Inf.
         """
         count, start = x.shape[2], self.lengths[rows][0]
         if start + count > self.capacity:
@@ -168,7 +172,7 @@ class NuqSegment(Segment):
             self.exact.append(rows, start, exact, outliers)
 
     def codes(self, rows: slice, start: int, stop: int) -> Tensor:
-        """Return the codes of consecutive tokens.
+        """Return the integer codes of consecutive tokens, unpacked.
 
         Args:
             rows: rows of the batch.
@@ -225,11 +229,11 @@ class NuqSegment(Segment):
 
         Args:
             rows: rows of the batch.
-            count: number of tokens to drop.
+            count: number of tokens to drop: all of them, or a multiple of the block size of the outliers' indices
+                (:func:`kvbench.cache.segments.outliers.block_of`).
 
         Raises:
-            ValueError: tokens would remain, and `count` is not a multiple of the block size of outliers
-                (:func:`kvbench.cache.segments.outliers.block_of`).
+            ValueError: `count` is neither.
         """
         stop = self.lengths[rows][0]
         if self.exact is not None and count < stop and count % self.exact.block:
@@ -245,11 +249,11 @@ class NuqSegment(Segment):
                 self.exact.drop_first(row, -(-count // self.exact.block))
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the buffers, each with the name under which its bytes are counted.
+        """Return the buffers, each with the category under which the bill counts its bytes.
 
         Returns:
-            Pairs (name, buffer); names are fields of :class:`~kvbench.cache.bill.Parts`. ``codes``: codes.
-            ``scales``: ranges, codebook and thresholds. ``window``: values of outliers. ``index``: indices of outliers.
+            Pairs (category, buffer). ``codes``: packed codes. ``scales``: range and offset of each value token,
+            codebook, and thresholds of the keys. ``window``: values of outliers. ``index``: indices of outliers.
         """
         buffers = [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
         buffers += [("scales", table) for table in (self.codebook, self.thresholds) if table is not None]
@@ -258,9 +262,9 @@ class NuqSegment(Segment):
         return buffers
 
     def used(self, row: int) -> dict[str, int]:
-        """Return how many bytes one row needs for its tokens, its codebook and its thresholds.
+        """Return how many bytes the tokens of one row take, with that row's codebook and thresholds.
 
-        The result maps names (fields of :class:`~kvbench.cache.bill.Parts`) to bytes.
+        The result maps categories (fields of :class:`~kvbench.cache.bill.Parts`) to bytes.
         """
         count = self.lengths[row]
         tables = [t[row] for t in (self.codebook, self.thresholds) if t is not None]

@@ -18,7 +18,9 @@ from kvbench.errors import CacheError
 
 
 class HFSegment(Segment):
-    """The keys or the values of a layer, quantized row by row with the quantizers of transformers (quanto, hqq).
+    """The keys or the values of a layer, quantized with transformers' own quantizers (quanto or hqq).
+
+    Each row of the batch is one quantized object of the library.
 
     Args:
         batch: number of rows, B.
@@ -27,10 +29,10 @@ class HFSegment(Segment):
         dtype: dtype of the model's keys and values.
         device: device of the quantized tensors.
         backend: a ``QuantizedLayer`` of transformers, whose ``_quantize`` and ``_dequantize`` are used.
-        axis: axis along which the backend quantizes.
-        multiple: tokens are padded with copies of the last one until their number is a multiple of this. hqq needs it,
-            because it packs several rows into one. Groups do not span tokens, so the padding does not change the codes
-            of the other tokens.
+        axis: the library's ``axis`` argument (0 or -1 for quanto, 0 or 1 for hqq).
+        multiple: tokens are padded to a multiple of this number, with copies of the last one, before they are
+            quantized. hqq needs this to pack its codes. No group spans two tokens then, so other tokens' codes do not
+            change.
     """
 
     packed = False  # only readable as a whole, so kernels get no codes of it
@@ -52,15 +54,15 @@ class HFSegment(Segment):
         self.rows: list[Any] = [None] * batch
 
     def append(self, rows: slice, x: Tensor) -> None:
-        """Append tokens to some rows, after dequantizing the stored tokens, and quantize all of them again together.
+        """Append tokens to some rows: dequantize the stored ones, add the new ones, and quantize all of them again.
 
         Args:
             rows: rows of the batch.
             x: tokens in full precision, ``[rows, H, n, D]``.
 
         Raises:
-            CacheError: the backend cannot quantize this number of tokens (with axis -1, a group of quanto consists of
-                elements of different tokens and heads).
+            CacheError: the backend cannot quantize this number of tokens. (Along axis -1, a group of quanto runs over
+                the tokens and heads of one channel, so its size must divide tokens times heads.)
         """
         for number, row in enumerate(range(*rows.indices(len(self.rows)))):
             new = x[number : number + 1]
@@ -96,7 +98,7 @@ class HFSegment(Segment):
         return torch.cat(parts).to(dtype)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the tensors inside the backend's quantized objects, as pairs of name and tensor (:func:`tensors`)."""
+        """Return the tensors inside the quantized objects of all rows, as :func:`tensors` names them."""
         return [item for quantized in self.rows if quantized is not None for item in tensors(quantized)]
 
     def used(self, row: int) -> dict[str, int]:
@@ -128,14 +130,14 @@ class HFSegment(Segment):
 
 
 def tensors(quantized: Any) -> list[tuple[str, Tensor]]:
-    """Return the plain tensors inside a quantized object of quanto or hqq.
+    """Return the torch tensors inside a quantized object of quanto or hqq, to count their bytes.
 
     Args:
         quantized: the result of a backend's ``_quantize``.
 
     Returns:
-        Pairs (name, tensor). The name under which the bytes are counted (:class:`~kvbench.cache.bill.Parts`) is
-        ``codes``, or ``scales`` for parameters.
+        Pairs (category, tensor). The category is ``codes`` for packed codes, and ``scales`` for scales and zero points
+        or shifts.
     """
     if isinstance(quantized, tuple):  # hqq: packed weights and a dict of parameters
         codes, meta = quantized

@@ -25,14 +25,15 @@ TILE = 128
 
 @dataclass(frozen=True)
 class TileLayout:
-    """The layout of codes in the int16 words of one plane: which bits of which word belong to a token and channel.
+    """The memory layout of packed codes: which bits of which int16 word hold the code of a given token and channel.
 
-    A word contains F = 16 / width fields, and a tile of 128 tokens has N = 128 / F word rows. Field i of word row r
-    contains token i * N + r of the tile.
+    A tile holds the codes of 128 tokens of one row and KV head. A word has F = 16 / width fields, one code each, so a
+    tile has N = 128 / F words per channel. Word r holds the codes of tokens r, N + r, 2 * N + r, ... of the tile, the
+    first in its lowest bits. With codes of 4 bits, F is 4 and N is 32: word 0 holds tokens 0, 32, 64 and 96.
 
     Args:
-        width: bits of a field: 1, 2 or 4.
-        order: order of a tile's words. ``key``: ``[..., tiles, N, D]``. ``value``: ``[..., tiles, D, N]``.
+        width: bits of a field: 1, 2 or 4. (Codes of 3 and 8 bits are split into two planes, each with its own layout.)
+        order: order of a tile's words in memory. ``key``: ``[..., tiles, N, D]``. ``value``: ``[..., tiles, D, N]``.
     """
 
     width: int
@@ -40,29 +41,29 @@ class TileLayout:
 
     @property
     def fields(self) -> int:
-        """Number of fields in a word, F; each contains the code of a different token."""
+        """Number of codes in a word, F; each is that of a different token."""
         return 16 // self.width
 
     @property
     def rows(self) -> int:
-        """Number of word rows in a tile, N. Field i of all words of a tile holds N consecutive tokens."""
+        """Number of words per channel of a tile, N."""
         return TILE // self.fields
 
     def shape(self, tiles: int, channels: int) -> tuple[int, int, int]:
-        """Return the shape of the words of one row and KV head.
+        """Return the shape of the words that hold some tiles of one row of the batch and one KV head.
 
         Args:
             tiles: number of tiles.
             channels: channels of a head, D.
 
         Returns:
-            ``(tiles, N, D)`` if the order is ``key``, else ``(tiles, D, N)``. N is the number of word rows in a tile
-            (:attr:`rows`).
+            ``(tiles, N, D)`` if the order is ``key``, else ``(tiles, D, N)``. N is the number of words per channel of a
+            tile (:attr:`rows`).
         """
         return (tiles, self.rows, channels) if self.order == "key" else (tiles, channels, self.rows)
 
     def read(self, words: Tensor, start: int, stop: int) -> Tensor:
-        """Return the codes of consecutive tokens.
+        """Return the codes of consecutive tokens, unpacked.
 
         Args:
             words: words in the shape of :meth:`shape`, with any leading dimensions.
@@ -77,7 +78,7 @@ class TileLayout:
         return codes.narrow(-2, start - first * TILE, stop - start)
 
     def write(self, words: Tensor, start: int, codes: Tensor) -> None:
-        """Write the codes of consecutive tokens into their fields; the codes of other tokens do not change.
+        """Write the codes of consecutive tokens into packed words, in place; the codes of other tokens stay.
 
         Args:
             words: words in the shape of :meth:`shape`, with any leading dimensions.
@@ -100,7 +101,7 @@ class TileLayout:
                 done += run
 
     def move_to_front(self, words: Tensor, start: int, stop: int) -> None:
-        """Move the codes of consecutive tokens to the beginning of their buffer, in place.
+        """Move the codes of consecutive tokens so that the first of them becomes token 0, in place.
 
         Args:
             words: words in the shape of :meth:`shape`, with any leading dimensions.
@@ -150,14 +151,14 @@ class TileLayout:
         return grid.flatten(-4, -2)
 
     def shifts(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return, for each field of a word, the position of its lowest bit.
+        """Return the offset in bits of each field within a word: 0, width, 2 * width, ...
 
         Args:
             dtype: dtype of the result.
             device: device of the result.
 
         Returns:
-            ``[F, 1, 1]``.
+            ``[F, 1, 1]``, to be broadcast over word rows and channels.
         """
         return _shifts(self.fields, self.width, dtype, device)
 
@@ -169,7 +170,7 @@ def _shifts(fields: int, width: int, dtype: torch.dtype, device: torch.device) -
 
 
 def to_int16(words: Tensor) -> Tensor:
-    """Return the low 16 bits of integers as int16 (two's complement).
+    """Return words with the low 16 bits of each integer; bit 15 becomes the sign.
 
     Args:
         words: int32 words.

@@ -22,9 +22,9 @@ INDICES = 1 << 16
 
 
 def block_of(width: int) -> int:
-    """Return how many consecutive tokens form a block, within which a 16-bit index identifies an element.
+    """Return the block size of outlier indices: of how many consecutive tokens 16 bits can number all elements.
 
-    The number is a power of two, at most 128, so that blocks divide tiles.
+    The result is rounded down to a power of two and at most 128, so that blocks divide tiles of 128 tokens.
 
     Args:
         width: number of channels of a token, over all heads.
@@ -33,9 +33,10 @@ def block_of(width: int) -> int:
 
 
 class Outliers:
-    """The outliers of quantized tokens: elements that stay in full precision, for each row of a batch.
+    """The outliers of a segment of quantized tokens, that is, the elements that stay in full precision.
 
-    Each outlier is one entry: a value, and a 16-bit index within a block of tokens (:func:`block_of`).
+    Each is an entry of a value and a 16-bit index. The index numbers the elements of one block of tokens
+    (:func:`block_of`). The entries of a row are in the order of their blocks.
 
     Args:
         batch: number of rows.
@@ -45,7 +46,7 @@ class Outliers:
         capacity: number of entries per row to allocate for; the buffers grow if it is exceeded.
 
     Attributes:
-        ends: for each row, the number of entries up to the end of each block.
+        ends: for each row, where the entries of each block end: the number of entries in this block and all before it.
 
     Raises:
         ConfigError: a token has more channels than 16 bits can index.
@@ -111,10 +112,11 @@ class Outliers:
                 setattr(self, name, new)
 
     def write_into(self, out: Tensor, row: int, first: int) -> None:
-        """Overwrite dequantized elements of one row with their outliers in full precision.
+        """Put the outliers of one row back into its dequantized tokens, in place.
 
         Args:
-            out: dequantized tokens ``[H, n, D]``. They must be whole blocks, or reach the row's last token.
+            out: dequantized tokens ``[H, n, D]``, beginning with a block. They must end with a block or with the row's
+                last token.
             row: row of the batch.
             first: index of the block with which `out` begins.
         """
@@ -131,11 +133,11 @@ class Outliers:
         out[channel // channels, token, channel % channels] = self.values[row, low : ends[last - 1]].to(out.dtype)
 
     def keep_first(self, row: int, tokens: int) -> None:
-        """Drop the outliers of all tokens of a row except its oldest ones.
+        """Drop the outliers of a row's newest tokens (rollback).
 
         Args:
             row: row of the batch.
-            tokens: number of oldest tokens whose outliers stay.
+            tokens: number of the row's oldest tokens whose outliers stay.
         """
         ends = self.ends[row]
         whole, part = divmod(tokens, self.block)
@@ -149,11 +151,11 @@ class Outliers:
         self.ends[row] = [*ends[:whole], *([low + entries] if part else [])]
 
     def drop_first(self, row: int, blocks: int) -> None:
-        """Drop the outliers of a row's oldest tokens, and move the others to the front.
+        """Drop the outliers of a row's oldest blocks of tokens, and move the others to the front of the buffers.
 
         Args:
             row: row of the batch.
-            blocks: number of blocks of tokens to drop.
+            blocks: number of blocks to drop.
         """
         ends = self.ends[row]
         low, total = ends[min(blocks, len(ends)) - 1] if ends and blocks else 0, self.count(row)
@@ -162,7 +164,7 @@ class Outliers:
         self.ends[row] = [end - low for end in ends[blocks:]]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Outliers:
-        """Return a copy in which each of the two buffers is replaced by ``change(buffer)``.
+        """Return a copy whose two buffers (values and indices) are transformed.
 
         Args:
             change: function that returns the new buffer for an old one. Dimension 0 of a buffer is the batch.
@@ -173,7 +175,7 @@ class Outliers:
         return twin
 
     def select(self, order: list[int]) -> None:
-        """Select rows of the batch in :attr:`ends`; :meth:`mapped` does the same for the buffers.
+        """Reorder the rows of :attr:`ends` after :meth:`mapped` has reordered those of the buffers.
 
         Args:
             order: for each row of the new batch, the index of its row in the old batch.

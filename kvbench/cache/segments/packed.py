@@ -24,7 +24,10 @@ ENCODED = 2048
 
 
 def fits_tiles(quantizer: AffineQuantizer) -> bool:
-    """Return True if every group of tokens is inside one tile of 128 tokens or consists of whole tiles.
+    """Return True if no group of tokens straddles the border of a tile, unless it consists of whole tiles.
+
+    Only quantizers that cut groups from windows (:class:`~kvbench.quantizers.windowed.WindowedQuantizer`) can fail
+    this.
 
     Args:
         quantizer: quantizer that determines the groups.
@@ -36,12 +39,12 @@ def fits_tiles(quantizer: AffineQuantizer) -> bool:
 
 
 class PackedSegment(Segment):
-    """Quantized tokens: words of packed codes, and the parameters of their groups.
+    """Quantized tokens: packed codes, and the parameters (scale, and minimum or zero point) of their groups.
 
-    Codes are packed in tiles of 128 tokens (:mod:`~kvbench.cache.segments.layout`), in a buffer ``[B, H, tiles, ...]``
-    of int16 words. Codes of 3 and 8 bits are split into two planes, each with its own buffer. Each parameter (scale,
-    minimum or zero point) has one buffer. Its shape is ``[B, H, tiles * 128 / G, D]`` for per-channel groups of G
-    tokens, and ``[B, H, tiles * 128, D / G]`` for per-token groups of G channels.
+    The codes are in buffers of int16 words, ``[B, H, tiles, ...]``, in tiles of 128 tokens
+    (:mod:`~kvbench.cache.segments.layout`). Codes of 3 and 8 bits take two such buffers, one for each part of a code.
+    Each kind of parameter has a buffer, of shape ``[B, H, tiles * 128 / G, D]`` for per-channel groups of G tokens and
+    ``[B, H, tiles * 128, D / G]`` for per-token groups of G channels.
 
     Args:
         batch: number of rows, B.
@@ -50,10 +53,11 @@ class PackedSegment(Segment):
         dtype: dtype of the model's keys and values.
         device: device of the buffers.
         quantizer: quantizer that encodes and decodes the tokens.
-        side: ``key`` or ``value``, which decides the order of the words in a tile.
-        capacity: number of tokens to allocate for; the buffers grow if it is exceeded.
-        whole_tiles: True if :meth:`used` counts an incomplete tile as a whole one. This is for segments so short that
-            the unused rest of the last tile matters.
+        side: ``key`` or ``value``; the memory layout of the codes differs
+            (:class:`~kvbench.cache.segments.layout.TileLayout`).
+        capacity: number of tokens per row to allocate for; the buffers grow if it is exceeded.
+        whole_tiles: True to count the bytes of the last tile in :meth:`used` as if the tile were full. This is for
+            segments so short that its unused rest matters.
     """
 
     packed = True
@@ -119,7 +123,8 @@ class PackedSegment(Segment):
 
         Args:
             rows: rows of the batch.
-            x: tokens in full precision, ``[rows, H, n, D]``, in whole groups.
+            x: tokens in full precision, ``[rows, H, n, D]``. n must be a multiple of ``quantizer.block_tokens``: the
+                tokens of a group, or 1 if groups do not run along tokens.
         """
         self._append(rows, x, None)
 
@@ -130,7 +135,8 @@ class PackedSegment(Segment):
             rows: rows of the batch.
             x: tokens in full precision, ``[rows, H, T, D]``.
             index: indices along T of the tokens to append, in the order in which to append them, ``[n]``, on the device
-                of `x`; they must make whole groups.
+                of `x`. n must be a multiple of ``quantizer.block_tokens``: the tokens of a group, or 1 if groups do not
+                run along tokens.
         """
         self._append(rows, x, index)
 
@@ -163,7 +169,7 @@ class PackedSegment(Segment):
             buffer[rows, :, first : first + param.shape[2]].copy_(param)
 
     def codes(self, rows: slice, start: int, stop: int) -> Tensor:
-        """Return the codes of consecutive tokens.
+        """Return the integer codes of consecutive tokens, unpacked.
 
         Args:
             rows: rows of the batch.
@@ -191,15 +197,19 @@ class PackedSegment(Segment):
         return self._decoded(self.quantizer, self.codes, rows, start, stop, dtype)
 
     def read_upper(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return consecutive tokens, dequantized from the upper nibbles of hierarchical codes (QuantSpec's draft).
+        """Return consecutive tokens, dequantized at the lower precision that QuantSpec's draft reads.
 
-        With any other quantizer, the result equals that of :meth:`read`.
+        That is, 8-bit codes of a :class:`~kvbench.quantizers.hierarchical.HierarchicalQuantizer` are decoded from their
+        upper 4 bits. With any other quantizer, the result is that of :meth:`read`.
 
         Args:
             rows: rows of the batch.
             start: index of the first token within the segment.
             stop: one past the index of the last token.
             dtype: dtype of the result.
+
+        Returns:
+            ``[rows, H, stop - start, D]``.
         """
         if not isinstance(self.quantizer, HierarchicalQuantizer):
             return self.read(rows, start, stop, dtype)
@@ -243,10 +253,10 @@ class PackedSegment(Segment):
 
         Args:
             rows: rows of the batch.
-            count: number of tokens to drop.
+            count: number of tokens to drop, a multiple of ``quantizer.block_tokens`` (see :meth:`append`).
 
         Raises:
-            ValueError: the dropped tokens are not whole groups.
+            ValueError: `count` is not such a multiple.
         """
         per, wide, stop = self.quantizer.block_tokens, self.quantizer.block_params, self.lengths[rows][0]
         if count % per:
@@ -260,12 +270,12 @@ class PackedSegment(Segment):
         self.lengths[rows] = [stop - count] * len(self.lengths[rows])
 
     def permute(self, rows: slice, start: int, index: Tensor) -> None:
-        """Reorder consecutive tokens of some rows. Codes and parameters are moved, not recomputed.
+        """Reorder n consecutive tokens of some rows without quantizing them again.
 
         Args:
             rows: rows of the batch.
-            start: index of the first of the n tokens within the segment.
-            index: for each new place, the old place of its token, counted from `start`, ``[n]``.
+            start: index of the first of these tokens within the segment.
+            index: which token goes to each place, as in ``new[i] = old[index[i]]``, counted from `start`, ``[n]``.
 
         Raises:
             TypeError: groups run along tokens (axis ``channel``), so a token cannot leave its group.
@@ -279,15 +289,19 @@ class PackedSegment(Segment):
             param[rows, :, start:stop] = param[rows, :, start:stop].index_select(2, index)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the buffers, each with the name under which its bytes are counted.
+        """Return the buffers, each with the category under which the bill counts its bytes.
 
         Returns:
-            Pairs (name, buffer): ``codes`` with buffers of words, ``scales`` with buffers of parameters.
+            Pairs (category, buffer): ``codes`` with buffers of packed codes, ``scales`` with buffers of group
+            parameters.
         """
         return [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
 
     def used(self, row: int) -> dict[str, int]:
-        """Return how many bytes the codes and the parameters of one row need, without free room in the buffers."""
+        """Return how many bytes one row takes, by category: ``codes``, and ``scales`` for group parameters.
+
+        Free room in the buffers does not count, except for that in the last tile if ``whole_tiles`` is set.
+        """
         count = self.lengths[row]
         if self.whole_tiles:
             count = -(-count // (self._unit * TILE)) * self._unit * TILE

@@ -17,17 +17,19 @@ Turn = Callable[[Tensor, int | Sequence[int]], Tensor]
 
 
 class RollingSegment(FullSegment):
-    """Full-precision tokens: the first few (sinks), which always stay, then a rolling window of the newest ones.
+    """The full-precision tokens of StreamingLLM: the first few (sinks), which stay, and a window of the newest ones.
 
-    Sinks and window are contiguous, so attention reads them as one tensor. To roll, the segment advances the beginning
-    of its tokens in the buffer and rewrites the sinks there, which takes O(sinks) per step for a window of any size.
+    Sinks and window are contiguous, so attention reads them as one tensor. When old tokens are dropped from the window,
+    only the sinks are copied, to just before the rest of the window. So a step costs O(sinks), for a window of any
+    size.
 
     Args:
         *others: positional arguments of :class:`FullSegment`.
         sinks: number of first tokens that stay.
-        turn: function that rotates the keys of the sinks to new positions within the cache. None for values, and for
-            keys that keep their positions. It is always applied to the original keys, so that rounding errors do not
-            accumulate. The originals are kept for this purpose; they count as reserved bytes, not as used ones.
+        turn: function that rotates keys (after RoPE) to later positions, so that those of the sinks stay adjacent to
+            the window. None for values, and for keys that keep their positions. Each rotation starts from a saved copy
+            of the original keys, so that rounding errors do not add up; the copy counts as reserved bytes, not as used
+            ones.
         **more: keyword arguments of :class:`FullSegment`.
     """
 
@@ -42,16 +44,16 @@ class RollingSegment(FullSegment):
         self.originals = allocate(shape, self.dtype, self.device).zero_() if turn and sinks else None
 
     def roll(self, rows: slice, count: int, evicted: int) -> None:
-        """Drop the tokens just after the sinks, and rewrite the sinks in front of the remaining tokens.
+        """Drop the tokens just after the sinks, and move the sinks up to the remaining tokens.
 
-        In a ``with`` block of :func:`kvbench.cache.kernels.roll_together.together`, the work of the device is deferred
-        until the block exits.
+        In a ``with`` block of :func:`kvbench.cache.kernels.roll_together.together`, the bookkeeping is done at once and
+        the copying on the device when the block exits.
 
         Args:
-            rows: rows with equal numbers of tokens, which have also dropped equal numbers before.
+            rows: rows of the batch that hold, and have dropped before, the same number of tokens.
             count: number of tokens to drop.
-            evicted: number of tokens dropped so far, including these. The keys of the sinks are rotated by this number
-                of positions.
+            evicted: number of tokens that each row has dropped since the prompt began, these included. The keys of the
+                sinks are rotated by this number of positions.
         """
         if not evicted or not self.sinks:
             self.drop_front(rows, count)
@@ -70,14 +72,16 @@ class RollingSegment(FullSegment):
         roll(self, move)
 
     def deferring(self) -> bool:
-        """Return True if moves of the window are being deferred on the device, to share a launch with other layers."""
+        """Return True if :meth:`roll` now defers its copying, to share a kernel launch with other layers."""
         return self.rolls is not None and self.rolls.jobs is not None
 
     def remember(self, moves: Sequence[Move]) -> None:
-        """Save the original keys of the sinks in rows that are about to roll for the first time.
+        """Save the original keys of the sinks of those rows that are about to roll for the first time.
+
+        Without rotation of keys, nothing is saved.
 
         Args:
-            moves: the rolls that are about to happen.
+            moves: the rolls that are about to happen, each for some rows.
         """
         if self.originals is None or 0 not in self.turned:
             return
@@ -87,15 +91,15 @@ class RollingSegment(FullSegment):
                     self.originals[row].copy_(self.buffer[row, :, move.old : move.old + self.sinks])
 
     def state(self) -> tuple[Any, ...]:
-        """Return everything that determines how the segment rolls. Segments with equal states roll identically."""
+        """Return what determines how the segment rolls; segments with equal results roll identically."""
         return self.capacity, self.sinks, list(self.starts), list(self.lengths), list(self.turned)
 
     def follow(self, other: RollingSegment, moves: Sequence[Move]) -> None:
-        """Repeat on the host what another segment in the same state has done; the caller launches the device's work.
+        """Copy the bookkeeping of a segment that has rolled from the same state; the caller copies on the device.
 
         Args:
-            other: the other segment, after it has rolled.
-            moves: the rolls of the other segment.
+            other: the segment that has rolled, usually that of another layer.
+            moves: its rolls.
         """
         self.remember(moves)
         self.starts[:], self.lengths[:], self.turned[:] = other.starts, other.lengths, other.turned
@@ -123,7 +127,7 @@ class RollingSegment(FullSegment):
         super().select(index)
 
     def clone(self) -> RollingSegment:
-        """Return an independent copy, including the state of the sinks."""
+        """Return an independent copy, including the rotation of its sinks."""
         twin = super().clone()
         assert isinstance(twin, RollingSegment)
         twin.turned = list(self.turned)

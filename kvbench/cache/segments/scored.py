@@ -12,11 +12,10 @@ from kvbench.cache.segments.base import FullSegment
 
 
 class ScoredSegment(FullSegment):
-    """Tokens in full precision with scores: the attention that each token has received so far (H2O).
+    """Tokens in full precision, each with a score per KV head: the attention that it has received so far (H2O).
 
-    The attention of a step is first kept as pending (:meth:`observe`). It is added to the scores later
-    (:meth:`commit`), because the tokens of the step may still be taken back, and then the attention of their queries
-    must not count.
+    The attention of a step is held back at first (:meth:`observe`) and added to the scores later (:meth:`commit`).
+    Until then, a rollback can still remove the step's tokens together with the attention that they gave.
 
     Args:
         *others: positional arguments of :class:`FullSegment`.
@@ -45,8 +44,9 @@ class ScoredSegment(FullSegment):
 
         Args:
             rows: rows of the batch.
-            scores: ``[rows, H, slots, scores]``. The last dimension is 1 or, if every query head keeps its own score,
-                the number of query heads per KV head. It must be equal for all rows of the batch.
+            scores: ``[rows, H, slots, S]``. S is the number of scores that a token has per KV head: 1 or, if every
+                query head keeps its own, the number of query heads per KV head. It must be the same for all rows of the
+                batch.
         """
         if scores.shape[-1] != self.scores.channels:
             segment = FullSegment(
@@ -57,23 +57,24 @@ class ScoredSegment(FullSegment):
         self.scores.view(rows).copy_(scores)
 
     def observe(self, rows: slice, received: Tensor) -> None:
-        """Keep the attention of new queries as pending until :meth:`commit` adds it to the scores.
+        """Hold the attention of new queries until :meth:`commit` adds it to the scores, or a rollback removes it.
 
         Args:
             rows: rows of the batch.
-            received: attention of the queries to all slots, ``[rows, H, scores, q, slots]``.
+            received: attention from each of the q queries to every slot, for S scores per token (:meth:`begin`),
+                ``[rows, H, S, q, slots]``.
         """
         for number, row in enumerate(range(*rows.indices(len(self.lengths)))):
             self.pending[row].append(received[number])
 
     def commit(self, rows: slice) -> Tensor:
-        """Add the pending attention of some rows to their scores.
+        """Add the attention held by :meth:`observe` to the scores of some rows, and return these scores.
 
         Args:
             rows: rows of the batch.
 
         Returns:
-            A view of the scores, fp32 ``[rows, H, slots, scores]``.
+            A view of the scores, fp32 ``[rows, H, slots, S]`` for S scores per token (:meth:`begin`).
         """
         scores = self.scores.view(rows)
         for number, row in enumerate(range(*rows.indices(len(self.lengths)))):
@@ -94,7 +95,9 @@ class ScoredSegment(FullSegment):
         self.scores.drop_front(rows, count)
 
     def drop_back(self, row: int, count: int) -> None:
-        """Drop the newest tokens of one row, with their scores and the pending attention of their queries.
+        """Drop the newest tokens of one row, with their scores.
+
+        The attention that they gave to other tokens is dropped too, if it has not yet been added to the scores.
 
         Args:
             row: row of the batch.
@@ -126,7 +129,7 @@ class ScoredSegment(FullSegment):
         self.scores.view(rows).copy_(chosen)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return pairs of name and buffer: ``window`` with tokens in full precision, ``index`` with their scores."""
+        """Return two pairs (category, buffer): ``window`` for the tokens, ``index`` for their scores."""
         return [*super().buffers(), ("index", self.scores.buffer)]
 
     def used(self, row: int) -> dict[str, int]:
@@ -154,7 +157,7 @@ class ScoredSegment(FullSegment):
         self.pending = [list(self.pending[i]) for i in index.tolist()]
 
     def clone(self) -> ScoredSegment:
-        """Return an independent copy, including scores and pending attention."""
+        """Return an independent copy, including the scores and the attention not yet added to them."""
         twin = super().clone()
         assert isinstance(twin, ScoredSegment)
         twin.scores, twin.pending = self.scores.clone(), [list(steps) for steps in self.pending]
