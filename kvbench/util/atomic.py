@@ -24,11 +24,11 @@ _WRITER = re.compile(rf"\.(?P<host>[\w-]*)\.(?P<process>\d+)\.\d+{re.escape(ENDI
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to; at the end of the ``with`` block, that file replaces `path` atomically.
+    """Let a ``with`` block write a temporary file, which replaces `path` atomically when the block ends.
 
-    If the block raises an exception, `path` is unchanged and the temporary file is removed. The temporary name is
-    unique to this thread, so that several writers do not overwrite each other's data. Temporary files left behind by
-    killed processes that were writing `path` are removed first.
+    The block receives the temporary path. If it raises an exception, `path` is unchanged and the temporary file is
+    removed. The name is unique to this process and thread, so concurrent writers of `path` do not disturb each other.
+    Temporary files that killed writers of `path` have left behind are removed first.
 
     Raises:
         OSError: `path` is a folder, or cannot be replaced.
@@ -47,14 +47,14 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def tidy(folder: Path) -> None:
-    """Remove all temporary files in `folder`; safe only if no other process is writing there."""
+    """Remove all temporary files of this module in `folder`; call it only while no process writes there."""
     for partial in folder.glob(f".*{ENDING}"):
         with suppress(OSError):
             partial.unlink()
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically and flush it to disk (fsync); if it raises OSError, `path` is unchanged."""
+    """Replace the content of `path` by `data` atomically, and flush it to disk; an OSError leaves `path` unchanged."""
     with replacing(path) as partial, partial.open("wb") as handle:
         handle.write(data)
         handle.flush()

@@ -8,15 +8,15 @@ from typing import Any
 
 @dataclass
 class Placement:
-    """Placement of a model's weights on devices and processes, recorded when the model is loaded.
+    """Where a model's weights are: on which devices, and split over which processes; recorded when it is loaded.
 
     Args:
-        team: all processes that hold a slice of the model (:class:`kvbench.parallel.team.Team`); None if the model is
-            not sliced.
-        parameters: number of parameters of the complete model if this process holds only a slice of it; else None.
-        devices: devices over which the layers are distributed; empty if the model is on one device.
-        probe: a small sample of the weights of all slices (:func:`kvbench.calibration.file.probe`); None until it has
-            been collected from the processes.
+        team: the processes that hold a slice of the model each, for tensor parallelism
+            (:class:`kvbench.parallel.team.Team`); None if the model is not sliced.
+        parameters: number of parameters of the complete model, if this process holds only a slice of it; else None.
+        devices: devices over which whole layers are distributed; empty if the model is on one device.
+        probe: a few weights gathered from all slices, by which the complete model can be recognised
+            (:func:`kvbench.calibration.file.probe`); None until they have been gathered.
     """
 
     team: Any = None
@@ -27,15 +27,19 @@ class Placement:
 
 @dataclass
 class Attachment:
-    """State that kvbench keeps on a model. ``method.detach(model)`` undoes it, apart from the placement.
+    """What kvbench stores on a model object, as ``model._kvbench``.
+
+    ``method.detach(model)`` removes all of it except the placement.
 
     Args:
-        placement: devices and processes that hold the model; None if the complete model is on one device.
-        attention: name of the attention implementation that the model had before kvbench replaced it; None if it has
-            not been replaced.
+        placement: devices and processes that hold the weights; None if the complete model is on one device.
+        attention: name of the attention implementation that kvbench has replaced and will restore; None if it has not
+            replaced any.
         rotary: the model's rotary embedding (:class:`kvbench.attention.rope.rotary.Rotary`); None until it is needed.
-        key_hooks: hooks that record keys before RoPE (:mod:`kvbench.attention.rope.pre_rope`), each with ``remove()``.
-        int4: the switch between the model's own and its 4-bit weights (:class:`kvbench.models.int4.Switch`), or None.
+        key_hooks: handles of the forward hooks that record keys before RoPE (:mod:`kvbench.attention.rope.pre_rope`);
+            each has a method ``remove()``.
+        int4: the object that switches between the model's own weights and their 4-bit version
+            (:class:`kvbench.models.int4.Switch`); None if there is no such version.
     """
 
     placement: Placement | None = None
@@ -46,13 +50,13 @@ class Attachment:
 
 
 def attached(model: Any) -> Attachment | None:
-    """Return the attachment of `model`, or None if it has none."""
+    """Return what kvbench has stored on `model`, or None if it has stored nothing."""
     attachment: Attachment | None = getattr(model, "_kvbench", None)
     return attachment
 
 
 def attachment(model: Any) -> Attachment:
-    """Return the attachment of `model`; create an empty one if it has none."""
+    """Return what kvbench has stored on `model`, for reading or changing; store an empty record if there is none."""
     known = attached(model)
     if known is None:
         known = model._kvbench = Attachment()
@@ -60,20 +64,23 @@ def attachment(model: Any) -> Attachment:
 
 
 def placement(model: Any) -> Placement:
-    """Return the placement of `model`; if none is recorded, a new default one that is not stored on the model."""
+    """Return where the weights of `model` are; the default, one device and no slices, if nothing is recorded.
+
+    Changes to that default are lost, because it is not stored on the model.
+    """
     known = attached(model)
     return Placement() if known is None or known.placement is None else known.placement
 
 
 def record_placement(model: Any, placement: Placement) -> None:
-    """Store the placement of `model` in its attachment."""
+    """Record on `model` where its weights are."""
     attachment(model).placement = placement
 
 
 def release(model: Any) -> None:
-    """Remove the state that kvbench keeps on a model, apart from the placement of its weights.
+    """Delete what kvbench has stored on a model, except the placement of its weights.
 
-    The caller must already have undone what the state describes, such as a replaced attention implementation.
+    This only forgets. The caller must first have restored the attention implementation and removed the hooks.
     """
     known = attached(model)
     if known is None:

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell of up to two lines: `main`, and `detail` below it."""
+    """A table cell with a main line and, unless `detail` is empty, a second line below it."""
 
     main: str
     detail: str = ""
 
     @property
     def width(self) -> int:
-        """Width in characters."""
+        """Width of the longer line, in characters."""
         return max(len(self.main), len(self.detail))
 
 
 def size(count: float | None) -> str:
-    """Return a number of bytes as text, for example ``1.5 GiB``; ``-`` for None."""
+    """Format a number of bytes for reading, for example ``1.5 GiB``; None gives ``-``."""
     if count is None:
         return "-"
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -30,7 +30,7 @@ def size(count: float | None) -> str:
 
 
 def seconds(time: float | None) -> str:
-    """Return a time, given in seconds, as text in s or ms; ``-`` for None."""
+    """Format a number of seconds for reading, in s or ms, for example ``1.25 s`` or ``40 ms``; None gives ``-``."""
     if time is None:
         return "-"
     return f"{time:.2f} s" if time >= 1 else f"{time * 1000:.3g} ms"

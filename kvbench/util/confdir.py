@@ -8,10 +8,10 @@ from kvbench.errors import KvbenchError
 
 
 def conf_dir() -> Path:
-    """Return the folder that contains ``config.yaml`` and the groups.
+    """Return kvbench's own configuration folder, which contains ``config.yaml`` and one folder per configuration group.
 
     Raises:
-        KvbenchError: there is no such folder; the installation is broken.
+        KvbenchError: the folder is missing, so the installation is broken.
     """
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "conf", package.parent / "conf"):
@@ -21,16 +21,22 @@ def conf_dir() -> Path:
 
 
 def groups() -> list[str]:
-    """Return the names of the configuration groups (``model``, ``method``, ...), the folders of :func:`conf_dir`."""
+    """Return the names of the configuration groups, such as ``model``, which are the folders in :func:`conf_dir`."""
     return sorted(p.name for p in conf_dir().iterdir() if p.is_dir() and any(p.rglob("*.yaml")))
 
 
 def options(group: str, extra: Path | None = None) -> dict[str, Path]:
-    """Return the choices of a group with their files, such as ``{"mini": .../dataset/mini.yaml, "mini/full": ...}``.
+    """Return the values that a configuration group can be set to, each with its YAML file.
+
+    A value is the file's path in the group's folder without its ending: ``mini/full`` for ``dataset/mini/full.yaml``.
 
     Args:
-        group: a folder of :func:`conf_dir`.
-        extra: another configuration folder (``--config-dir``), whose choices are added.
+        group: name of the group, for example ``dataset``.
+        extra: the user's own configuration folder (``--config-dir``). Its files are added, and replace files of the
+            same name.
+
+    Returns:
+        The files, keyed by value and sorted by it.
     """
     choices: dict[str, Path] = {}
     for folder in (conf_dir() / group, *([extra / group] if extra else [])):
@@ -39,7 +45,10 @@ def options(group: str, extra: Path | None = None) -> dict[str, Path]:
 
 
 def summary(path: Path) -> str:
-    """Return the description of a choice: the first comment in its YAML file other than ``# @package``; else empty."""
+    """Return the one-line description in a YAML file of the configuration; empty if it has none.
+
+    It is the first line that begins with ``#``, apart from Hydra's ``# @package`` lines.
+    """
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("#") and not line.startswith("# @package"):
             return line.lstrip("# ").strip()

@@ -27,7 +27,11 @@ _SIGNS = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if `error` means that CUDA, torch's CPU allocator (a RuntimeError) or Python ran out of memory."""
+    """Return True if an exception means that the GPU or this process has run out of memory.
+
+    Besides MemoryError and torch's OutOfMemoryError, this recognises other exceptions by their messages, and an error
+    that such an exception has caused during the capture of a CUDA graph.
+    """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, (RuntimeError, OSError)) and any(sign in str(error) for sign in _SIGNS):
@@ -48,13 +52,16 @@ def _limited() -> bool:
 
 
 def bytes_asked(error: BaseException) -> int | None:
-    """Return the size in bytes of the allocation that failed; None if the message does not say."""
+    """Return the size in bytes of a failed allocation, as its exception's message gives it; None if it does not."""
     matches = (pattern.search(str(error)) for pattern in (_ASKED, _ASKED_NUMPY, _ASKED_MAPPED))
     match = next(filter(None, matches), None)
     return None if match is None else int(float(match[1]) * _UNITS[match[2] or ""])
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """Return ``type``, ``message`` and ``traceback`` of an error for `metrics.json`; long texts are shortened."""
+    """Return ``type``, ``message`` and ``traceback`` of an exception, as JSON data for `metrics.json`.
+
+    The message is cut to its first 4,000 characters, and the traceback to its last 8,000.
+    """
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return {"type": type(error).__name__, "message": str(error)[:4000], "traceback": trace[-8000:]}

@@ -35,15 +35,19 @@ _memory: dict[str, str] = {}
 def fingerprint(
     folder: Path | None, say: Say = lambda line: None, *, suffixes: Iterable[str] = SUFFIXES[:-1], deep: bool = False
 ) -> str | None:
-    """Return a digest of a checkpoint's files: 16 hexadecimal digits, or None if there is no such folder.
+    """Return a checksum of a checkpoint's files, which goes into the run's id: 16 hexadecimal digits.
 
-    The path of the folder does not enter the digest, so a checkpoint that is moved keeps its runs.
+    It depends on the files' names and content but not on the folder's path, so runs stay valid if a checkpoint is
+    moved.
 
     Args:
         folder: folder of the checkpoint.
-        say: function called with a line for the user if more than 2 GiB have to be read.
-        suffixes: suffixes of the files to include.
+        say: function that shows a line to the user; it is called if more than 2 GiB have to be read.
+        suffixes: endings of the names of the files to include.
         deep: True to include files in subfolders.
+
+    Returns:
+        The checksum, or None if `folder` is None or does not exist.
 
     Raises:
         OSError: a file cannot be read.
@@ -63,7 +67,10 @@ def fingerprint(
 
 
 def cache_file() -> Path:
-    """Return the path of the digest cache: in the folder ``KVBENCH_CACHE`` if set, else in the user's cache folder."""
+    """Return the path of the file that remembers the checksums of large weight files, so that each is read only once.
+
+    It is in the folder that the environment variable ``KVBENCH_CACHE`` names, or else in the user's cache folder.
+    """
     root = os.environ.get("KVBENCH_CACHE") or os.path.join(
         os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "kvbench"
     )

@@ -8,10 +8,10 @@ from typing import Any
 
 
 class LazyModule:
-    """Stand-in for a module, which is imported when one of its attributes is first read.
+    """Object that stands for a module and imports it when one of its attributes is first read.
 
     Args:
-        name: full name of the module.
+        name: full name of the module, for example ``torch.nn``.
     """
 
     def __init__(self, name: str) -> None:
@@ -27,7 +27,7 @@ class LazyModule:
 
 
 def lazy(name: str) -> Any:
-    """Return a stand-in for the module `name`.
+    """Return an object to use like the module `name`, which is imported only when an attribute is first read.
 
     To let type checkers see the module itself, write::
 

@@ -10,10 +10,10 @@ _SILENT = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 
 
 def normal_form(source: str | bytes) -> str:
-    """Return a normal form of Python source code.
+    """Return a text that changes only if the code of a Python source changes, for use in checksums.
 
-    Two sources have the same normal form if they differ only in what does not run, such as comments, docstrings and
-    formatting.
+    It is not affected by comments, docstrings, formatting, ``pass`` and ``if TYPE_CHECKING:`` blocks without an
+    ``else``, nor by the version of Python that computes it.
 
     Raises:
         SyntaxError: `source` is not Python.
@@ -22,9 +22,10 @@ def normal_form(source: str | bytes) -> str:
 
 
 def text_of(tree: ast.AST) -> str:
-    """Return a syntax tree as text that is the same in all Python versions.
+    """Serialize a syntax tree to text that does not depend on the version of Python.
 
-    The text of `ast.dump` differs between versions, in the empty fields that it includes and in the parts of f-strings.
+    `ast.dump` is no substitute: versions of Python differ in the empty fields that it shows, and in how it splits
+    f-strings.
     """
     words: list[str] = []
     _write(tree, words)
@@ -76,7 +77,7 @@ def _idle(node: Any) -> bool:
 
 
 def for_types(node: Any) -> bool:
-    """Return True if a syntax node is an ``if TYPE_CHECKING:`` block without an ``else``."""
+    """Return True if a node of a syntax tree is an ``if TYPE_CHECKING:`` block without an ``else``."""
     if not isinstance(node, ast.If) or node.orelse:
         return False
     name = node.test.attr if isinstance(node.test, ast.Attribute) else getattr(node.test, "id", None)

@@ -10,12 +10,12 @@ from typing import IO, Any
 
 
 def interactive() -> bool:
-    """Return True if standard error is a terminal and the environment variable ``CI`` is not set."""
+    """Return True if a progress bar can be drawn: standard error is a terminal, and the variable ``CI`` is not set."""
     return sys.stderr.isatty() and not os.environ.get("CI")
 
 
 def say(line: str) -> None:
-    """Print a line for the user to standard error, because standard output is for tables; ignore a closed pipe."""
+    """Print a message to standard error, which leaves standard output to tables; a closed pipe is no error."""
     try:
         print(line, file=sys.stderr, flush=True)
     except BrokenPipeError:  # for example `... 2>&1 | head`
@@ -23,7 +23,7 @@ def say(line: str) -> None:
 
 
 def show(text: str) -> None:
-    """Print text to standard output; if the reader has closed the pipe, as `head` does, discard all further output."""
+    """Print a result to standard output; once its reader has closed the pipe, as `head` does, discard the rest."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -31,7 +31,7 @@ def show(text: str) -> None:
 
 
 def silence(stream: IO[str]) -> None:
-    """Discard what is still in the buffer of `stream`, and everything written to it later."""
+    """Redirect a stream to the null device, so that its buffered and all later output is discarded without an error."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
@@ -41,22 +41,22 @@ FIRST_S = 3.0
 
 
 def duration(seconds: float) -> str:
-    """Return a duration, given in seconds, as text in s, min or h."""
+    """Format a number of seconds for reading, rounded, in s, min or h, for example ``12 min``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class Progress:
-    """A progress bar over samples: ``with Progress("kivi int2", 100) as bar: bar.advance(1, "needle 0.97")``.
+    """Progress of a run over its samples: a bar on a terminal, and a line from time to time elsewhere.
 
-    Without a terminal it prints a line from time to time.
+    Use it as ``with Progress("kivi int2", 100) as bar: bar.advance(1, "needle 0.97")``.
 
     Args:
-        title: text in front of the bar.
-        total: number of samples.
-        done: number of samples that were already finished before this run.
-        every_s: seconds between printed lines if there is no terminal.
+        title: text in front of the bar or line.
+        total: number of samples, including those that were already done.
+        done: number of samples that an earlier run has finished.
+        every_s: shortest time in seconds between two printed lines, without a terminal.
     """
 
     def __init__(self, title: str, total: int, done: int = 0, every_s: float = 20.0) -> None:
@@ -89,7 +89,7 @@ class Progress:
         return self
 
     def advance(self, count: int, note: str = "") -> None:
-        """Add `count` finished samples, and show `note` next to the bar or in the next line."""
+        """Count `count` more samples as finished, and show `note` behind the bar or in the next printed line."""
         self.done += count
         self._under_way = ""
         if self._bar is not None:
@@ -99,11 +99,11 @@ class Progress:
             say(f"{self.title}: {self.done}/{self.total}  {note}")
 
     def within(self, share: float, note: str) -> None:
-        """Show progress inside the current batch.
+        """Show how far the current batch is, without counting its samples as finished.
 
         Args:
-            share: number of finished samples of the current batch, which may be fractional (1.5: one and a half).
-            note: line that describes the current stage.
+            share: the part of the batch that is done, in samples, for example 1.5 for one and a half.
+            note: text that describes the current stage.
         """
         self._under_way = note
         if self._bar is not None:
@@ -117,7 +117,7 @@ class Progress:
         say(f"{self.title}: {self.done}/{self.total}  {note}, about {duration(left)} left")
 
     def say(self, line: str) -> None:
-        """Print a line for the user without disturbing the bar."""
+        """Print a message to standard error, above the bar if there is one."""
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False)
         else:

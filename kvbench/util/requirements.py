@@ -20,13 +20,13 @@ LONGEST_NAME = 200
 
 @dataclass(frozen=True)
 class Package:
-    """A Python package that one configuration value requires.
+    """An optional Python package, and the configuration value that needs it.
 
     Args:
-        module: name with which the package is imported.
+        module: name under which the package is imported.
         key: configuration key of that value, for example ``method.encoder``.
-        value: the value that requires the package, for example ``bm25``.
-        hint: how to install the package, or what to choose instead.
+        value: the value that needs the package, for example ``bm25``.
+        hint: what the user can do: how to install the package, or what to choose instead.
     """
 
     module: str
@@ -36,7 +36,7 @@ class Package:
 
 
 def installed(module: str) -> bool:
-    """Return True if the Python module is installed, without importing it."""
+    """Return True if a Python module can be found for import; the module itself is not imported."""
     try:
         return module in sys.modules or importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # its parent package is missing, or is a plain module
@@ -44,7 +44,7 @@ def installed(module: str) -> bool:
 
 
 def check_packages(packages: Iterable[Package]) -> None:
-    """Raise ConfigError for the first package that is not installed."""
+    """Raise ConfigError if a package is not installed; the error names the first such package."""
     for package in packages:
         if not installed(package.module):
             raise ConfigError(
@@ -56,10 +56,10 @@ def check_packages(packages: Iterable[Package]) -> None:
 
 
 def has_gpu() -> bool:
-    """Return False if this machine certainly has no usable GPU, True otherwise.
+    """Return False if this machine surely has no usable GPU, and True if it has one or may have one.
 
-    The function asks torch if torch is already imported. Otherwise it looks for device files on Linux, and returns True
-    on other systems.
+    This does not import torch. If torch is already imported, its answer counts. Otherwise a GPU is assumed if Linux has
+    a device file for one, and always on other systems. An empty or -1 ``CUDA_VISIBLE_DEVICES`` means no GPU.
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return False
@@ -71,11 +71,15 @@ def has_gpu() -> bool:
 
 
 def exists(path: str, key: str) -> bool:
-    """Return True if something exists at `path`.
+    """Return True if there is a file or folder at `path`, and raise a clear error if that cannot be determined.
+
+    Args:
+        path: the path; ``~`` is the home folder.
+        key: configuration key of the path, for the error message.
 
     Raises:
-        ConfigError: the path is too long, not accessible, a loop of links, or ``~USER`` with an unknown user. The
-            message names the configuration key `key`.
+        ConfigError: the path is too long, not accessible, a loop of links, or begins with ``~USER`` for an unknown
+            user.
     """
     try:
         Path(path).expanduser().stat()
@@ -88,12 +92,14 @@ def exists(path: str, key: str) -> bool:
 
 
 def check_writable(folder: str, key: str, file: bool = False) -> None:
-    """Raise ConfigError if results cannot be written to `folder`, which need not exist yet.
+    """Raise ConfigError if results could not be written to a folder or file, before a long run finds out.
+
+    The path need not exist yet; its nearest existing parent folder must then be writable.
 
     Args:
         folder: path of a folder, or of a file if `file` is True.
-        key: key of the path in the configuration, for messages.
-        file: True to check that a file can be written at this path.
+        key: configuration key of the path, for the error message.
+        file: True to check a file's path instead of a folder's.
     """
     if "://" in folder:
         what = "file" if file else "folder"

@@ -34,13 +34,16 @@ def bounded(
     maximum: float | None = None,
     above: float | None = None,
 ) -> Any:
-    """Return a dataclass field whose number must be within bounds; None is always valid if the type allows it.
+    """Declare a dataclass field for a number within bounds, which :func:`build` enforces.
+
+    In a list of numbers, the bounds apply to each. They do not apply to other values that the field's type allows, such
+    as None or a string.
 
     Args:
         default: default of the field; without it the field is required.
         minimum: smallest number allowed.
         maximum: largest number allowed.
-        above: number that the value must exceed.
+        above: exclusive lower bound: the number must be greater.
     """
     limits = {"minimum": minimum, "maximum": maximum, "above": above}
     metadata = {name: limit for name, limit in limits.items() if limit is not None}
@@ -50,16 +53,17 @@ def bounded(
 
 
 def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
-    """Return an instance of the dataclass `cls` built from `data`; nested dicts become nested dataclasses.
+    """Construct a dataclass from plain data after checking every key and value; nested dicts become nested dataclasses.
 
     Args:
-        cls: dataclass; fields with a default may be absent from `data`.
-        data: plain data (dict, list, str, int, float, bool, None), for example one group of the configuration.
-        prefix: dotted key of `data` in the whole configuration, used in messages (``"method"``).
+        cls: the dataclass. Fields with a default may be missing in `data`.
+        data: dicts, lists and scalars as read from YAML, for example one group of the configuration.
+        prefix: dotted key of `data` in the whole configuration, for example ``method``; it is used in error messages.
 
     Raises:
-        ConfigError: a key is unknown or missing, or a value has the wrong type, is not one of its Literal's choices or
-            is out of bounds. The message names the dotted key, the value, what is allowed and the closest valid name.
+        ConfigError: a key is unknown or missing, or a value has the wrong type, is not one of the allowed values or is
+            out of bounds. The message names the dotted key and, where they apply, the value, what is allowed and the
+            closest valid name.
     """
     if not isinstance(data, Mapping):
         raise ConfigError(prefix, data, "must be a group of keys, not a single value", allowed=field_names(cls))
@@ -83,7 +87,15 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def unknown(key: str, value: Any, problem: str, names: Iterable[str], hint: str = "") -> ConfigError:
-    """Return a ConfigError for the unknown key `key`; unless `hint` is given, it proposes the closest of `names`."""
+    """Return, for the caller to raise, the ConfigError about a name that does not exist, with the closest valid name.
+
+    Args:
+        key: dotted key, whose last part is compared with `names`.
+        value: the value that was given to it.
+        problem: what is wrong, for example ``no such key``.
+        names: the valid names.
+        hint: what to suggest instead of the closest name.
+    """
     names = list(names)
     near = nearest(key.rsplit(".", 1)[-1], names)
     hint = hint or (f"did you mean '{near}'?" if near else "run python -m kvbench --help for a list of groups and keys")
@@ -104,15 +116,15 @@ def _undecorated(cls: type) -> str:
 
 
 def load_class(key: str, target: Any, example: str) -> type:
-    """Import and return the class that ``_target_`` names.
+    """Import the class that a configuration names, usually in its ``_target_``.
 
     Args:
-        key: key of `target` in the configuration, for messages.
+        key: configuration key that holds the name, for error messages.
         target: full name of the class, ``package.module.Class``.
-        example: a valid name, for messages.
+        example: a valid name, for the hint of the error message.
 
     Raises:
-        ConfigError: `target` has another form, cannot be imported, or is not a class.
+        ConfigError: `target` is not such a name, cannot be imported, or is not a class.
     """
     hint = f"name a class, for example {example}"
     parts = target.split(".") if isinstance(target, str) else []
@@ -131,26 +143,33 @@ def load_class(key: str, target: Any, example: str) -> type:
 
 
 def field_names(cls: type) -> list[str]:
-    """Return the names of the fields that the constructor of the dataclass `cls` takes."""
+    """Return the names of a dataclass's fields that can be passed to its constructor."""
     return [field.name for field in dataclasses.fields(cls) if field.init]
 
 
 def join(prefix: str, name: str) -> str:
-    """Return ``prefix.name``, or just `name` if `prefix` is empty."""
+    """Return the dotted key of `name` in the group `prefix`: ``prefix.name``, or `name` alone if `prefix` is empty."""
     return f"{prefix}.{name}" if prefix else name
 
 
 def convert(hint: Any, value: Any, key: str, limits: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
-    """Check a value against a type annotation, and return it converted (a list to a tuple, a dict to a dataclass).
+    """Check that a plain value fits a type annotation, and convert it to that type.
+
+    A list becomes a tuple and a dict a dataclass, if the annotation says so; a whole number becomes a float.
 
     Args:
         hint: the type annotation.
-        value: plain data.
-        key: dotted key of the value, for messages.
-        limits: bounds of a number, as :func:`bounded` takes them.
+        value: the value as read from YAML.
+        key: dotted key of the value, for error messages.
+        limits: bounds for numbers: a mapping with any of the keys ``minimum``, ``maximum`` and ``above`` (see
+            :func:`bounded`).
+
+    Returns:
+        The converted value.
 
     Raises:
         ConfigError: the value has the wrong type, is not one of the allowed values, or is out of bounds.
+        TypeError: `hint` is a kind of annotation that is not supported.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
@@ -247,7 +266,7 @@ def _within(value: Any, key: str, limits: Mapping[str, Any]) -> Any:
 
 
 def describe(hint: Any) -> str:
-    """Return a description of a type annotation for messages, such as ``a whole number`` or ``one of auto, cpu``."""
+    """Return a type annotation in words for error messages, such as ``a whole number`` or ``one of auto, cpu``."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     if hint in words:
@@ -262,7 +281,7 @@ def describe(hint: Any) -> str:
 
 
 def example(hint: Any) -> str:
-    """Return an example of a value for the type annotation `hint`, as typed on the command line."""
+    """Return a sample value for a type annotation, as one would type it on the command line, such as ``0.5``."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     plain = {int: "1", float: "0.5", bool: "true", str: "name", type(None): "null"}
     if hint in plain:

@@ -30,15 +30,15 @@ _TEXT, _GAP = 34, 2
 
 @dataclass(frozen=True)
 class Grid:
-    """Header and cells of a table.
+    """A table's header and cells, before it is fitted to a width and drawn.
 
     Args:
         header: headings of the columns.
-        body: lines of cells, as many as headings.
-        names: number of columns at the left that name a line. They are repeated if the table is split.
-        left: indices of the columns that are aligned to the left; all others are aligned to the right.
-        wraps: indices of the columns whose texts may take several lines.
-        across: True if lines and columns may be exchanged to make the table fit; requires ``names=1``.
+        body: the table's lines, each with one cell per heading.
+        names: number of columns at the left that identify a line. If the table is split, each part repeats them.
+        left: indices of the columns aligned to the left; all others are aligned to the right.
+        wraps: indices of the columns whose long texts are wrapped.
+        across: True if the table may be transposed to make it fit; requires ``names=1``.
     """
 
     header: Sequence[str]
@@ -50,18 +50,23 @@ class Grid:
 
     @property
     def widths(self) -> list[int]:
-        """Width of each column; a longer text takes several lines."""
+        """Width at which each column is drawn, in characters; texts longer than that are wrapped."""
         widths = [max([len(name), *(line[i].width for line in self.body)]) for i, name in enumerate(self.header)]
         return [min(width, _TEXT) if i in self.wraps else width for i, width in enumerate(widths)]
 
     def transposed(self) -> Grid:
-        """Return the grid with lines and columns exchanged."""
+        """Return the table with its lines and columns exchanged."""
         headings = [" ".join(filter(None, (line[0].main, line[0].detail))) for line in self.body]
         lines = [[Cell(self.header[i]), *(line[i] for line in self.body)] for i in range(1, len(self.header))]
         return Grid(["", *headings], lines)
 
     def drawn(self, columns: Sequence[int] | None = None, gap: int = _GAP) -> Table:
-        """Return a rich table of the chosen columns; None for all columns."""
+        """Convert the table to a rich table, which is not fitted to any width.
+
+        Args:
+            columns: indices of the columns to include; None for all.
+            gap: number of spaces between columns.
+        """
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
         columns = range(len(self.header)) if columns is None else columns
         for i in columns:
@@ -79,7 +84,14 @@ class Grid:
         return table
 
     def fitted(self, width: int) -> Group:
-        """Return one table that fits the width or, if that is impossible, several tables, one below the other."""
+        """Return the table drawn to fit a width: as it is, closer together, transposed or split, whichever fits first.
+
+        Args:
+            width: the width in characters.
+
+        Returns:
+            One rich table, or several if it had to be split.
+        """
         for grid, gap in itertools.product((self, self.transposed()) if self.across else (self,), (_GAP, 1)):
             if sum(grid.widths) + gap * (len(grid.header) - 1) <= width:
                 return Group(grid.drawn(gap=gap))
@@ -87,15 +99,18 @@ class Grid:
 
 
 def blocks(widths: Sequence[int], width: int, names: int = 1) -> list[list[int]]:
-    """Divide the columns of a table that is too wide among several tables; return the column indices of each.
+    """Divide the columns of a table that is too wide among several tables.
 
-    All tables have the first `names` columns. There are as few tables as possible. Among such divisions, the function
-    avoids tables with a single further column, and then chooses the one with the most similar widths.
+    There are as few tables as possible. Among the ways to do this, one with few tables of a single column (apart from
+    the first ones) is chosen, and then the one whose tables have the most similar widths.
 
     Args:
-        widths: widths of the columns.
-        width: width that every table should fit. A table with a single column besides the names may exceed it.
-        names: number of columns at the left that all tables have.
+        widths: width of each column.
+        width: width that no table should exceed. One with a single column besides the first ones may do so.
+        names: number of columns at the left that every table repeats.
+
+    Returns:
+        The column indices of each table, including the repeated columns.
     """
     start = sum(widths[:names]) + _GAP * (names - 1)
     # for the columns up to each index: the number of tables, of those with a single column, the sum of their squared
@@ -114,17 +129,17 @@ def blocks(widths: Sequence[int], width: int, names: int = 1) -> list[list[int]]
 
 
 def fit(width: int | None = None) -> int:
-    """Return the width for tables: `width`, or the width of the terminal if it is None; at least 80 and at most 160."""
+    """Return the width at which to draw tables: `width` or, if it is None, the terminal's, limited to 80 to 160."""
     return max(MIN_WIDTH, min(MAX_WIDTH, width or shutil.get_terminal_size((WIDTH, 24)).columns))
 
 
 def text(*parts: RenderableType, width: int | None = None, color: bool | None = None) -> str:
-    """Return tables and lines as text, without spaces at the ends of lines.
+    """Render tables and styled lines to a string, without spaces at the ends of lines.
 
     Args:
-        parts: tables and :class:`rich.text.Text`, one below the other.
+        parts: what to render, one below the other: rich tables, groups or texts.
         width: width in characters; None for the result of :func:`fit`.
-        color: True or False to force colours on or off; None for colours if standard output is a terminal.
+        color: True to include colour codes, False to omit them; None to include them if standard output is a terminal.
     """
     buffer = io.StringIO()
     terminal = color if color is not None else (sys.stdout.isatty() or None)
@@ -135,12 +150,12 @@ def text(*parts: RenderableType, width: int | None = None, color: bool | None = 
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], names: int = 1, width: int | None = None) -> str:
-    """Return a table of plain values as text; texts are aligned to the left, numbers to the right, and None is ``-``.
+    """Render a table of plain values to a string: texts to the left, numbers to the right, ``-`` for None.
 
     Args:
         head: headings of the columns.
-        rows: lines of values, as many as headings.
-        names: number of first columns that name a line.
+        rows: the table's lines, each with one value per heading.
+        names: number of columns at the left that identify a line. If the table is split, each part repeats them.
         width: width in characters; None for the result of :func:`fit`.
     """
     texts = [i for i in range(len(head)) if not all(isinstance(row[i], int | float | None) for row in rows)]
@@ -149,7 +164,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]], names: int = 1,
 
 
 def shown(value: object) -> str:
-    """Return a value as text: floats with about three digits, tiny ones as ``1.2e-03``; None as ``-``."""
+    """Format a value for a table: floats with about three digits (``12.3``, ``0.97``, ``1.2e-03``), None as ``-``."""
     if value is None:
         return "-"
     if not isinstance(value, float):
