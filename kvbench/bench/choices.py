@@ -57,7 +57,7 @@ def number(text: str) -> int:
 def several(text: str) -> int:
     """Parse the number of tokens to generate, an integer of at least 2 (an argparse ``type``).
 
-    The prefill yields the first token, so only a second one takes a decode step that can be measured.
+    The prefill yields the first token, so at least one more is needed to have a decode step to measure.
     """
     return _whole(text, 2)
 

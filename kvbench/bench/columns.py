@@ -112,7 +112,7 @@ def line(row: Row, command: str, rows: Sequence[Row]) -> list[object]:
     """Return one line of the table, the figures of one measured point (prompt length and batch size), as cells.
 
     The first cells are the columns of :data:`HEAD`, the others those of ``COLUMNS[command]``. If the measurement
-    failed, the last cell is the reason, and all others behind the first ones are None.
+    failed, the last cell is the reason, and the command's other cells are None.
 
     Args:
         row: record of the point.

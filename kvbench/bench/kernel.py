@@ -131,7 +131,7 @@ def measure(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[s
 
 
 def expected(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
-    """Predict the time of attention over a layer that mixes formats from the measured bandwidth of each format alone.
+    """Predict the time of attention over a layer of mixed formats, given the bandwidth measured for each format alone.
 
     The bandwidth of full-precision tokens is taken to be that of the best 16-bit baseline.
 

@@ -51,7 +51,7 @@ class Row:
         weight_bytes: bytes of the weights, including the 4-bit copies for a draft.
         kv_bytes: bytes of keys and values of the whole batch at the end of the generation.
         kv_bytes_per_step: bytes of keys and values that the first decode step reads.
-        kv_of_fp16: `kv_bytes` as a fraction of those of fp16.
+        kv_of_fp16: `kv_bytes` divided by the bytes that the keys and values would take in fp16.
         decode_peak_bytes: peak memory of decoding.
         prefill_peak_bytes: peak memory of the prefill.
         fits: True if the batch fits into the GPU's memory.
@@ -87,7 +87,11 @@ class Row:
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand ``predict`` and its options to the bench's subparsers."""
+    """Add the subcommand ``predict`` with its options to the bench's command line.
+
+    Args:
+        commands: object that argparse's ``add_subparsers`` returned, to which the subcommand is added.
+    """
     add = commands.add_parser(
         "predict",
         help="predict TTFT, TPOT, memory and the largest batch with a roofline; does not need a GPU",

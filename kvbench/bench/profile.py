@@ -48,7 +48,7 @@ def profile(
         batch: number of sequences.
         prompts: description of the prompts, for methods that can create a cache only for known prompts
             (:meth:`kvbench.measure.meter.Meter.batch`).
-        compile: compile the layers around attention.
+        compile: True to apply torch.compile to the layers around attention.
         seed: seed of the random keys and values.
 
     Returns:

@@ -100,7 +100,7 @@ def torchs_way() -> Iterator[None]:
 
 @contextmanager
 def warps(count: int | None) -> Iterator[None]:
-    """Within a ``with`` block, launch the packing kernel with `count` warps per program; None for its own choice."""
+    """Within a ``with`` block, launch the packing kernel with `count` warps per program; None for its default."""
     known = packed.served
     if count is not None:
 
@@ -183,7 +183,7 @@ def put_both(made: list[PackedSegment], keys: Tensor, values: Tensor) -> None:
 
 
 def traffic(format: str, at: Point) -> int:
-    """Return the bytes that packing a layer's keys and values must read and write."""
+    """Return how many bytes packing must read and write for the keys and values of `at.context` tokens in a layer."""
     model, tier = MODELS[at.model], FORMATS[format].tiers[0]
     packed = sum(side_bytes(form, at.context, model.channels) for form in (tier.key, tier.value))
     return (4 * at.context * model.channels + packed) * model.heads * at.batch
@@ -262,11 +262,11 @@ def flushes(format: str) -> list[tuple[str, Side, int]]:
 def measure_flush(
     format: str, at: Point, side: Side, count: int, dtype: torch.dtype, seconds: float
 ) -> tuple[float, float, float]:
-    """Measure, in three ways, how long it takes to pack `count` tokens behind `at.context` tokens packed earlier.
+    """Measure, in three ways, how long it takes to pack `count` tokens into a segment that holds `at.context` tokens.
 
     Args:
         format: key of :data:`~kvbench.bench.shapes.FORMATS`.
-        at: model, batch, and number of tokens packed earlier.
+        at: model, batch, and number of tokens that the segment already holds.
         side: ``key`` or ``value``.
         count: number of tokens to pack.
         dtype: dtype of the tokens to pack.
@@ -396,7 +396,7 @@ def line(row: dict[str, Any], rate: float) -> list[object]:
 
 
 def flush_rows(args: argparse.Namespace, formats: tuple[str, ...], dtype: torch.dtype) -> Iterator[dict[str, Any]]:
-    """Time each flush (:func:`flushes`) in each format and behind each number of tokens; yield a row for each.
+    """Time each flush (:func:`flushes`) in each format and at each context length, and yield a row for each.
 
     Args:
         args: options of the command line. Only the first model is measured.

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 class KVCache(Cache):
-    """A cache to pass to a model as ``past_key_values``; ``method.new_cache(model)`` creates it.
+    """A method's cache of the keys and values of all layers, to pass to a model as ``past_key_values``.
+
+    ``method.new_cache(model)`` creates it.
 
     Args:
         method: the method, which decides in which format each token is stored.
@@ -76,7 +78,7 @@ class KVCache(Cache):
     # -- a draft's own cache ----------------------------------------------------------------------------------------
 
     def lead(self, follower: KVCache | None) -> None:
-        """Attach the cache that a draft reads, so that one prefill fills both caches.
+        """Attach a second cache, which a draft reads in place of this one, so that one prefill fills both.
 
         When a layer has received the whole prompt, it passes the keys and values on to the same layer of `follower`.
         The time that the method of `follower` has spent on searching the context (Cocktail) is added to the `search_s`

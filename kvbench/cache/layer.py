@@ -268,7 +268,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         """Return an independent copy of the layer.
 
         Args:
-            progress: state that all layers share of the cache to which the copy belongs.
+            progress: shared state of the layers of the cache to which the copy will belong.
         """
         twin = copy(self)
         twin.progress, twin.order, twin.firm = progress, list(self.order), list(self.firm)

@@ -17,7 +17,7 @@ HINT = "Load the model with a dtype of larger range: model.dtype=bfloat16 or mod
 
 
 def watch_segments(layer: LayerState) -> None:
-    """Have a NaN or Inf that a kernel packs into a layer reported with its layer, position, head and channel.
+    """Prepare a layer so that an error about a NaN or Inf in packed tokens names layer, position, head and channel.
 
     Each packed segment of the layer is registered with the device's :class:`Watch`, into which kernels write the
     location of the first NaN or Inf. Does nothing on a CPU, where packing raises the error at once.
@@ -62,9 +62,9 @@ def described(owner: weakref.ref[LayerState], index: int, side: str, number: int
 
 
 def located_in_tails(layer: LayerState, error: NonFiniteError, rows: slice) -> NonFiniteError:
-    """Return a better error for a NaN or Inf on which packing failed: one that names its layer and position.
+    """Return a replacement for an error about NaN or Inf in tokens to pack, which names the layer and the position.
 
-    The tokens that could not be packed are still among the layer's full-precision tokens, where it is looked up.
+    As packing failed, the tokens are still among the layer's full-precision tokens, and the NaN or Inf is found there.
 
     Args:
         layer: layer whose tokens the method was packing.

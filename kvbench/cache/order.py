@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def extended(positions: Tensor, new: Tensor) -> Tensor:
-    """Return a tensor of positions with new ones appended, in amortised O(q) time like a Python list.
+    """Return a tensor of positions with new ones appended, in amortised O(q) time like ``list.extend``.
 
     The result usually shares memory with `positions`: the new positions are written into spare room behind it. Shorter
     tensors in the same memory, such as those of a cloned cache, stay valid, because nothing before their end changes.

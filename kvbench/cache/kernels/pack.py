@@ -65,7 +65,7 @@ def compiled(device: torch.device) -> bool:
 
 
 def served(segment: Packed, x: Tensor) -> Form | str:
-    """Find out if a kernel can quantize and pack given tokens into a segment.
+    """Check whether a kernel, rather than torch operations, can quantize and pack given tokens into a segment.
 
     Args:
         segment: segment that is to store the tokens.

@@ -146,7 +146,8 @@ def _lower_twin(x, number, part, step, base, fine):
 def hierarchical16(x, part0, part1, base0, base1, r0, r1, scale0, scale1):
     """Return the hierarchical codes of fp16 elements, which are given as pairs and processed two at a time.
 
-    The upper nibble is an affine code. The lower nibble encodes what the upper one leaves, in sixteenths of the scale.
+    The upper nibble is an affine code. The lower nibble encodes the difference between the element and its decoded
+    upper nibble, in sixteenths of the scale.
 
     A pair is an int32 that holds two neighbouring channels, the lower channel in the low 16 bits. Names that end in 0
     belong to the lower channel, those in 1 to the upper.

@@ -68,7 +68,7 @@ def encode(
     x, scale0, scale1, base0, base1, r0, r1, part0, part1,
     KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Return the codes of elements, given as pairs of neighbouring channels, and of their groups' parameters.
+    """Quantize elements, given as pairs of neighbouring channels together with the parameters of their groups.
 
     A pair is an int32 that holds two neighbouring channels, the lower channel in the low 16 bits. Names that end in 0
     belong to the lower channel, those in 1 to the upper. :func:`group_params` computes the parameters.
@@ -124,7 +124,7 @@ def encode(
 def put_words(
     words, pairs, written, whole, base, row, pair, HEAD_DIM: tl.constexpr, WORD_ROWS: tl.constexpr, VALUE: tl.constexpr
 ):
-    """Write a program's words into a tile, but keep those of their bits that are codes of tokens packed earlier.
+    """Write a program's words into a tile without changing the codes of tokens that were packed earlier.
 
     Args:
         words: pointer to the words of the segment.

@@ -119,7 +119,7 @@ def _raw_pair(low, high, HALF: tl.constexpr):
 
 @triton.jit
 def smaller(a, b, HALF: tl.constexpr):
-    """Return the pairs of the smaller elements of two blocks of pairs; NaN where either element is NaN.
+    """Return the elementwise minimum of two blocks whose elements are stored as pairs; NaN where either is NaN.
 
     Args:
         a: pairs of channels, int32.
@@ -139,7 +139,7 @@ def smaller(a, b, HALF: tl.constexpr):
 
 @triton.jit
 def larger(a, b, HALF: tl.constexpr):
-    """Return the pairs of the larger elements of two blocks of pairs; NaN where either element is NaN.
+    """Return the elementwise maximum of two blocks whose elements are stored as pairs; NaN where either is NaN.
 
     Args:
         a: pairs of channels, int32.
@@ -366,7 +366,7 @@ def affine32(x, scale, base, r, LEVELS: tl.constexpr):
 def lower32(x, number, scale, base, r):
     """Return the lower nibbles of the hierarchical codes of bf16 elements, with fp32 arithmetic.
 
-    A lower nibble encodes what the upper nibble leaves of the element, in sixteenths of the scale.
+    A lower nibble encodes the difference between the element and its decoded upper nibble, in sixteenths of the scale.
 
     Args:
         x: elements, fp32.

@@ -81,10 +81,10 @@ def together(packs: Deferred[Job]) -> Iterator[None]:
 
 
 def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> bool:
-    """Put tokens into the queue of tokens to be packed together, if there is one.
+    """Queue tokens that are to be packed into a segment, if this is possible.
 
-    Tokens are not queued outside :func:`together`, if there are none, or if the segment belongs to no cache or has no
-    record of NaN and Inf.
+    Nothing is queued outside a ``with`` block of :func:`together`, if `x` is empty, or if the segment belongs to no
+    cache or has no record of NaN and Inf.
 
     Args:
         segment: segment that stores the tokens.
