@@ -27,13 +27,15 @@ FP16_MAX = 65504.0
 
 @dataclass
 class Quantized:
-    """A quantized tensor: packed codes with their parameters.
+    """A quantized tensor: its packed codes and the parameters needed to dequantize it.
+
+    Shapes are given for a tensor ``[..., T, D]`` of T tokens with D channels, in groups of G elements.
 
     Args:
-        quantizer: the quantizer that encoded the tensor and decodes it.
-        packed: flat byte tensors, one per plane (:mod:`kvbench.quantizers.packing`).
-        params: ``(scale, minimum)`` of the groups of G elements: ``[..., T/G, D]`` for axis ``channel``, ``[..., T,
-            D/G]`` for axis ``token``.
+        quantizer: the quantizer that encoded the tensor; :meth:`dequantize` decodes with it.
+        packed: one flat uint8 tensor per plane of the codes (:func:`kvbench.quantizers.packing.pack`).
+        params: ``(scale, minimum)`` of every group, or ``(scale, zero point)`` for :class:`AtomQuantizer`. Both have
+            the shape ``[..., T/G, D]`` for axis ``channel`` and ``[..., T, D/G]`` for axis ``token``.
         shape: shape of the original tensor.
         dtype: dtype of the original tensor.
     """
@@ -45,17 +47,17 @@ class Quantized:
     dtype: torch.dtype
 
     def codes(self) -> Tensor:
-        """Return the unpacked codes, uint8, in the shape of the original tensor."""
+        """Unpack the codes; return them as uint8 in the shape of the original tensor."""
         return unpack(self.packed, self.quantizer.bits, self.shape)
 
     @property
     def scale(self) -> Tensor:
-        """Scale of each group."""
+        """Scale of each group, in the shape described for `params`."""
         return self.params[0]
 
     @property
     def minimum(self) -> Tensor:
-        """Minimum of each group; for :class:`AtomQuantizer`, the value that code 0 stands for."""
+        """Value that code 0 stands for in each group; except for :class:`AtomQuantizer`, this is the stored minimum."""
         return self.quantizer.minimum(self.params)
 
     def dequantize(self) -> Tensor:
@@ -69,13 +71,14 @@ class Quantized:
 
 
 class AffineQuantizer:
-    """KIVI's asymmetric quantizer: each group of elements has a scale and a minimum.
+    """KIVI's asymmetric quantizer: a group of elements shares a floating-point scale and minimum.
 
     Args:
         bits: bits per code: 2, 3, 4 or 8.
-        group_size: number of elements that share a scale; None (axis ``token`` only) means all channels of a head.
-        axis: elements of a group. ``"channel"``: consecutive tokens of one channel; ``"token"``: consecutive channels
-            of one token.
+        group_size: number of elements that share a scale and a minimum; None (axis ``token`` only) means all channels
+            of a head.
+        axis: direction in which groups are formed. ``"channel"``: a group consists of consecutive tokens of the same
+            channel; ``"token"``: of consecutive channels of the same token.
     """
 
     #: number of tensors in `params`
@@ -90,7 +93,7 @@ class AffineQuantizer:
         return f"{type(self).__name__}(bits={self.bits}, group_size={self.group_size}, axis={self.axis!r})"
 
     def quantize(self, x: Tensor) -> Quantized:
-        """Quantize and pack keys or values.
+        """Quantize keys or values and pack the codes.
 
         Args:
             x: tensor ``[..., T, D]`` of T tokens with D channels.
@@ -109,7 +112,7 @@ class AffineQuantizer:
             x: tensor ``[..., T, D]`` of T tokens with D channels.
 
         Returns:
-            Codes, uint8 in the shape of `x`, and the parameters of each group.
+            The codes, uint8 in the shape of `x`, and the parameters of all groups, shaped as in :class:`Quantized`.
 
         Raises:
             ConfigError: the group size does not divide T (axis ``channel``) or D (axis ``token``).
@@ -125,15 +128,16 @@ class AffineQuantizer:
         return codes.to(torch.uint8).view(x.shape), tuple(p.squeeze(dim) for p in params)
 
     def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Quantize a tensor whose groups are a dimension of their own.
+        """Compute codes and parameters of a tensor that :meth:`group` has reshaped. Subclasses override this step.
 
         Args:
-            x: grouped tensor, as :meth:`group` returns it.
-            low: minimum of each group, shaped like `x` but with size 1 in the dimension along which a group runs.
+            x: tensor in which the elements of a group lie along a dimension of their own (:meth:`group`).
+            low: minimum of each group, shaped like `x` but with size 1 in that dimension.
             high: maximum of each group, in the same shape.
 
         Returns:
-            Codes (whole numbers in a floating-point dtype) in the shape of `x`, and ``(scale, minimum)``.
+            The codes, whole numbers in a floating-point dtype in the shape of `x`, and ``(scale, minimum)`` in the
+            shape of `low`.
         """
         levels = self.whole(self.levels, low)
         if x.dtype == torch.float16:
@@ -157,15 +161,19 @@ class AffineQuantizer:
         return torch.where(step == 0, torch.zeros_like(codes), codes), (scale, minimum)
 
     def share(self, step: Tensor, base: Tensor, high: Tensor) -> Tensor | None:
-        """Return the factor, 1 or 1/4, by which to multiply each group before its codes are computed in fp16.
+        """Return factors, 1/4 or 1 for each group, that keep the computation of codes in fp16 from overflowing.
 
-        Elements, minimum and scale of a group are all multiplied by its factor, so that the difference between an
-        element and the minimum stays within the range of fp16. The result is None if all factors would be 1.
+        The difference between an element and its group's minimum may exceed fp16's range, although both are inside it.
+        The caller multiplies the elements, the minimum and the scale of a group by its factor, which leaves the codes
+        the same.
 
         Args:
-            step: scale of each group.
+            step: scale of each group, in the dtype in which codes are computed.
             base: minimum of each group.
             high: maximum of each group.
+
+        Returns:
+            The factors in the shape of `step`; None if no group needs one, or if codes are not computed in fp16.
         """
         if step.dtype != torch.float16:
             return None
@@ -174,24 +182,27 @@ class AffineQuantizer:
 
     @staticmethod
     def whole(number: int, like: Tensor) -> Tensor:
-        """Return `number` as a tensor by which other tensors can be divided exactly.
+        """Return `number` as a tensor without dimensions, so that dividing by it is correctly rounded on CUDA too.
 
-        The tensor is needed because CUDA divides by a Python number inexactly: it multiplies by the rounded reciprocal.
+        CUDA divides by a Python number inexactly: it multiplies by the rounded reciprocal.
 
         Args:
             number: a whole number.
-            like: tensor whose device the result gets. The dtype of the result is fp16 if that of `like` is, else fp32.
+            like: tensor on whose device the result is placed. The result is fp16 if `like` is, else fp32.
         """
         dtype = torch.float16 if like.dtype == torch.float16 else torch.float32
         return torch.full((), number, dtype=dtype, device=like.device)
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Return the dequantized values of codes, ``[..., T, D]``.
+        """Dequantize unpacked codes.
 
         Args:
             codes: unpacked codes, ``[..., T, D]``.
-            params: ``(scale, minimum)`` of each group.
+            params: ``(scale, minimum)`` of the groups, shaped as in :class:`Quantized`.
             dtype: dtype of the result. For fp16, every operation is rounded to fp16; for bf16, arithmetic is in fp32.
+
+        Returns:
+            The values, ``[..., T, D]``.
         """
         work = torch.float32 if dtype == torch.bfloat16 else dtype
         scale, minimum = (self.expand(p.to(work)) for p in params)
@@ -201,16 +212,25 @@ class AffineQuantizer:
         return values.view(codes.shape).to(dtype)
 
     def minimum(self, params: tuple[Tensor, ...]) -> Tensor:
-        """Return the value that code 0 stands for in each group."""
+        """Return the value that code 0 stands for in each group.
+
+        Args:
+            params: the parameters of the groups, as :meth:`encode` returns them.
+        """
         return params[1]
 
     def group(self, x: Tensor) -> Tensor:
-        """Return ``x`` ``[..., T, D]`` with a dimension for groups of G elements.
+        """Reshape keys or values so that the elements of a group lie along a dimension of their own.
 
-        The result is ``[..., T/G, G, D]`` for axis ``channel``, and ``[..., T, D/G, G]`` for axis ``token``.
+        Args:
+            x: tensor ``[..., T, D]`` of T tokens with D channels.
+
+        Returns:
+            For groups of G elements, ``[..., T/G, G, D]`` if the axis is ``channel``, and ``[..., T, D/G, G]`` if it is
+            ``token``.
 
         Raises:
-            ConfigError: the group size does not divide T or D.
+            ConfigError: the group size does not divide T (axis ``channel``) or D (axis ``token``).
         """
         tokens, channels = x.shape[-2:]
         size = self.group_size or channels
@@ -223,15 +243,19 @@ class AffineQuantizer:
         return x.view(*x.shape[:-1], channels // size, size)
 
     def expand(self, param: Tensor) -> Tensor:
-        """Return a parameter with an additional dimension, so that it broadcasts over the result of :meth:`group`."""
+        """Insert a dimension of size 1 into a tensor of scales or minima, so that it broadcasts over grouped elements.
+
+        Args:
+            param: one number per group, shaped as in :class:`Quantized`; the result fits a tensor from :meth:`group`.
+        """
         return param.unsqueeze(-2 if self.axis == "channel" else -1)
 
     def param_shape(self, tokens: int, channels: int) -> tuple[int, int]:
-        """Return the last two dimensions of a tensor of scales or minima.
+        """Return the last two dimensions of the tensor of scales (or of minima) of a tensor ``[..., T, D]``.
 
         Args:
-            tokens: number of tokens.
-            channels: number of channels per token.
+            tokens: T, the number of tokens.
+            channels: D, the number of channels per token.
         """
         if self.axis == "channel":
             return tokens // (self.group_size or 1), channels
@@ -239,17 +263,21 @@ class AffineQuantizer:
 
     @property
     def block_tokens(self) -> int:
-        """Smallest number of tokens that can be encoded or decoded: the group size for axis ``channel``, else 1."""
+        """Smallest number of tokens that can be encoded alone: the group size for axis ``channel``, else 1."""
         return (self.group_size or 1) if self.axis == "channel" else 1
 
     @property
     def block_params(self) -> int:
-        """Number of rows of a parameter tensor per block of :attr:`block_tokens` tokens."""
+        """Number of rows of the tensor of scales that belong to :attr:`block_tokens` tokens."""
         return 1
 
 
 def quarter(wide: Tensor) -> Tensor:
-    """Return fp16 factors: 1/4 where the mask `wide` is True, 1 elsewhere."""
+    """Turn a mask into fp16 factors: 1/4 where it is True, 1 elsewhere.
+
+    Args:
+        wide: mask of the groups whose range is too wide for fp16 arithmetic.
+    """
     return torch.where(wide, 0.25, 1.0).half()
 
 
@@ -259,5 +287,5 @@ def param_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def first_non_finite(x: Tensor) -> tuple[int, ...]:
-    """Return the index of the first NaN or Inf of `x`."""
+    """Return the index, one number per dimension, of the first NaN or Inf of `x`, which must contain one."""
     return tuple(int(i) for i in (~torch.isfinite(x)).nonzero()[0])

@@ -22,15 +22,19 @@ from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer, param_dtype
 class AtomQuantizer(AffineQuantizer):
     """Atom's quantizer: asymmetric, with an integer zero point that is clamped to the range of the codes.
 
-    Arguments are those of :class:`AffineQuantizer`. The parameters of a group are ``(scale, zero)``, both in a
-    floating-point dtype.
+    The arguments are those of :class:`AffineQuantizer`. In place of a minimum, each group has a zero point: its
+    parameters are ``(scale, zero)``, where ``zero`` is a whole number in the same floating-point dtype as the scale.
     """
 
     def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return codes (whole numbers in a floating-point dtype) and ``(scale, zero)`` of a grouped tensor.
+        """Compute codes, scales and zero points of a tensor that :meth:`group` has reshaped.
 
-        Arithmetic is fp16 for fp16 input, otherwise fp32. Arguments are those of
+        Arithmetic is fp16 for fp16 input, otherwise fp32. The arguments are those of
         :meth:`AffineQuantizer.encode_groups`.
+
+        Returns:
+            The codes, whole numbers in a floating-point dtype in the shape of `x`, and ``(scale, zero)`` in the shape
+            of `low`.
         """
         store = param_dtype(x.dtype)
         work = x.dtype if x.dtype in (torch.float16, torch.float32) else torch.float32
@@ -46,12 +50,15 @@ class AtomQuantizer(AffineQuantizer):
         return codes, (scale.to(store), zero.to(store))
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Return the dequantized values ``(code - zero) * scale``, ``[..., T, D]``.
+        """Dequantize unpacked codes: ``(code - zero) * scale``.
 
         Args:
             codes: unpacked codes, ``[..., T, D]``.
-            params: ``(scale, zero)`` of each group.
+            params: ``(scale, zero)`` of the groups, shaped as in :class:`Quantized`.
             dtype: dtype of the result.
+
+        Returns:
+            The values, ``[..., T, D]``.
         """
         work = torch.float32 if dtype == torch.bfloat16 else dtype
         scale, zero = (self.expand(p.to(work)) for p in params)

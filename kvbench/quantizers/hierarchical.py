@@ -24,15 +24,18 @@ from kvbench.quantizers.spec import Axis
 
 
 class HierarchicalQuantizer(AffineQuantizer):
-    """QuantSpec's quantizer: codes of eight bits, whose upper four bits can be decoded without the lower four.
+    """QuantSpec's quantizer: 8-bit codes whose upper nibble alone is a valid 4-bit code, for the draft model to read.
+
+    The lower nibble encodes the error of the upper one. Both share one scale and minimum per group.
 
     Args:
-        group_size: number of elements that share a scale; None (axis ``token`` only) means all channels of a head.
-        axis: elements of a group. ``"channel"``: consecutive tokens of one channel; ``"token"``: consecutive channels
-            of one token.
+        group_size: number of elements that share a scale and a minimum; None (axis ``token`` only) means all channels
+            of a head.
+        axis: direction in which groups are formed. ``"channel"``: a group consists of consecutive tokens of the same
+            channel; ``"token"``: of consecutive channels of the same token.
 
     Attributes:
-        upper: quantizer that decodes the upper nibbles only, with the same parameters. The draft uses it.
+        upper: 4-bit quantizer that decodes the upper nibbles, with the same parameters.
     """
 
     #: format kind, which kernels are compiled for (:mod:`kvbench.attention.phases`)
@@ -47,9 +50,14 @@ class HierarchicalQuantizer(AffineQuantizer):
         return f"{type(self).__name__}(group_size={self.group_size}, axis={self.axis!r})"
 
     def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return codes ``16 U + Lw + 8`` (see the module) and ``(scale, minimum)`` of a grouped tensor.
+        """Compute 8-bit codes, scales and minima of a tensor that :meth:`group` has reshaped.
 
-        Codes are whole numbers in a floating-point dtype. Arguments are those of :meth:`AffineQuantizer.encode_groups`.
+        A code is ``16 U + Lw + 8``, with the upper nibble U (0 to 15) and the signed error Lw (-8 to 7) in steps of
+        1/16 scale. The arguments are those of :meth:`AffineQuantizer.encode_groups`.
+
+        Returns:
+            The codes, whole numbers in a floating-point dtype in the shape of `x`, and ``(scale, minimum)`` in the
+            shape of `low`.
         """
         upper, params = super().encode_groups(x, low, high)
         work = x.dtype if x.dtype in (torch.float16, torch.float32) else torch.float32
@@ -66,7 +74,7 @@ class HierarchicalQuantizer(AffineQuantizer):
         return upper.to(lower.dtype) * 16 + (lower + 8), params
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Return the values decoded from both nibbles, ``[..., T, D]``.
+        """Dequantize codes from both nibbles, as the target model reads them; return the values, ``[..., T, D]``.
 
         Arguments and rounding are those of :meth:`AffineQuantizer.decode`.
         """
@@ -80,8 +88,9 @@ class HierarchicalQuantizer(AffineQuantizer):
         return values.view(codes.shape).to(dtype)
 
     def decode_upper(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Return the values that the draft reads: those decoded from the upper nibbles only, ``[..., T, D]``.
+        """Dequantize the upper nibbles of codes only, as a draft model reads them; return the values, ``[..., T, D]``.
 
-        Arguments are those of :meth:`AffineQuantizer.decode`; `codes` contain both nibbles.
+        Arguments and rounding are those of :meth:`AffineQuantizer.decode`; `codes` are the 8-bit codes with both
+        nibbles.
         """
         return self.upper.decode(codes.to(torch.int16) >> 4, params, dtype)

@@ -26,40 +26,40 @@ ELEMENTS = 1 << 23
 
 
 def tail(share: float) -> float:
-    """Return the quantile above which an element is an outlier.
+    """Return the quantile that separates the large outliers from the other elements, for example 0.995 for 1 %.
 
-    Elements below the quantile ``1 - result`` are outliers too.
+    One minus the result is the quantile that separates the small outliers.
 
     Args:
-        share: fraction of all elements that are outliers, half of them at each end.
+        share: fraction of all elements that are outliers; half of these are the largest elements, half the smallest.
     """
     return 1 - share / 2
 
 
 def key_params(thresholds: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the range and the offset of each channel of keys.
-
-    The range is half the difference between the thresholds; the offset is their mean.
+    """Compute the range (half its width) and the offset (its middle) that normalize each channel of keys to [-1, 1].
 
     Args:
-        thresholds: upper and lower threshold of each channel, ``[..., 2, C]``, fp16.
+        thresholds: upper and lower threshold of each channel, in this order, ``[..., 2, C]``, fp16. Elements beyond
+            them are outliers.
 
     Returns:
-        Two fp32 tensors ``[..., C]``, whose elements are rounded to fp16.
+        The range, ``(upper - lower) / 2``, and the offset, ``(upper + lower) / 2``: two fp32 tensors ``[..., C]`` whose
+        elements are rounded to fp16.
     """
     upper, lower = thresholds.float().unbind(-2)
     return ((upper - lower) / 2).half().float(), ((upper + lower) / 2).half().float()
 
 
 def key_outliers(x: Tensor, thresholds: Tensor, most: int | None = None) -> Tensor:
-    """Return a mask of the outliers among keys: the elements outside the thresholds of their channel.
+    """Return a mask of the outliers among keys: elements outside the thresholds of their channel.
 
     Args:
-        x: keys, fp32 ``[..., n, C]``.
-        thresholds: upper and lower threshold of each channel, ``[..., 2, C]``.
-        most: how many outliers above the upper thresholds a token may have, and how many below the lower thresholds
-            (the same limit for both). If there are more, those with the largest distance from the offset, in units of
-            the range, are chosen (the authors' ``cap_outliers``). None: no limit.
+        x: keys of n tokens, fp32 ``[..., n, C]``.
+        thresholds: upper and lower threshold of each channel, in this order, ``[..., 2, C]``.
+        most: limit for each token of the number of outliers above the upper thresholds, and likewise of those below the
+            lower ones. Beyond it, only the elements farthest outside count, after each channel is normalized by its
+            range and offset (:func:`key_params`; the authors' ``cap_outliers``). None: no limit.
     """
     upper, lower = thresholds.float().unsqueeze(-3).unbind(-2)
     mask = (x < lower) | (x > upper)
@@ -76,7 +76,7 @@ def value_outliers(x: Tensor, share: float) -> Tensor:
     """Return a mask of the outliers among values: the largest and the smallest elements of each token.
 
     Args:
-        x: values, fp32 ``[..., n, C]``.
+        x: values of n tokens, fp32 ``[..., n, C]``, where C counts the channels of all heads.
         share: fraction of the elements of a token that are outliers, half of them at each end.
     """
     flat = x.reshape(-1, x.shape[-1])
@@ -91,14 +91,15 @@ def value_outliers(x: Tensor, share: float) -> Tensor:
 
 
 def value_params(x: Tensor, outliers: Tensor | None, store: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the range and the offset of each token of values, two tensors ``[..., n]``.
-
-    The range is half the difference between the largest and the smallest element; the offset is their mean.
+    """Compute the range (half its width) and the offset (its middle) that normalize each token of values to [-1, 1].
 
     Args:
-        x: values, fp32 ``[..., n, C]``.
-        outliers: mask of the elements to ignore; None: ignore none.
+        x: values of n tokens, fp32 ``[..., n, C]``.
+        outliers: mask of the elements to leave out of the range; None: none.
         store: dtype of the result.
+
+    Returns:
+        The range, ``(largest - smallest) / 2``, and the offset, ``(largest + smallest) / 2``: two tensors ``[..., n]``.
     """
     if outliers is not None:  # an outlier counts as the token's median, so that a token of outliers alone has an offset
         x = torch.where(outliers, x.median(-1, keepdim=True).values, x)
@@ -110,16 +111,17 @@ def value_params(x: Tensor, outliers: Tensor | None, store: torch.dtype) -> tupl
 
 
 def encode(x: Tensor, scale: Tensor, offset: Tensor, levels: Tensor, outliers: Tensor | None) -> Tensor:
-    """Return for each element the index of the nearest level, uint8 in the shape of `x`.
+    """Quantize keys or values to the nearest level of a codebook; return the codes, uint8 in the shape of `x`.
 
-    Outliers get the code of the level nearest to 0.
+    An element is first normalized: ``(x - offset) / scale``. An outlier, whose exact value is stored apart, is encoded
+    as if it were equal to the offset.
 
     Args:
         x: keys or values, fp32 ``[..., n, C]``.
-        scale: range of each channel (keys) or token (values), as :func:`key_params` and :func:`value_params` return it,
-            fp32; broadcasts over `x`. 0 means that all elements equal the offset.
-        offset: offset of each channel or token, fp32; broadcasts over `x`.
-        levels: the codebook, fp32 ``[2**bits]``.
+        scale: the range, fp32: of each channel for keys (:func:`key_params`), of each token for values
+            (:func:`value_params`). Must broadcast over `x`. 0 means that all elements equal the offset.
+        offset: the offset of each channel or token, fp32, from the same functions. Must broadcast over `x`.
+        levels: the codebook, fp32 ``[2**bits]``; a code is an index into it.
         outliers: mask of the outliers, with the shape of `x`; None: there are none.
     """
     x = x - offset
@@ -137,12 +139,12 @@ def encode(x: Tensor, scale: Tensor, offset: Tensor, levels: Tensor, outliers: T
 
 
 def decode(codes: Tensor, scale: Tensor, offset: Tensor, levels: Tensor) -> Tensor:
-    """Return the values that codes stand for, fp32 ``[..., n, C]``.
+    """Dequantize codes: ``levels[code] * scale + offset``, fp32 ``[..., n, C]``. Outliers are not restored.
 
     Args:
         codes: codes of any integer dtype, ``[..., n, C]``.
-        scale: range of each channel (keys) or token (values), as for :func:`encode`; broadcasts over `codes`.
-        offset: offset of each channel or token; broadcasts over `codes`.
+        scale: range of each channel (keys) or token (values), as for :func:`encode`; must broadcast over `codes`.
+        offset: offset of each channel or token; must broadcast over `codes`.
         levels: the codebook, fp32 ``[2**bits]``.
     """
     return levels[codes.to(torch.int32)] * scale + offset

@@ -15,7 +15,10 @@ PLANES: dict[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 8: (4, 4)}
 
 
 def split_planes(codes: Tensor, bits: int) -> list[Tensor]:
-    """Split codes into planes of 1, 2 or 4 bits, the most significant plane first (:data:`PLANES`).
+    """Split codes into planes, bit fields that are stored separately, most significant bits first.
+
+    2-bit and 4-bit codes have one plane. 3-bit codes have a plane of 2 bits and one of 1 bit, 8-bit codes two planes of
+    4 bits (:data:`PLANES`).
 
     Args:
         codes: uint8, any shape, values below 2**bits.
@@ -32,7 +35,12 @@ def split_planes(codes: Tensor, bits: int) -> list[Tensor]:
 
 
 def join_planes(planes: list[Tensor], bits: int) -> Tensor:
-    """Join planes to codes; the inverse of :func:`split_planes`. Planes may have any integer dtype."""
+    """Combine planes into codes; the inverse of :func:`split_planes`.
+
+    Args:
+        planes: one tensor of any integer dtype per plane, most significant bits first.
+        bits: bits per code: 2, 3, 4 or 8.
+    """
     codes = planes[0]
     for width, plane in zip(PLANES[bits][1:], planes[1:], strict=True):
         codes = (codes << width) | plane
@@ -40,15 +48,15 @@ def join_planes(planes: list[Tensor], bits: int) -> Tensor:
 
 
 def pack(codes: Tensor, bits: int) -> list[Tensor]:
-    """Pack codes into one flat byte tensor per plane.
+    """Pack codes densely: return one flat byte tensor per plane.
 
     Args:
         codes: uint8, any shape, values below 2**bits.
         bits: bits per code: 2, 3, 4 or 8.
 
     Returns:
-        One flat uint8 tensor per plane. A plane of w bits (:data:`PLANES`) has ceil(numel * w / 8) bytes. Earlier codes
-        are in the lower bits of a byte.
+        One flat uint8 tensor per plane (:func:`split_planes`). A plane of w bits has ceil(numel * w / 8) bytes. Of the
+        codes in a byte, the first is in the lowest bits.
     """
     packed = []
     for width, plane in zip(PLANES[bits], split_planes(codes, bits), strict=True):
@@ -60,7 +68,13 @@ def pack(codes: Tensor, bits: int) -> list[Tensor]:
 
 
 def unpack(packed: list[Tensor], bits: int, shape: torch.Size | tuple[int, ...]) -> Tensor:
-    """Return unpacked codes, uint8 in the given shape; the inverse of :func:`pack`."""
+    """Unpack the result of :func:`pack`; return the codes, uint8 in the given shape.
+
+    Args:
+        packed: one flat uint8 tensor per plane.
+        bits: bits per code: 2, 3, 4 or 8.
+        shape: shape of the codes before they were packed.
+    """
     count = 1
     for size in shape:
         count *= size

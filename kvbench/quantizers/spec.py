@@ -23,9 +23,16 @@ LEAST_GROUP = 8
 
 
 def fitting(most: int, head_dim: int) -> int | None:
-    """Return the largest power of two that is at most `most` and divides `head_dim`; None if it is below 8.
+    """Find a group size for a head: the largest power of two that is at most `most` and divides `head_dim`.
 
-    For example 16 for 80 channels, and 32 for 96.
+    For example, with `most` 64: 16 for heads of 80 channels, and 32 for 96.
+
+    Args:
+        most: largest allowed group size.
+        head_dim: number of channels of a head.
+
+    Returns:
+        The group size; None if it would be below 8.
     """
     group = 1 << (most.bit_length() - 1)
     while group >= LEAST_GROUP and head_dim % group:
@@ -34,19 +41,20 @@ def fitting(most: int, head_dim: int) -> int | None:
 
 
 def preset(name: str) -> str:
-    """Return the name of the preset on which a quantizer is based: ``int2`` for ``int2+key.group_size=64``."""
+    """Return the preset's name without the changes to it: ``int2`` for ``int2+key.group_size=64``."""
     return name.partition(CHANGED)[0]
 
 
 def described(name: str, formats: Mapping[str, Any], standard: Mapping[str, Any] | None) -> str:
-    """Return the name that describes packed formats: the preset's name, followed by any changes to the preset.
+    """Name packed formats by their preset and by what differs from it, for example ``int2+key.group_size=64``.
 
-    For example ``int2``, or ``int2+key.group_size=64``.
+    If nothing differs, the result is the preset's name alone.
 
     Args:
-        name: the name in the configuration, which begins with the name of a preset.
+        name: the name in the configuration; what comes before a ``+`` is the name of a preset.
         formats: the configured formats, ``{"key": {...}, "value": {...}}``.
-        standard: formats of the preset. None: there is no such preset, and `name` is returned unchanged.
+        standard: the preset's formats, in the same form. None: no preset has this name, and `name` is returned
+            unchanged.
     """
     if standard is None:
         return name
@@ -61,18 +69,18 @@ def described(name: str, formats: Mapping[str, Any], standard: Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class FormatSpec:
-    """The packed format of keys or of values.
+    """The packed format of keys or of values: bits per code, and how elements are grouped.
 
     Args:
         bits: bits per code: 2, 3, 4 or 8.
         group_size: number of elements that share a scale and a minimum; ``"head_dim"`` (axis ``token`` only): all
             channels of a head.
-        axis: elements of a group. ``"channel"``: `group_size` consecutive tokens of one channel (KIVI's keys);
-            ``"token"``: `group_size` consecutive channels of one token (KIVI's values).
-        kind: structure of a code. ``"affine"``: one number; ``"hierarchical"``: two nibbles, of which a draft reads
-            only the upper one (QuantSpec).
-        default: True if `group_size` comes from a preset and not from the user. If it does not divide the
-            number of channels of a head (axis ``token``), a smaller power of two that divides it is used instead.
+        axis: direction in which groups are formed. ``"channel"``: a group consists of consecutive tokens of the same
+            channel (KIVI's keys); ``"token"``: of consecutive channels of the same token (KIVI's values).
+        kind: structure of a code. ``"affine"``: a number from 0 to 2**bits - 1; ``"hierarchical"``: two nibbles, of
+            which a draft model reads only the upper one (QuantSpec).
+        default: True if `group_size` is a preset's, not the user's. A preset's group size may be reduced to fit the
+            model's heads (:meth:`channels_per_group`); a user's that does not fit is an error.
     """
 
     bits: int
@@ -82,7 +90,7 @@ class FormatSpec:
     default: bool = field(default=False, compare=False, repr=False)
 
     def check(self, key: str) -> None:
-        """Raise ConfigError if this format cannot be stored.
+        """Raise ConfigError if bits, group size, axis and kind are not a format that the cache can store.
 
         Args:
             key: configuration key of the format, for the message (``quantizer.key``).
@@ -115,10 +123,14 @@ class FormatSpec:
             )
 
     def channels_per_group(self, head_dim: int) -> int:
-        """Return the group size to use for heads of `head_dim` channels; only for axis ``token``.
+        """Return the number of channels per group for heads of `head_dim` channels; only for axis ``token``.
 
-        The group size ``"head_dim"`` becomes `head_dim`. A size from a preset that does not divide `head_dim` is
-        reduced to the next smaller power of two that divides `head_dim`, if there is one of at least 8.
+        ``"head_dim"`` becomes `head_dim`. A preset's group size that does not divide `head_dim` is reduced to the
+        largest smaller power of two that does, if there is one of at least 8. Any other group size is returned
+        unchanged.
+
+        Args:
+            head_dim: number of channels of a head.
         """
         if self.group_size == "head_dim":
             return head_dim
@@ -145,12 +157,13 @@ class QuantizerSpec:
     value: FormatSpec
 
     def as_default(self, standard: QuantizerSpec | None) -> QuantizerSpec:
-        """Return a copy in which each group size that equals that of a preset is marked as a default.
+        """Return a copy in which the group sizes taken over from a preset are marked as such (``FormatSpec.default``).
 
-        Group sizes that are defaults may be reduced to fit the heads of a model.
+        Only marked group sizes may be reduced to fit the model's heads.
 
         Args:
-            standard: the preset; None: no group size is marked.
+            standard: the preset. A group size counts as taken over if it and the axis equal the preset's. None: no
+                group size is marked.
         """
         usual = (None, None) if standard is None else (standard.key, standard.value)
         pairs: list[tuple[FormatSpec, FormatSpec | None]] = list(zip((self.key, self.value), usual, strict=True))
@@ -161,10 +174,14 @@ class QuantizerSpec:
         return replace(self, key=key, value=value)
 
     def fitted(self, head_dim: int) -> dict[str, int]:
-        """Return the group sizes in use where the configured ones do not fit heads of `head_dim` channels.
+        """Return the group sizes that differ from the configured ones, because they were reduced to fit the heads.
 
-        The result maps ``key.group_size`` or ``value.group_size`` to the size in use. It is empty if all configured
-        group sizes fit.
+        Args:
+            head_dim: number of channels of a head.
+
+        Returns:
+            A dict from ``key.group_size`` or ``value.group_size`` to the reduced size; empty if the configured sizes
+            fit.
         """
         return {
             f"{side}.group_size": form.channels_per_group(head_dim)
@@ -173,11 +190,12 @@ class QuantizerSpec:
         }
 
     def check(self, prefix: str = "quantizer", head_dim: int | None = None) -> None:
-        """Raise ConfigError if a format cannot be stored, or if its group size does not divide the head.
+        """Raise ConfigError if the cache cannot store a format, or if its groups do not fit the model's heads.
 
         Args:
             prefix: configuration key of the quantizer, for the message.
-            head_dim: channels per head; None: not known yet, so group sizes are not compared with it.
+            head_dim: channels per head; None if the model is not known yet, so that only the formats themselves are
+                checked.
         """
         for side, fmt in (("key", self.key), ("value", self.value)):
             fmt.check(f"{prefix}.{side}")

@@ -14,7 +14,9 @@ from kvbench.quantizers.affine import AffineQuantizer
 
 
 class WindowedQuantizer(AffineQuantizer):
-    """LogQuant's quantizer per channel: each block of W tokens is divided into groups of nearly equal size.
+    """LogQuant's quantizer for blocks of W tokens, in groups per channel; W need not be a multiple of a group size.
+
+    Each block of W tokens is divided into ``ceil(W / most)`` groups whose sizes differ by at most one token.
 
     Args:
         bits: bits per code: 2, 3, 4 or 8.
@@ -39,26 +41,31 @@ class WindowedQuantizer(AffineQuantizer):
 
     @property
     def block_tokens(self) -> int:
-        """W, the number of tokens per block."""
+        """W, the number of tokens that must be encoded or decoded together."""
         return self.window
 
     @property
     def block_params(self) -> int:
-        """Number of groups per block and channel."""
+        """Number of groups, and so of scales and minima per channel, in a block of W tokens."""
         return self.groups
 
     def param_shape(self, tokens: int, channels: int) -> tuple[int, int]:
-        """Return the last two dimensions of the parameter tensors (scale, minimum), which have one row per group."""
+        """Return the last two dimensions of the tensor that holds the scales (or the minima): groups and channels.
+
+        Args:
+            tokens: number of tokens; only whole blocks of W count.
+            channels: number of channels per token.
+        """
         return tokens // self.window * self.groups, channels
 
     def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Quantize k blocks of tokens.
+        """Quantize k blocks of W tokens without packing the codes.
 
         Args:
             x: tensor ``[..., k W, D]``.
 
         Returns:
-            Codes ``[..., k W, D]``, and parameters with one row per group, ``[..., k * block_params, D]``.
+            The codes, uint8 ``[..., k W, D]``, and ``(scale, minimum)``, each ``[..., k * block_params, D]``.
         """
         if self.even:
             return super().encode(x)
@@ -66,9 +73,9 @@ class WindowedQuantizer(AffineQuantizer):
         return self._gather(codes, len(self.spread), self.places), params
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Return the dequantized values of k blocks, ``[..., k W, D]``.
+        """Dequantize k blocks of W tokens; return the values, ``[..., k W, D]``.
 
-        Arguments are those of :meth:`AffineQuantizer.decode`.
+        The arguments are those of :meth:`AffineQuantizer.decode`.
         """
         if self.even:
             return super().decode(codes, params, dtype)
