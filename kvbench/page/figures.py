@@ -125,7 +125,8 @@ def _heat(runs: Sequence[Run], names: Sequence[str], pyplot: Any) -> Any:
     most = max(abs(value) for line in table for value in line if value is not None) or 1.0
     figure, axes = pyplot.subplots(figsize=(WIDTH, 1.4 + 0.22 * len(chosen)), constrained_layout=True)
     numbers = [[float("nan") if value is None else value for value in line] for line in table]
-    picture = axes.imshow(numbers, aspect="auto", cmap="PuOr", vmin=-most, vmax=most, interpolation="nearest")
+    losses = "PuOr" if any("score" in run for run in chosen) else "PuOr_r"  # orange; a higher perplexity is a loss
+    picture = axes.imshow(numbers, aspect="auto", cmap=losses, vmin=-most, vmax=most, interpolation="nearest")
     for y, line in enumerate(table):
         for x, value in enumerate(line):
             if value is not None:

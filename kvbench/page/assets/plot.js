@@ -3,10 +3,13 @@
 const MARKS = 7;
 const LINE = 24;
 
-/* Index of a method's colour and mark; the pair differs for up to 56 methods, so that no one depends on colours alone. */
+/* A method's colour and mark; the pair differs for 50 methods, so that no one depends on colours alone. Only fp16 has
+   the first colour. */
 function styleOf(method) {
   const place = Math.max(0, report.methods.indexOf(method));
-  return { colour: `var(--c${place % 8})`, mark: place % MARKS };
+  if (!place) return { colour: "var(--c0)", mark: 0 };
+  const round = Math.floor((place - 1) / MARKS);
+  return { colour: `var(--c${1 + ((place - 1) % MARKS)})`, mark: (place + round) % MARKS };
 }
 
 /* A mark of radius r around x, y. */
