@@ -19,7 +19,7 @@ from kvbench.errors import CacheError
 
 
 class LayerState:
-    """The tokens of one layer, with their positions and counts.
+    """What one layer of a cache holds: its stores, the positions of their tokens, and counts.
 
     :class:`kvbench.cache.layer.KVLayer` adds prefill, decoding and rollback.
 
@@ -33,22 +33,22 @@ class LayerState:
         batch, heads, key_dim, value_dim, dtype, device: sizes, dtype and device of the keys and values; set when the
             first tokens arrive.
         sealed: True once the whole prompt is in the stores.
-        seen: number of tokens seen, including padding.
-        prompt: keys and values of an incomplete prompt that arrives in chunks, in full precision; else None.
+        seen: number of columns seen: tokens of a row, including padding and tokens dropped since.
+        prompt: while a prompt arrives in chunks, its keys and its values so far, in full precision; else None.
         keys_store, values_store: stores of the keys and of the values; None until the first prompt tokens are stored.
-        order: for each row, the positions of its slots, ``[n]`` or ``[H, n]``, on the CPU; None if the slots are in the
-            order of positions. The newest slots, which are always in order, may be missing (:meth:`ordered` adds them).
-            A method that permutes or evicts tokens maintains it.
-        firm: for each row, the first column whose token may still be taken back. Tokens before it cannot be, because
-            since their arrival the cache has packed or dropped tokens, which cannot be undone.
-        paths: names of the kernels, or other implementations, that have computed attention in this layer.
-        pairs: pairs (index of the key segment, index of the value segment) that kernels have read together
-            (:mod:`kvbench.attention.phases`).
-        observed: attention over the prompt, if the method observes it (``Method.observe_prompt``), until the prompt is
+        order: for each row, the column of the token in each slot, ``[n]`` or ``[H, n]``, on the CPU; None if the slots
+            are in the order of columns. A method that permutes or evicts tokens sets it. Slots that were filled since
+            may be missing at the end (:meth:`ordered` adds them).
+        firm: for each row, the number of its first columns that can no longer be taken back, because the cache has
+            packed or dropped tokens since they arrived.
+        paths: names of the implementations (kernels or torch code) that have computed attention in this layer.
+        pairs: which segments attention kernels have had to read side by side, as pairs (index of the key segment, index
+            of the value segment) (:mod:`kvbench.attention.phases`).
+        observed: the prompt's attention, if the method asks for it (``Method.observe_prompt``), until the prompt is
             stored; else None.
         follower: the same layer in the cache of a draft model, which gets the same prompt; else None.
-        rotation: the model's RoPE (:meth:`kvbench.attention.rope.rotary.Rotary.rotate`) if keys are stored before
-            RoPE, else None.
+        rotation: function that applies the model's RoPE (:meth:`kvbench.attention.rope.rotary.Rotary.rotate`), if keys
+            are stored before RoPE; else None.
     """
 
     batch: int
@@ -95,14 +95,14 @@ class LayerState:
     def segments(self) -> list[Segment]:
         """Return the segments of both stores, keys first.
 
-        While a prompt is still arriving in chunks, return the two segments that collect its keys and its values.
+        Before the prompt is stored, return the two segments that collect its chunks, or none if there are no chunks.
         """
         if self.keys_store is not None and self.values_store is not None:
             return [*self.keys_store.segments, *self.values_store.segments]
         return list(self.prompt or ())
 
     def rolling(self) -> list[RollingSegment]:
-        """Return the segments of both stores if all of them are rolling windows (StreamingLLM), else an empty list."""
+        """Return the segments of both stores if all are rolling windows, as with StreamingLLM; else an empty list."""
         if self.keys_store is None:
             return []
         segments = self.segments()
@@ -110,15 +110,15 @@ class LayerState:
         return windows if len(windows) == len(segments) else []
 
     def length(self, rows: slice) -> int:
-        """Return the number of slots in each of `rows`. All these rows must have the same number."""
+        """Return the number of slots of each row, which must be the same for all of `rows`."""
         return self.stores()[0].length(rows)
 
     def row_groups(self) -> list[slice]:
-        """Divide the batch into runs of rows that one call can process together.
+        """Divide the batch into runs of adjacent rows that one call can process together.
 
-        The rows of a run have equal padding. In every segment they also have equal numbers of tokens, at equal offsets
-        in the buffer. Offsets may differ between rows of equal length, because after speculation their windows move at
-        different steps.
+        The rows of a run have equal padding and, in every segment, equal numbers of tokens that begin at the same place
+        in the buffer. After speculation, rows of equal length may begin at different places, because their windows were
+        last moved at different steps.
         """
         segments = self.segments()
         counts = [self.progress.padding.starts or [0] * self.batch, *(segment.lengths for segment in segments)]
@@ -130,13 +130,15 @@ class LayerState:
     # -- positions --------------------------------------------------------------------------------------------------
 
     def ordered(self, row: int) -> Tensor | None:
-        """Return the positions of a row's slots, after completing :attr:`order` with the newest slots.
+        """Return the column of the token in each slot of a row.
+
+        This is the row's :attr:`order`, to which the newest slots are added first.
 
         Args:
             row: row of the batch.
 
         Returns:
-            ``[n]``, or ``[H, n]`` if heads keep different tokens; None if the slots are in the order of positions.
+            ``[n]``, or ``[H, n]`` if heads keep different tokens; None if the slots are in the order of columns.
         """
         order = self.order[row]
         if order is None:
@@ -148,7 +150,9 @@ class LayerState:
         return order
 
     def positions(self, row: int) -> Tensor:
-        """Return the column of the padded batch to which each slot of a row belongs.
+        """Return the column at which attention sees the token in each slot of a row, even if the slots are in order.
+
+        ``Method.positions`` returns the same, but may return None.
 
         Args:
             row: row of the batch.
@@ -162,11 +166,11 @@ class LayerState:
         return torch.arange(self.first(row), self.seen)
 
     def hidden_slots(self, row: int, hidden: int) -> int:
-        """Return how many slots at the front of a row hold only tokens that no later token can see, in every head.
+        """Return how many slots at the front of a row hold only tokens outside the sliding window, in every head.
 
         Args:
             row: row of the batch.
-            hidden: number of the row's oldest tokens that no later token can see (:meth:`hidden`).
+            hidden: number of the row's oldest tokens that count as outside (:meth:`hidden`, or fewer).
         """
         positions = self.positions(row)
         if positions.ndim > 1:
@@ -179,10 +183,9 @@ class LayerState:
         return starts[row] if starts else 0
 
     def first(self, row: int) -> int:
-        """Return the column of the token in a row's first slot.
+        """Return the column of the token in a row's first slot, for slots in the order of columns without a gap.
 
-        It is greater than :meth:`start` if the layer has dropped tokens that left a sliding window. The row's slots
-        must be in the order of positions, without a gap.
+        It is greater than :meth:`start` if tokens that left a sliding window have been dropped.
         """
         return self.seen - sum(self.stores()[0].signature(row))
 
@@ -193,29 +196,33 @@ class LayerState:
         return self.seen - self.start(row)
 
     def hidden(self, row: int) -> int:
-        """Return how many of a row's oldest tokens no later token can see; 0 without a sliding window."""
+        """Return how many of a row's oldest tokens are outside the sliding window of every future query.
+
+        This is 0 without a sliding window.
+        """
         return 0 if self.window is None else max(self.real_tokens(row) - (self.window - 1), 0)
 
     def visible_tokens(self, row: int) -> int:
-        """Return how many tokens of a row the next token will see. Stock transformers would keep the same number."""
+        """Return how many tokens of a row the next one will see, as many as transformers' cache would keep."""
         return self.real_tokens(row) - self.hidden(row)
 
     def expected_length(self) -> int:
-        """Return the number of tokens to allocate buffers for: ``max_length``, or the tokens seen if they are more.
+        """Return the number of tokens per row to allocate buffers for.
 
-        With a sliding window, it is at most the window plus some slack (:func:`kvbench.cache.sliding.room`).
+        This is ``max_length``, or :attr:`seen` if that is more. With a sliding window, it is at most
+        :func:`kvbench.cache.sliding.room`.
         """
         expected = max(self.progress.max_length or 0, self.seen)
         return expected if self.window is None else min(expected, sliding.room(self.window))
 
     def coming(self) -> int:
-        """Return how many more tokens may arrive before ``max_length`` is reached; 0 if ``max_length`` is unknown."""
+        """Return how many more tokens a row may get before it has ``max_length``; 0 if ``max_length`` is unknown."""
         return max((self.progress.max_length or 0) - self.seen, 0)
 
     def new_empty(self) -> Tensor:
-        """Return a tensor without elements that has the layer's dtype and is on its device."""
+        """Return a tensor of size 0 that carries the layer's dtype and device."""
         return torch.empty(0, dtype=self.dtype, device=self.device)
 
     def chain(self) -> list[Self]:
-        """Return a list of this layer and, if it has one, its :attr:`follower`."""
+        """Return the layers that get this prompt: this one and its :attr:`follower`, if it has one."""
         return [self] if self.follower is None else [self, self.follower]

@@ -18,10 +18,12 @@ from kvbench.cache.segments.packed import PackedSegment
 
 
 class Store:
-    """The keys or the values of one layer, as segments in slot order. New tokens are appended to the last segment.
+    """The keys or the values of one layer, as a list of segments. New tokens are appended to the last segment.
+
+    A slot is a token's index through all segments, in the order of the list.
 
     Args:
-        segments: the segments in slot order; the last one must be a :class:`FullSegment`.
+        segments: the segments; the last one must be a :class:`FullSegment`.
 
     Raises:
         TypeError: the last segment is not a FullSegment.
@@ -43,25 +45,25 @@ class Store:
 
     @property
     def packed(self) -> PackedSegment:
-        """The packed segment just before the tail (the last segment). The store must have one there."""
+        """The last segment but one, which must be packed: the one that takes tokens from the tail."""
         packed = self.segments[-2]
         assert isinstance(packed, PackedSegment)
         return packed
 
     def length(self, rows: slice) -> int:
-        """Return the number of slots in each of `rows`. All these rows must have the same number."""
+        """Return the number of slots of each row, which must be the same for all of `rows`."""
         return sum(segment.length(rows) for segment in self.segments)
 
     def fill_sinks(self, rows: slice, count: int, seen: int) -> None:
-        """Move the oldest tokens of the tail to the sinks (the first segment) until there are enough sinks.
+        """Move the oldest tokens of the tail to the first segment until it holds all the sinks.
 
         This is needed after a prompt that was shorter than the number of sinks.
 
         Args:
             rows: rows of the batch.
             count: number of sinks that the method keeps.
-            seen: number of tokens that each row has seen. If the store contains fewer, the first tokens have been
-                dropped, so nothing is moved.
+            seen: number of real tokens that each row has seen. If the store holds fewer, the true first tokens may be
+                gone, so nothing is moved.
         """
         if self.length(rows) < seen:
             return
@@ -71,7 +73,7 @@ class Store:
             self.tail.drop_front(rows, missing)
 
     def cuts(self, rows: slice, start: int, stop: int) -> list[int]:
-        """Return the borders between segments within a slot range.
+        """Return where to cut a slot range so that each part lies in one segment.
 
         Args:
             rows: rows with equal numbers of tokens in every segment.
@@ -79,7 +81,8 @@ class Store:
             stop: one past the last slot of the range.
 
         Returns:
-            `start`, every slot after it and before `stop` at which a segment begins, and `stop`.
+            The ascending borders of the parts: `start`, the first slot of each further segment inside the range, and
+            `stop`.
         """
         borders, last = [start], 0
         for segment in self.segments:
@@ -89,14 +92,14 @@ class Store:
         return [*borders, stop]
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype, upper: bool = False) -> Tensor:
-        """Return consecutive slots, decoded. They must all be in one segment.
+        """Return the decoded tokens of consecutive slots, which must all be in one segment.
 
         Args:
             rows: rows of the batch.
             start: first slot to read.
             stop: one past the last slot to read.
             dtype: dtype of the result.
-            upper: True to decode only the upper nibbles of hierarchical codes (QuantSpec's draft).
+            upper: True to decode 8-bit hierarchical codes from their upper 4 bits only, as QuantSpec's draft does.
 
         Returns:
             ``[rows, H, stop - start, D]``.
@@ -114,7 +117,7 @@ class Store:
         raise IndexError(f"slot {start} does not exist; the store has {first} slots")
 
     def only_full(self, rows: slice) -> Tensor | None:
-        """Return a view of all tokens if a single full-precision segment contains them, else None.
+        """Return all tokens as a view, without a copy, if one full-precision segment holds them all; else None.
 
         Args:
             rows: rows of the batch.
@@ -163,7 +166,7 @@ class Store:
             count -= here
 
     def signature(self, row: int) -> tuple[int, ...]:
-        """Return how many tokens of a row are in each segment. Rows with equal signatures are processed together."""
+        """Return the number of tokens of a row in each segment; rows that agree can be processed together."""
         return tuple(segment.lengths[row] for segment in self.segments)
 
     def clone(self) -> Store:

@@ -30,21 +30,25 @@ def calibrate(
     text_sha256: str = "",
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> file.Calibration:
-    """Compute KVQuant's thresholds and codebooks for every layer of a model.
+    """Compute KVQuant's outlier thresholds and codebooks for every layer of a model.
 
     Args:
         model: causal language model.
         sequences: token ids of S sequences, ``[S, L]`` (the authors use 16 sequences of 2048 tokens of WikiText-2's
             training text).
-        name: name of the model, for messages.
-        bits: bits per code of each codebook to compute.
+        name: name of the model, recorded in the result.
+        bits: code sizes in bits; one codebook is computed for each.
         outliers: fraction of the elements that KVQuant stores in full precision.
-        fisher: True to weight quantization errors by squared gradients (Fisher information), False to weight all
-            errors equally.
+        fisher: True to weight quantization errors by squared gradients (Fisher information), False to weight all errors
+            equally.
         first_tokens: number of tokens at the start of each sequence that the codebooks are not fitted to, because
             KVQuant will keep them in full precision.
-        text_sha256: SHA-256 of the calibration text, stored in the file.
-        tell: function called after each pass with the number of passes done and their total number.
+        text_sha256: SHA-256 of the calibration text, recorded in the result.
+        tell: function called after the pass over each sequence, with the number of passes done and their total. If
+            memory is too small for all layers at once, a sequence takes several passes.
+
+    Returns:
+        The calibration, not yet written to a file.
 
     Raises:
         ConfigError: `bits`, `outliers` or `first_tokens` is out of range.
@@ -103,7 +107,7 @@ def _named(layer: int, side: str, fit: SideFit) -> dict[str, Tensor]:
 
 
 def cut(ids: Sequence[int], count: int, length: int, name: str = "the text") -> Tensor:
-    """Take sequences from a text, evenly spread and without overlap, and return them as ``[count, length]``.
+    """Return sequences of equal length from a text, evenly spread over it and without overlap, ``[count, length]``.
 
     Args:
         ids: token ids of the text.

@@ -20,15 +20,19 @@ from kvbench.models.projections import Source, attentions, head_dim, key_source,
 
 @dataclass
 class Collected:
-    """Keys or values of a layer, with squared gradients: fp32 tensors ``[tokens, C]`` on the CPU, one per sequence."""
+    """The keys or the values of one layer on some sequences, and the squared gradients of the loss by them.
+
+    Both are lists of fp32 tensors on the CPU, one ``[tokens, C]`` per sequence: ``activations``, and ``weights`` for
+    the squared gradients (empty if not collected).
+    """
 
     activations: list[Tensor] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
 
     def joined(self) -> tuple[Tensor, Tensor | None]:
-        """Return the keys or values of all sequences in one tensor, and their squared gradients in another.
+        """Return the keys or values of all sequences in one tensor ``[N, C]``, and their squared gradients in another.
 
-        The second tensor is None if gradients were not collected.
+        The second is None if gradients were not collected.
         """
         return torch.cat(self.activations), torch.cat(self.weights) if self.weights else None
 
@@ -41,7 +45,7 @@ def collect(
     fisher: bool,
     tell: Callable[[], None] = lambda: None,
 ) -> dict[int, tuple[Collected, Collected]]:
-    """Run a model on sequences and collect the keys and values of some layers.
+    """Run a model on sequences and collect the keys (before RoPE) and values of some layers.
 
     Args:
         model: causal language model.
@@ -51,7 +55,7 @@ def collect(
         tell: function called without arguments after each sequence, to report progress.
 
     Returns:
-        A dict from the index of a layer to a pair: its keys, and its values.
+        For each layer index a pair: what was collected of its keys, and of its values.
 
     Raises:
         ModelError: keys before RoPE cannot be read, or an activation or gradient is NaN or Inf.

@@ -40,12 +40,14 @@ SAME = 0.01
 
 @dataclass
 class Calibration:
-    """KVQuant's thresholds and codebooks for one model, as read from a calibration file.
+    """KVQuant's thresholds and codebooks for one model, as a calibration file holds them.
 
     Args:
-        info: facts about the calibration, all as strings: ``model``, ``bits`` ("2,3,4"), ``outliers``, ``layers``,
-            ``kv_heads``, ``head_dim``, ``text_sha256``, ``tokens``, ``fisher``, and the versions of packages.
-        tensors: the tensors by the names that the module's description lists.
+        info: how the calibration was made, all as strings: ``model``, ``bits`` (such as "2,3,4"), ``outliers``,
+            ``layers``, ``kv_heads``, ``head_dim``, ``text_sha256``, ``tokens``, ``fisher``, versions of packages, and
+            others.
+        tensors: thresholds, codebooks and a sample of the model's weights, under the names that this module's docstring
+            lists.
         path: the file; None if it has not been written yet.
     """
 
@@ -55,21 +57,21 @@ class Calibration:
 
     @property
     def bits(self) -> tuple[int, ...]:
-        """Bits per code of each codebook."""
+        """The code sizes, in bits, for which there are codebooks."""
         return tuple(int(width) for width in self.info["bits"].split(","))
 
     @property
     def outliers(self) -> float:
-        """Fraction of the elements that are outliers, that is, outside the thresholds."""
+        """Fraction of the elements that are outliers, for which the thresholds were chosen."""
         return float(self.info["outliers"])
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Numbers of layers, of KV heads, and of channels per head."""
+        """Shape of the model's cache: the numbers of layers, of KV heads, and of channels per head."""
         return int(self.info["layers"]), int(self.info["kv_heads"]), int(self.info["head_dim"])
 
     def thresholds(self, layer: int) -> Tensor:
-        """Return the upper and lower threshold of each key channel, fp16 ``[2, C]``."""
+        """Return the upper and the lower outlier threshold of each key channel of a layer, fp16 ``[2, C]``."""
         return self.tensors[f"layers.{layer}.key.thresholds"]
 
     def levels(self, layer: int, side: str, bits: int) -> Tensor:
@@ -83,10 +85,10 @@ class Calibration:
         return self.tensors[f"layers.{layer}.{side}.levels.{bits}"]
 
     def norm(self, layer: int, side: str, bits: int) -> Tensor:
-        """Return the scale and the offset of Q-Norm, fp32 ``[2]``, for the keys or values of a layer.
+        """Return Q-Norm's correction of a codebook: its scale and its offset, fp32 ``[2]``.
 
-        With the levels multiplied by the scale and shifted by the offset, quantized values have the same mean and
-        standard deviation as the original ones.
+        If the levels are multiplied by the scale and increased by the offset, the dequantized elements get the mean and
+        the standard deviation of the original ones.
 
         Args:
             layer: index of the layer.
@@ -96,7 +98,7 @@ class Calibration:
         return self.tensors[f"layers.{layer}.{side}.norm.{bits}"]
 
     def expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield name and shape of every tensor that the file must contain for the layers of the model."""
+        """Yield the name and the shape of each tensor that a complete file must contain, given its metadata."""
         layers, heads, channels = self.shape
         for layer in range(layers):
             yield f"layers.{layer}.key.thresholds", (2, heads * channels)
@@ -106,7 +108,15 @@ class Calibration:
                     yield f"layers.{layer}.{side}.norm.{width}", (2,)
 
     def check_format(self, bits: int, outliers: float) -> None:
-        """Raise ConfigError unless the file has codebooks with this number of bits and this fraction of outliers."""
+        """Check that the file fits the options of a method.
+
+        Args:
+            bits: bits per code, for which the file must have codebooks.
+            outliers: fraction of outliers, with which it must have been made.
+
+        Raises:
+            ConfigError: it does not fit.
+        """
         if bits not in self.bits:
             raise ConfigError(
                 "method.bits",
@@ -124,7 +134,11 @@ class Calibration:
             )
 
     def check_model(self, model: PreTrainedModel) -> None:
-        """Raise ConfigError if the file was made with another model."""
+        """Check that the file was made with this model, by its shape and a sample of its weights.
+
+        Raises:
+            ConfigError: the file was made with another model.
+        """
         from kvbench.models.projections import head_dim, kv_heads
 
         config = model.config.get_text_config(decoder=True)
@@ -141,7 +155,10 @@ class Calibration:
             raise ConfigError(KEY, str(self.path), f"{problem}, which has the same shape but different weights")
 
     def matches(self, numbers: Mapping[str, Tensor]) -> bool:
-        """Return True if a sample of weights (:func:`probe`) comes from the model with which the file was made."""
+        """Return True unless a sample of weights (:func:`probe`) shows that the file was made with another model.
+
+        Small differences, as between dtypes, are allowed. Samples that cannot be compared count as equal.
+        """
         for name in ("probe.keys", "probe.embedding"):
             recorded, actual = self.tensors.get(name), numbers.get(name)
             if recorded is not None and actual is not None:
@@ -151,9 +168,11 @@ class Calibration:
 
 
 def probe(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return a small sample of the model's weights, by name, by which the model can be recognised.
+    """Return a small sample of a model's weights, by which a calibration file recognises the model it was made with.
 
-    The weights are taken from the embedding and from the key projections.
+    Returns:
+        fp32 tensors: ``probe.embedding``, and ``probe.keys`` from the key projections unless their weights are
+        quantized.
     """
     from kvbench.models.projections import attentions, key_source
 
@@ -183,7 +202,7 @@ def _sample(weight: Tensor, count: int) -> Tensor:
 
 
 def save(calibration: Calibration, path: Path) -> None:
-    """Write a calibration file atomically.
+    """Write a calibration file; an interruption leaves no partial file.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -198,7 +217,7 @@ def save(calibration: Calibration, path: Path) -> None:
 
 
 def load(path: Path) -> Calibration:
-    """Read and check a calibration file; an unchanged file is read only once.
+    """Return the checked contents of a calibration file; an unchanged file is read only once per process.
 
     Raises:
         ConfigError: the file is missing, damaged, or not a calibration file.
@@ -243,9 +262,9 @@ def _load(path: Path, changed: int, size: int) -> Calibration:
 
 
 def in_folders(folders: Iterable[Path]) -> Iterator[Calibration]:
-    """Yield the calibration files in some folders, ordered by name.
+    """Yield the calibrations found in some folders, those of a folder in the order of their file names.
 
-    Other files are skipped. Damaged calibration files are skipped with a warning.
+    Other files are skipped. Damaged files are skipped with a warning.
     """
     for folder in folders:
         for path in sorted(folder.glob("*.safetensors")):
@@ -270,7 +289,7 @@ def _passed_over(what: str) -> None:
 
 
 def command(model: str, bits: int, outliers: float) -> str:
-    """Return the command line that creates a calibration file, for hints in messages.
+    """Return the command line that would create a calibration file with given options, for a hint in an error message.
 
     Args:
         model: name of the model.

@@ -19,11 +19,12 @@ from kvbench.quantizers.nuq import ELEMENTS, tail
 
 @dataclass
 class Codebook:
-    """The levels for one number of bits per code.
+    """A codebook for one code size, fitted to elements that have been normalised to [-1, 1].
 
     Args:
-        levels: fp32 ``[2**bits]``, ascending.
-        norm: scale and offset that give the quantized values the mean and deviation of the original ones (Q-Norm).
+        levels: the values that codes stand for, fp32 ``[2**bits]``, ascending.
+        norm: Q-Norm's scale and offset for the levels, with which the dequantized elements have the mean and the
+            standard deviation of the original ones.
     """
 
     levels: Tensor
@@ -32,9 +33,11 @@ class Codebook:
 
 @dataclass
 class SideFit:
-    """Quantization levels and outlier thresholds fitted to the keys or the values of a layer.
+    """What was fitted to the keys or to the values of a layer.
 
-    These are ``thresholds``, fp16 ``[2, C]`` for keys and None for values, and a codebook for each number of bits.
+    Args:
+        thresholds: upper and lower outlier threshold of each key channel, fp16 ``[2, C]``; None for values.
+        codebooks: for each number of bits per code, the codebook.
     """
 
     thresholds: Tensor | None
@@ -44,12 +47,12 @@ class SideFit:
 def fit_keys(
     x: Tensor, weights: Tensor | None, bits: Sequence[int], share: float, skip: Tensor | None = None
 ) -> SideFit:
-    """Fit KVQuant's thresholds to each channel of the keys of a layer, and codebooks to all channels together.
+    """Fit KVQuant to the keys of a layer: outlier thresholds for each channel, and codebooks for all channels together.
 
     Args:
         x: keys of N tokens before RoPE, fp32 ``[N, C]``.
         weights: weight of the quantization error of each element, ``[N, C]``; None for equal weights.
-        bits: bits per code of each codebook to fit.
+        bits: code sizes in bits; one codebook is fitted for each.
         share: fraction of the elements that are outliers, half of them above the upper threshold and half below the
             lower one. With 0 there are no outliers, and the thresholds are the minimum and the maximum.
         skip: bool ``[N]``, True for tokens that the codebooks are not fitted to; None to use all tokens.
@@ -62,16 +65,29 @@ def fit_keys(
 def fit_values(
     x: Tensor, weights: Tensor | None, bits: Sequence[int], share: float, skip: Tensor | None = None
 ) -> SideFit:
-    """Fit KVQuant's codebooks to the values of a layer, after normalising each token by its own percentiles.
+    """Fit KVQuant's codebooks to the values of a layer, each token normalised by the quantiles of its own elements.
 
-    It takes the same arguments as :func:`fit_keys`, with values ``[N, C]`` in place of keys.
+    There are no thresholds to fit, because at run time each token again gets its own.
+
+    Args:
+        x: values of N tokens, fp32 ``[N, C]``.
+        weights: as for :func:`fit_keys`.
+        bits: as for :func:`fit_keys`.
+        share: fraction of the elements of each token that are outliers, half of them at each end.
+        skip: as for :func:`fit_keys`.
     """
     upper, lower = (quantiles(x, q, 1).unsqueeze(1) for q in (tail(share), 1 - tail(share)))
     return SideFit(None, _codebooks(x, (upper - lower) / 2, (upper + lower) / 2, weights, bits, skip))
 
 
 def quantiles(x: Tensor, q: float, dim: int) -> Tensor:
-    """Return the quantile `q` (from 0 to 1) of ``x`` ``[N, C]`` along dimension `dim`, computed in parts."""
+    """Return a quantile of a matrix along one dimension, for matrices too large for ``torch.quantile``.
+
+    Args:
+        x: ``[N, C]``.
+        q: the quantile, from 0 to 1.
+        dim: dimension that is reduced: 0 for a result ``[C]``, 1 for ``[N]``.
+    """
     rows = x.t() if dim == 0 else x
     step = max(ELEMENTS // rows.shape[1], 1)
     return torch.cat([torch.quantile(rows[i : i + step], q, dim=1) for i in range(0, len(rows), step)])

@@ -25,10 +25,12 @@ CONVERGED = 1e-7
 
 @dataclass
 class Histogram:
-    """A weighted histogram of values in [-1, 1].
+    """A weighted histogram of numbers in [-1, 1], with enough per bin to compute means and squared errors.
 
-    For each bin it has three sums over the values in that bin, float64 ``[BINS]``: of the weights, of weight times
-    value, and of weight times value squared.
+    Args:
+        weight: for each bin, the sum of the weights, float64 ``[BINS]``.
+        first: the sum of weight times number.
+        second: the sum of weight times number squared.
     """
 
     weight: Tensor
@@ -37,15 +39,15 @@ class Histogram:
 
     @classmethod
     def empty(cls) -> Histogram:
-        """Return a histogram without values."""
+        """Return a histogram of no numbers."""
         return cls(*(torch.zeros(BINS, dtype=torch.float64) for _ in range(3)))
 
     def add(self, values: Tensor, weights: Tensor | None = None) -> None:
-        """Add values to the histogram.
+        """Count more numbers in the histogram.
 
         Args:
             values: numbers in [-1, 1], any shape.
-            weights: weight of each value, in the same shape; None for a weight of 1 each.
+            weights: weight of each number, in the same shape; None for a weight of 1 each.
         """
         x = values.reshape(-1).double().cpu()
         w = torch.ones_like(x) if weights is None else weights.reshape(-1).double().cpu()
@@ -64,17 +66,20 @@ class Histogram:
         return mean, max(float(self.second.sum()) / self.total - mean * mean, 0.0) ** 0.5
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the cumulative sums of the three quantities over the bins, ``[BINS + 1]`` each, beginning with 0."""
+        """Return running totals of the three sums, each ``[BINS + 1]``: entry i adds up the first i bins."""
         zero = torch.zeros(1, dtype=torch.float64)
         return tuple(torch.cat([zero, part.cumsum(0)]) for part in (self.weight, self.first, self.second))  # type: ignore[return-value]
 
 
 def levels(histogram: Histogram, count: int) -> Tensor:
-    """Return a codebook for the values of a histogram, fitted by weighted k-means: ascending levels, fp32.
+    """Fit a codebook to the numbers of a histogram by k-means, which makes the weighted squared error small.
 
     Args:
-        histogram: the values.
-        count: number of levels. If there are fewer distinct values, the last level is repeated.
+        histogram: the numbers.
+        count: number of levels. If there are fewer distinct numbers, the last level is repeated.
+
+    Returns:
+        Ascending levels, fp32 ``[count]``.
     """
     occupied = histogram.weight > 0
     if int(occupied.sum()) <= count:
@@ -95,7 +100,10 @@ def levels(histogram: Histogram, count: int) -> Tensor:
 
 
 def distortion(histogram: Histogram, codebook: Tensor) -> float:
-    """Return the weighted mean squared error of rounding the values of a histogram to the nearest level."""
+    """Return the weighted mean squared error of rounding the numbers of a histogram to the nearest level of a codebook.
+
+    All numbers of a bin go to the level that is nearest to the bin's centre.
+    """
     ordered = codebook.double().sort().values
     centres = (torch.arange(BINS, dtype=torch.float64) + 0.5) * (2 / BINS) - 1
     nearest = ordered[torch.searchsorted((ordered[1:] + ordered[:-1]) / 2, centres)]

@@ -47,7 +47,7 @@ REFUSED = {
 
 @dataclass
 class Arguments:
-    """A parsed command line: the options, and the overrides (``KEY=VALUE``) in the order in which they were given."""
+    """The parsed command line of ``python -m kvbench``: options, and overrides (``KEY=VALUE``) in the given order."""
 
     overrides: list[str] = field(default_factory=list)
     help: bool = False
@@ -62,7 +62,7 @@ class Arguments:
     info: str | None = None
 
     def argv(self, overrides: Sequence[str]) -> list[str]:
-        """Return a command line for Hydra with the same options, followed by `overrides`."""
+        """Return the arguments to pass to Hydra: those of these options that it handles, then `overrides`."""
         words = []
         for switch in ("hydra_help", "multirun", "resolve"):
             words += [f"--{switch.replace('_', '-')}"] if getattr(self, switch) else []

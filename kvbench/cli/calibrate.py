@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.calibrate`` and return the exit status; print errors to standard error.
 
     Args:
-        argv: arguments of the command line; None for those of this process.
+        argv: arguments of the command line, without the program's name; None for ``sys.argv``.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -44,7 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Calibrate a model for KVQuant, write the calibration file, and return a line for the user about it.
+    """Calibrate a model for KVQuant and write the calibration file.
+
+    Args:
+        arguments: the parsed command line.
+
+    Returns:
+        A line for the user: the file and what it contains.
 
     Raises:
         KvbenchError: an argument is invalid, the model or a text is unavailable, or a text is too short.
@@ -92,7 +98,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def model_config(name: str, path: str | None, dtype: str | None, random: bool) -> ModelConfig:
-    """Return the checked configuration of a model.
+    """Return the configuration of the model that the command line names, after checking it.
 
     Args:
         name: a preset, a repository on the hub, or a folder.
@@ -111,7 +117,10 @@ def model_config(name: str, path: str | None, dtype: str | None, random: bool) -
 
 
 def documents(name: str) -> list[str]:
-    """Return the texts in the file or folder `name`, or generated ones if it is ``mini`` or ``python``.
+    """Return the texts that an argument of ``--text`` stands for, one string per document.
+
+    Args:
+        name: a file or a folder; or ``mini`` or ``python`` for texts that need no file, unless a file has this name.
 
     Raises:
         DataError: there is no such file or folder, or it contains no text.
