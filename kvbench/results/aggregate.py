@@ -20,7 +20,7 @@ PARTS = ("codes", "scales", "window", "index")
 
 
 def mean_error(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return the mean of values and its standard error.
+    """Return the mean of values and the standard error of that mean.
 
     The mean is None without values, and the standard error is None with fewer than two values.
     """
@@ -36,7 +36,7 @@ def mean_error(values: Sequence[float]) -> tuple[float | None, float | None]:
 def scores(
     rows: Iterable[Row], baseline: Mapping[str, Row] | None = None, version: int | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return the mean scores of each task, or of each task and length.
+    """Average the scores of a run's samples, for each task or for each task and prompt length.
 
     Args:
         rows: the recorded results of the run's samples.
@@ -44,12 +44,18 @@ def scores(
         version: the task's version, copied into each entry.
 
     Returns:
-        A dict with one entry per key ``task`` or ``task@length``: ``{score, stderr, n, version, scorer_version,
-        variants, nll, perplexity, vs_fp16}``. ``n`` is the number of samples. ``variants`` holds the scorer's other
-        scores. ``nll`` is the mean negative log-likelihood per answer token in nats (None without answers).
-        ``perplexity`` is the result of :func:`perplexity`, and ``vs_fp16`` the paired difference from fp16 (None
-        without a baseline). If the samples measure time and memory, the entry also has ``points``, the result of
-        :func:`kvbench.results.points.points`.
+        A dict from ``task`` or ``task@length`` to a dict with the fields of
+        :class:`kvbench.results.record_scores.Score`:
+
+        - ``score``, ``stderr``, ``n``: mean score, its standard error, and the number of samples with a score.
+        - ``vs_fp16``: mean difference from fp16 over the samples that both runs have, with its standard error; None
+          without a baseline.
+        - ``variants``: means of the other scores that the task's scorer computes.
+        - ``nll``: mean negative log-likelihood per token of the reference answers, in nats; None if there are none.
+        - ``perplexity``: result of :func:`perplexity`, None for tasks with answers.
+        - ``version``, ``scorer_version``: versions of the task and of its scorer.
+        - ``points``: only for samples that measure time and memory, the result of
+          :func:`kvbench.results.points.points`.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -77,19 +83,18 @@ def scores(
 
 
 def perplexity(group: Sequence[Row], nll: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the perplexity of a text; None if the rows are not spans of a text.
+    """Compute the perplexity of a text from its spans; None if the rows are results of another kind.
 
-    As in GPTQ, each span has a mean negative log-likelihood (NLL) per token, and the perplexity is the exponential of
-    the mean over the spans. The standard error is approximated to first order, as the perplexity times the standard
-    error of the mean NLL. The difference from fp16 is computed from the paired differences of the spans' NLL.
+    As in GPTQ, it is the exponential of the mean over the spans of their mean negative log-likelihood (NLL) per token.
+    Its standard error is, to first order, the perplexity times the standard error of the mean NLL. The difference from
+    fp16 is a difference of perplexities; its standard error comes from the paired differences of the spans' NLL.
 
     Args:
         group: the rows of one text, one per span.
         nll: the entry ``nll`` that :func:`scores` computes for these rows.
 
     Returns:
-        ``{ppl, stderr, bits_per_byte, mode, prefill, chunk, windows, vs_fp16}``, the keys of
-        :class:`kvbench.results.record_scores.Perplexity`; ``windows`` is the number of spans.
+        A dict with the fields of :class:`kvbench.results.record_scores.Perplexity`.
     """
     windows = [row for row in group if row.get("window")]
     if not windows or nll["mean"] is None:
@@ -112,14 +117,14 @@ def perplexity(group: Sequence[Row], nll: Mapping[str, Any]) -> dict[str, Any] |
 
 
 def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the unweighted mean of the scores of all tasks, with its standard error and difference from fp16.
+    """Return the mean of the tasks' scores, each task with the same weight, and its difference from fp16.
 
     Args:
         by_task: the scores from :func:`scores`.
 
     Returns:
-        ``{score, stderr, n, vs_fp16}``. ``n`` counts the samples of all tasks. ``vs_fp16`` is None if a task has no
-        difference from fp16.
+        ``{score, stderr, n, vs_fp16}``. ``n`` is the total number of samples. ``vs_fp16`` is None unless every task has
+        a difference from fp16.
     """
     entries = [entry for entry in by_task.values() if entry["score"] is not None]
     pairs = [entry["vs_fp16"] for entry in entries]
@@ -139,13 +144,14 @@ def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the size in bytes of one sequence's cache at the end of its answer, averaged over the samples.
+    """Return the size in bytes of one sequence's KV cache at the end of its answer, averaged over the samples.
 
     Returns:
-        A dict. ``used`` (bytes of the cached tokens) and ``reserved`` (bytes of the allocated buffers) each hold
-        ``total``, ``codes``, ``scales``, ``window`` and ``index`` (:class:`kvbench.results.record.Parts`).
-        ``fp16_equivalent`` is the size at 16 bits per element. ``ratio`` is the size that method=fp16 needs for the
-        same tokens in the model's own dtype, divided by the bytes used; 4 means a quarter of the memory.
+        A dict with the keys of :class:`kvbench.results.record.KvBytes`. ``used`` (bytes of the cached tokens) and
+        ``reserved`` (bytes of the allocated buffers) are dicts with ``total`` and its parts ``codes``, ``scales``,
+        ``window`` and ``index``. ``fp16_equivalent`` is the size of the same tokens at 16 bits per element. ``ratio``
+        is how many times smaller ``used`` is than the cache of method=fp16, which stores elements in the model's own
+        dtype: 4 means a quarter of the memory.
     """
     bills = [row["kv_bytes"] for row in rows if row.get("kv_bytes")]
     bytes_held: dict[str, Any] = {}
@@ -161,11 +167,11 @@ def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def peak_bytes(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the largest memory peaks over the samples, in bytes.
+    """Return the largest memory peaks that any sample reached, in bytes.
 
     Returns:
-        ``prefill`` and ``decode``, the peaks of the two phases; ``kind``, the way they were measured; ``rss``, the peak
-        of the process's resident memory; and ``n``, the number of samples with a measured peak.
+        A dict: ``prefill`` and ``decode``, the peaks of the two phases; ``kind``, how these were measured; ``rss``, the
+        peak of the process's resident memory; and ``n``, the number of samples with a measured peak.
     """
     peaks = [row["measured"]["peak_bytes"] for row in rows if row.get("measured", {}).get("peak_bytes")]
     counted = [peak for peak in peaks if peak.get("prefill") is not None]
@@ -179,15 +185,15 @@ def peak_bytes(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Return the timings of the samples by device, without warm-up samples.
+    """Summarize TTFT, TPOT and decoding speed for each device that ran samples, without warm-up samples.
 
     The median and the p99 of TPOT leave out the first decode step of each sample. That step is reported separately,
     because it includes work that a method does once after the prompt.
 
     Returns:
-        A dict from the name of a device to its timings: ``ttft_s`` with ``median`` and ``n``; ``tpot_s`` with
-        ``median``, ``p99``, ``first_step`` and ``n`` (the number of steps); ``tokens_per_s``, the rate of decoding;
-        and ``n``, the number of samples.
+        A dict from the name of a device to a dict: ``ttft_s`` with ``median`` and ``n``; ``tpot_s`` with ``median``,
+        ``p99``, ``first_step`` (median over the samples) and ``n`` (number of steps); ``tokens_per_s``, the generated
+        tokens divided by the time of decoding; and ``n``, the number of samples.
     """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -218,7 +224,7 @@ def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 
 def no_timings() -> dict[str, Any]:
-    """Return the timings of one device without any samples: all figures None, all counts 0."""
+    """Return an entry of :func:`timings` for a device that timed no samples: all figures None, all counts 0."""
     return {
         "ttft_s": {"median": None, "n": 0},
         "tpot_s": {"median": None, "p99": None, "first_step": None, "n": 0},

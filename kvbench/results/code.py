@@ -27,23 +27,29 @@ _DIGITS = 12
 
 
 def of(row: Row) -> Code | None:
-    """Return the digests of the code that produced a row; None if the row does not record them by part."""
+    """Return the code digests recorded in a row, one per part of kvbench; None if the row records none."""
     code = row.get(MEASURED, {}).get("code")
     return dict(code) if isinstance(code, Mapping) else None
 
 
 def used(code: Code, *, on_gpu: bool) -> Code:
-    """Return the digests of the parts of the code that can affect a result on a GPU, or on a CPU.
+    """Select the parts of the code that can affect a result on a GPU (all) or on a CPU (all but the GPU kernels).
 
     Args:
-        code: digests of all parts, by name.
-        on_gpu: True for results from a GPU; False for results from a CPU, which leaves out the GPU kernels.
+        code: digests of the source code of all parts, by name of the part.
+        on_gpu: True for results from a GPU; False for results from a CPU.
     """
     return {part: value for part, value in code.items() if on_gpu or part != KERNELS}
 
 
 def digest(code: Code | None) -> str:
-    """Return one digest that covers all parts of the code except the scorer; :data:`UNKNOWN` if `code` is None."""
+    """Hash the digests of all parts of the code into one, which identifies the version of the code that made a row.
+
+    The scorer does not count, because stored predictions are scored again when it changes.
+
+    Args:
+        code: digests by name of the part. None: the result is :data:`UNKNOWN`.
+    """
     if code is None:
         return UNKNOWN
     text = "\n".join(f"{part} {value}" for part, value in sorted(code.items()) if part != SCORER)
@@ -51,11 +57,10 @@ def digest(code: Code | None) -> str:
 
 
 def changed(stored: Code | None, now: Code) -> list[str]:
-    """Return the parts of the code that have changed since a row was produced.
+    """Return the parts of the code that have changed since a row was produced, and that can have affected it.
 
-    The scorer is not compared. Parts that the row does not record are not compared either, because they did not
-    affect it; a row from a CPU, for example, does not record the GPU kernels. A part without source files (None)
-    counts as unchanged.
+    Only parts that the row records are compared: a row from a CPU, for example, does not record the GPU kernels. The
+    scorer never counts. A part without source files (digest None) counts as unchanged.
 
     Args:
         stored: digests that the row records; None if it records none.
@@ -74,12 +79,13 @@ def changed(stored: Code | None, now: Code) -> list[str]:
 
 
 def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
-    """Count the rows of a run by the version of the code that produced them.
+    """Count how many rows of a run each version of the code produced.
+
+    A version is identified by its :func:`digest`, which is the key of both results.
 
     Returns:
-        Two dicts, both keyed by the :func:`digest` of a version. The first holds the number of rows of each version.
-        The second holds the digests of its parts without the scorer; versions whose rows do not record parts are
-        missing there.
+        The number of rows of each version, and for each version the digests of its parts (without the scorer). The
+        second dict lacks versions whose rows do not record their parts.
     """
     counts: dict[str, int] = {}
     parts: dict[str, Code] = {}
@@ -93,7 +99,7 @@ def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
 
 
 def older(counts: Mapping[str, int], parts: Mapping[str, Code], now: Code) -> dict[str, Any] | None:
-    """Return how many samples were produced by code that has changed since, and the parts of it that have changed.
+    """Tell how many of a run's samples were produced by code that is no longer current, and what has changed since.
 
     Args:
         counts: number of rows by version of the code (:func:`kinds`).
@@ -101,8 +107,8 @@ def older(counts: Mapping[str, int], parts: Mapping[str, Code], now: Code) -> di
         now: digests of the current code.
 
     Returns:
-        ``samples``, the number of these samples, and ``parts``, the names of the parts that have changed since; None
-        if all samples were produced by the current code.
+        ``{"samples": number of such samples, "parts": names of the changed parts}``; None if all samples were produced
+        by the current code.
     """
     differing = {name: changed(parts.get(name), now) for name in counts}
     count = sum(counts[name] for name, names in differing.items() if names)
@@ -111,17 +117,16 @@ def older(counts: Mapping[str, int], parts: Mapping[str, Code], now: Code) -> di
 
 
 def order(part: str) -> int:
-    """Return a sort key for the name of a part of the code, so that parts that users often edit come first."""
+    """Return a sort key for part names: ``method``, ``quantizer`` and ``task``, which users edit most, come first."""
     places = ("method", "quantizer", "task")
     return places.index(part) if part in places else len(places) + (part == UNKNOWN)
 
 
 def unlike(rows: Iterable[Row], others: Mapping[str, Row]) -> list[str]:
-    """Return the parts of the source code that changed between a method's run and the fp16 run it is compared with.
+    """Return the parts of the code that changed between a method's run and the fp16 run it is compared with.
 
-    Each row records digests of the source code that produced it, one for each part. The result names the parts whose
-    digests differ for the same sample. The method, the quantizer, the scorer and the GPU kernels are left out, because
-    differences there do not invalidate the comparison of a method with fp16.
+    The parts are those whose recorded digests differ between the two rows of any sample. Such a change may make the
+    comparison misleading. The method, the quantizer, the scorer and the GPU kernels may differ and are left out.
 
     Args:
         rows: the method's rows.
@@ -136,10 +141,13 @@ def unlike(rows: Iterable[Row], others: Mapping[str, Row]) -> list[str]:
 
 
 def shown(parts: Sequence[str]) -> str:
-    """Return the text that marks a run in tables, for example ``older code: method, cache``; empty without parts.
+    """Describe changed code as a remark for tables, for example ``older code: method, cache``.
 
     Args:
         parts: names of the parts of the code that have changed since the samples were produced (:func:`older`).
+
+    Returns:
+        The remark; ``unknown code`` if the samples do not record their code; empty if `parts` is empty.
     """
     if not parts:
         return ""

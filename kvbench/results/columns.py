@@ -25,10 +25,10 @@ UNFINISHED = "unfinished"
 
 @dataclass(frozen=True)
 class RunLine:
-    """One line of a table of runs.
+    """A run as one line of a table.
 
     Args:
-        name: name that distinguishes the run from the others in the table.
+        name: the first cell of the line, which distinguishes the run from the others in the table.
         run: the run's figures.
     """
 
@@ -38,16 +38,16 @@ class RunLine:
 
 @dataclass(frozen=True)
 class Column(Generic[Line]):
-    """A column of tables, and the one or more columns of the CSV that hold its plain values.
+    """A column of a table in the terminal or in markdown, and the CSV columns with its figures as plain values.
 
     Args:
         name: heading in tables.
         unit: unit of the numbers in the CSV, as documentation; empty for texts and plain numbers.
-        cell: function that returns the cell for a line; None if the column appears only in the CSV.
-        csv: dict from each heading in the CSV to the function that returns the plain value for a line.
-        places: where the cell is shown: :data:`TABLE` (table of runs), :data:`LIST` (list of ``kvbench.report``).
+        cell: function from a line of the table to the formatted cell; None if the column appears only in the CSV.
+        csv: the CSV columns: a dict from heading to a function from a line to the plain value.
+        places: tables that have the column: :data:`TABLE` (table of runs), :data:`LIST` (list of ``kvbench.report``).
         wraps: True if the text may wrap on a narrow terminal.
-        present: function that returns True if a table with the given lines should show the column.
+        present: function that takes all lines of a table and returns False if the column should be left out of it.
     """
 
     name: str
@@ -60,7 +60,10 @@ class Column(Generic[Line]):
 
 
 def of_scores(lines: Sequence[RunLine]) -> list[Column[RunLine]]:
-    """Return one column per task, or per task and length, that shows the score and its difference from fp16."""
+    """Return the columns with scores: one per task, or per task and length, that occurs in any of the runs.
+
+    A cell shows the score, its standard error and the difference from fp16.
+    """
     return [_of_score(name) for name in dict.fromkeys(key for line in lines for key in line.run.scores)]
 
 
@@ -85,12 +88,12 @@ def _of_score(key: str) -> Column[RunLine]:
 
 
 def columns(lines: Sequence[RunLine], place: str | None = None) -> list[Column[RunLine]]:
-    """Return the columns of a table of runs.
+    """Return the columns that a table of the given runs should have.
 
     Args:
         lines: the lines of the table.
-        place: :data:`TABLE` for a table of runs, :data:`LIST` for the list of ``kvbench.report``, or None for all
-            columns, as in the CSV.
+        place: the kind of table: :data:`TABLE` for a table of runs, :data:`LIST` for the list of ``kvbench.report``, or
+            None for the CSV, which has all columns.
     """
     chosen: list[Column[RunLine]] = []
     for column in COLUMNS:
@@ -102,7 +105,7 @@ def columns(lines: Sequence[RunLine], place: str | None = None) -> list[Column[R
 
 
 def status(run: Metrics) -> str:
-    """Return the text that a table shows for the status of a run; empty if the status is ``ok``."""
+    """Describe a run's status for a table, for example ``older code: method`` or ``error``; empty if it is ok."""
     if run.status == "ok":
         return ""
     if run.status == "older":
@@ -113,7 +116,11 @@ def status(run: Metrics) -> str:
 
 
 def score_cell(entry: Score | Mean | None) -> Cell:
-    """Return a table cell with a score or perplexity and its standard error, and below it the difference from fp16."""
+    """Format a score, or a perplexity, with its standard error, and on a second line its difference from fp16.
+
+    Args:
+        entry: the entry of a task, or the mean over tasks; None gives a dash.
+    """
     perplexity = entry.perplexity if isinstance(entry, Score) else None
     if perplexity:
         return Cell(f"ppl {perplexity.ppl:.3f}{error(perplexity.stderr)}", _delta(perplexity.vs_fp16, 4))
@@ -123,7 +130,7 @@ def score_cell(entry: Score | Mean | None) -> Cell:
 
 
 def error(stderr: float | None, digits: int = 3) -> str:
-    """Return a standard error as the text to append to a value, for example `` ±.012``; empty for None.
+    """Format a standard error for printing after a value, for example `` ±.012``; empty for None.
 
     Args:
         stderr: the standard error.

@@ -24,16 +24,17 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of two runs, A and B, over the samples that both have.
+    """The differences between two runs, A and B, over the samples that both have.
 
     Attributes:
         names: headings of the two runs.
-        keys: figures for each ``task`` or ``task@length``: the mean scores ``a`` and ``b``; ``diff``, the mean
-            difference B - A, with its standard error ``stderr``; the number of samples ``n``; and ``nll``, the paired
-            difference of the reference answers' negative log-likelihood per token.
-        changed: samples whose scores differ, largest difference first: the sample's ``id``, the scores ``a`` and ``b``,
-            and the predictions ``said_a`` and ``said_b``.
-        reworded: number of samples with different predictions but the same score.
+        keys: for each ``task`` or ``task@length`` a dict: the mean scores ``a`` and ``b``; ``diff``, the mean
+            difference B - A, and its standard error ``stderr``; the number of samples ``n``; and ``nll``, the
+            difference B - A of the reference answers' negative log-likelihood per token, with its standard error and
+            number of samples (None if there are no answers).
+        changed: the samples whose scores differ, largest difference first. Each is a dict with the sample's ``id``, the
+            scores ``a`` and ``b``, and the predictions ``said_a`` and ``said_b``.
+        reworded: number of samples with the same score but different predictions.
         notes: reasons why the comparison may be misleading.
     """
 
@@ -45,7 +46,12 @@ class Comparison:
 
 
 def compare(a: RunStore, b: RunStore) -> Comparison:
-    """Compare two runs over the samples that both have; differences are `b` minus `a`."""
+    """Compare two stored runs over the samples that both have.
+
+    Args:
+        a: the run from which differences are measured.
+        b: the other run; a positive difference means that its score is higher.
+    """
     rows_a, rows_b = a.samples().rows, b.samples().rows
     common = [name for name in rows_a if name in rows_b]
     scores_a = aggregate.scores([rows_a[name] for name in common])
@@ -74,7 +80,7 @@ def compare(a: RunStore, b: RunStore) -> Comparison:
 
 
 def screen(comparison: Comparison) -> Group:
-    """Return the comparison as shown in a terminal: the table of differences, the changed samples and the notes."""
+    """Render a comparison for a terminal: the table of differences, the samples whose scores differ, the notes."""
     body = [[Cell(text) for text in line] for line in lines(comparison)]
     table = Grid(("", "A", "B", "B - A", "answer NLL", "n"), body)
     parts: list[Any] = [Text(f"A {comparison.names[0]}\nB {comparison.names[1]}\n"), table.drawn()]
@@ -91,7 +97,7 @@ def screen(comparison: Comparison) -> Group:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Return the comparison as markdown: the table of differences, the changed samples and the notes."""
+    """Render a comparison as markdown: the table of differences, the samples whose scores differ, and the notes."""
     rows = [f"A: {comparison.names[0]}, B: {comparison.names[1]}", ""]
     rows += ["| | A | B | B - A | answer NLL | n |", "|:--|--:|--:|--:|--:|--:|"]
     rows += ["| " + " | ".join(line) + " |" for line in lines(comparison)]
@@ -105,7 +111,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def to_csv(comparison: Comparison) -> str:
-    """Return the differences B - A as CSV, with one line per task, or per task and length."""
+    """Return a comparison's mean scores and differences as CSV, with one line per task, or per task and length."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["key", "a", "b", "diff", "stderr", "n", "nll_diff", "nll_stderr"])
@@ -118,7 +124,11 @@ def to_csv(comparison: Comparison) -> str:
 
 
 def lines(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Return the cells of the table of differences, with one line per task, or per task and length."""
+    """Return the cells of the table of differences as text, one line per task, or per task and length.
+
+    The cells are: the task, the scores of A and B, their difference, the difference in the reference answers' NLL, and
+    the number of samples.
+    """
     cells: list[tuple[str, ...]] = []
     for key, entry in comparison.keys.items():
         nll = entry["nll"]

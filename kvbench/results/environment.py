@@ -16,7 +16,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "triton")
 
 
 def environment(device: str | None = None, device_name: str | None = None, dtype: str | None = None) -> dict[str, Any]:
-    """Return the content of `env.json` and of ``env`` in `metrics.json`.
+    """Describe the machine and the software versions: the content of `env.json` and of ``env`` in `metrics.json`.
 
     Args:
         device: torch's name of the device, for example ``cuda:0``; None before a model is loaded.

@@ -45,18 +45,21 @@ def identity(
     weights: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Return all that determines the outputs of a run, as JSON data from which the run id is computed.
+    """Collect everything that determines a run's outputs, as JSON data; the run id is a hash of it (:func:`run_id`).
 
     Args:
         config: the resolved configuration (`model`, `method`, `quantizer`, `decoding`, `runtime`).
         data: identity and version of the task, ``{"identity": task.identity(), "version": task.version}``.
         weights: the local folder from which the weights are read, or None. The content of the files counts, not the
             path.
-        say: function that shows a line to the user if more than 2 GiB of weights have to be read.
+        say: function that shows a line to the user; called if more than 2 GiB of weights have to be read, which takes
+            time.
 
     Returns:
-        ``{"setting": {...}, "method": {...}}``, the inputs of the two hashes of a run id. They do not include the
-        scorer's version, the limit, loggers, paths, launcher, device, batch size or prefill chunk.
+        ``{"setting": {...}, "method": {...}}``. ``setting`` has the model, the data, the decoding options, the seed and
+        the version of the generating code; ``method`` has the method and its formats. Left out is what does not change
+        the answer to a prompt: the scorer's version, the number of samples, loggers, paths, launcher, device, batch
+        size and prefill chunk.
     """
     model = {key: config["model"].get(key) for key in _MODEL_KEYS}
     if config["model"].get("preset"):  # a data set's prompt limit for the preset applies to this model too
@@ -95,7 +98,9 @@ def _described(folder: Path) -> str:
 
 
 def run_id(material: Mapping[str, Any]) -> str:
-    """Return the run id ``<setting>-<method>``, two hashes of ten hexadecimal digits.
+    """Hash the identity of a run to its id, ``<setting>-<method>``: two hashes of ten hexadecimal digits.
+
+    Runs with the same first hash differ only in the method, so their samples can be compared.
 
     Args:
         material: the result of :func:`identity`.
@@ -111,8 +116,9 @@ def is_baseline(config: Mapping[str, Any]) -> bool:
 def short_name(config: Mapping[str, Any]) -> str:
     """Return the names of method and quantizer as tables show them, for example ``kivi int2``.
 
-    The method's name is the name of its preset (``method.preset``, which the command line sets), or the name of its
-    module if there is no preset.
+    Args:
+        config: the configuration. The method's name is that of its preset (``method.preset``, which the command line
+            sets); without a preset, it is the name of the module that defines the method.
     """
     target, preset = str(config["method"].get("_target_", "?")), config["method"].get("preset")
     name = target.rsplit(".", 2)[-2] if target.count(".") >= 2 else target.rsplit(".", 1)[-1].lower()
@@ -122,7 +128,7 @@ def short_name(config: Mapping[str, Any]) -> str:
 
 
 def content_digest(content: Any) -> str:
-    """Return a hash of JSON data, ten hexadecimal digits, which does not depend on the order of keys."""
+    """Hash JSON data to ten hexadecimal digits, independently of the order of keys."""
     return _digest(content)
 
 

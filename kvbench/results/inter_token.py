@@ -15,12 +15,12 @@ from kvbench.results.points import each
 
 @dataclass(frozen=True)
 class Line:
-    """A fitted line: time between two tokens as a function of the number of tokens in the cache.
+    """A straight line fitted to decode times: time per token as a function of the number of tokens in the cache.
 
     Args:
-        slope: seconds per token of length.
-        intercept: seconds at length 0.
-        lengths: number of different lengths in the fit.
+        slope: seconds by which each token in the cache prolongs a step.
+        intercept: seconds of a step at length 0.
+        lengths: number of different cache lengths to which the line was fitted.
     """
 
     slope: float
@@ -29,10 +29,13 @@ class Line:
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Line | None:
-    """Return the least-squares line through measured times; None if there are fewer than two different lengths.
+    """Fit a line to measured times per token by least squares.
 
     Args:
-        points: pairs of a length in tokens and a time in seconds.
+        points: pairs of the number of tokens in the cache and the time per token in seconds.
+
+    Returns:
+        The line; None if there are fewer than two different lengths.
     """
     count = len({length for length, _ in points})
     if count < 2:
@@ -44,7 +47,7 @@ def fit(points: Sequence[tuple[float, float]]) -> Line | None:
 
 
 def break_even(line: Line, fp16: Line) -> float | None:
-    """Return the length in tokens beyond which a method is faster than fp16.
+    """Return the cache length in tokens beyond which a method decodes faster than fp16.
 
     Args:
         line: the method's line.
@@ -59,25 +62,29 @@ def break_even(line: Line, fp16: Line) -> float | None:
 
 
 def record(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the value of ``inter_token`` in `metrics.json`: ``slope_s``, ``intercept_s``, ``lengths`` by batch size.
+    """Fit the lines that `metrics.json` stores under ``inter_token``, one per batch size.
 
     Args:
         metrics: content of `metrics.json`; only ``scores`` is read.
+
+    Returns:
+        A dict from batch size (as text) to ``slope_s``, ``intercept_s`` and ``lengths`` (:class:`Line`). Batch sizes
+        with fewer than two prompt lengths are left out.
     """
     fits = {batch: fit(points) for batch, points in sorted(_points(metrics).items())}
     return {str(batch): _keys(line) for batch, line in fits.items() if line is not None}
 
 
 def lines(metrics: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return the fitted line for each batch size at which a run was measured at two or more prompt lengths.
+    """Fit a line for each batch size, for the run and for fp16, with the length beyond which the run is faster.
 
     Args:
-        metrics: content of `metrics.json`; fp16's times are computed from the ratios in ``vs_fp16``.
+        metrics: content of `metrics.json`. fp16's times are computed from the run's and the ratios under ``vs_fp16``.
 
     Returns:
         A dict from batch size to ``slope_s``, ``intercept_s`` and ``lengths`` (:class:`Line`). If fp16 was measured at
         two or more of these lengths, there are also ``fp16_slope_s``, ``fp16_intercept_s`` and ``break_even``
-        (:func:`break_even`).
+        (:func:`break_even`). Batch sizes with fewer than two prompt lengths are left out.
     """
     base = _points(metrics, fp16=True)
     fits: dict[int, dict[str, Any]] = {}
@@ -111,7 +118,10 @@ def _keys(line: Line) -> dict[str, Any]:
 
 
 def described(metrics: Mapping[str, Any]) -> list[str]:
-    """Return one sentence per batch size about the fitted line (:func:`lines`), for the notes below a table."""
+    """Put the fitted lines of a run into words, one sentence per batch size, for the notes below a table.
+
+    A sentence gives the slope, the intercept and, if fp16 was measured too, the break-even length.
+    """
     texts = []
     for batch, figures in lines(metrics).items():
         text = (

@@ -12,13 +12,13 @@ UNSAID = ("_target_", "takes", "preset")
 
 
 def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
-    """Return a distinct name for each run of a table.
+    """Name the runs of a table so that they can be told apart, for example ``kivi int2 residual=64``.
 
-    A name consists of the method, the quantizer, and the options in which runs of the same method and quantizer differ.
+    A name consists of the method, the quantizer, and those options in which runs of this method and quantizer differ.
 
     Args:
         runs: contents of `metrics.json`; only ``label`` and ``config`` are read.
-        beside: options to leave out of names because other columns show them, for example ``model`` or ``dataset``.
+        beside: options never put into names because another column shows them, for example ``model`` or ``dataset``.
     """
     alike: dict[str, list[dict[str, Any]]] = {}
     settings = [{key: value for key, value in _settings(run).items() if key not in beside} for run in runs]
