@@ -137,7 +137,7 @@ class Policy(Protocol[L]):
         ...
 
     def settle(self, layer: L, rows: slice) -> None:
-        """Bring the stores of some rows up to date: pack or drop the tokens for which the method's rule says so by now.
+        """Bring the stores of some rows up to date: pack or drop the tokens that are due by the method's rule.
 
         Args:
             layer: layer that holds the tokens.
@@ -173,7 +173,7 @@ class Policy(Protocol[L]):
         ...
 
     def columns(self, layer: L, row: int) -> Tensor | None:
-        """Return the column of the padded batch in which the token of each slot stood originally.
+        """Return the column of the padded batch in which the token of each slot stands in the text.
 
         It equals :meth:`positions` unless the method rotates keys to other positions (StreamingLLM's sinks).
 
@@ -209,7 +209,7 @@ class Policy(Protocol[L]):
         ...
 
     def reading_order(self, layer: L, rows: slice) -> list[tuple[int, int]] | None:
-        """Return the slot ranges in the order in which attention must add them up; None for the usual order of slots.
+        """Return the slot ranges in the order in which attention must process them; None for the usual order of slots.
 
         Cocktail uses this for segments that are not stored in the order of the text.
 

@@ -20,7 +20,7 @@ from kvbench.models.projections import Source, attentions, head_dim, key_source,
 
 @dataclass
 class Collected:
-    """The keys or the values of one layer on some sequences, and the squared gradients of the loss by them.
+    """The keys or the values of one layer on a text, and the squared gradients of the loss with respect to them.
 
     Both are lists of fp32 tensors on the CPU, one ``[tokens, C]`` per sequence: ``activations``, and ``weights`` for
     the squared gradients (empty if not collected).

@@ -61,7 +61,7 @@ class Histogram:
         return float(self.weight.sum())
 
     def moments(self) -> tuple[float, float]:
-        """Return the weighted mean and the weighted standard deviation of all values."""
+        """Return the weighted mean and the weighted standard deviation of all numbers."""
         mean = float(self.first.sum()) / self.total
         return mean, max(float(self.second.sum()) / self.total - mean * mean, 0.0) ** 0.5
 

@@ -43,7 +43,7 @@ class Segment(ABC):
         self.lengths = [0] * batch
 
     def length(self, rows: slice) -> int:
-        """Return the number of tokens in each of `rows`. All these rows must have the same number."""
+        """Return the number of tokens of each row, which must be the same for all of `rows`."""
         return self.lengths[rows][0]
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Segment(ABC):
 
     @abstractmethod
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return consecutive tokens, decoded.
+        """Return consecutive tokens, decoded to elements of the given dtype.
 
         Args:
             rows: rows of the batch.

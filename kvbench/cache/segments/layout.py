@@ -170,7 +170,7 @@ def _shifts(fields: int, width: int, dtype: torch.dtype, device: torch.device) -
 
 
 def to_int16(words: Tensor) -> Tensor:
-    """Return words with the low 16 bits of each integer; bit 15 becomes the sign.
+    """Return the low 16 bits of each integer as int16; bit 15 becomes the sign.
 
     Args:
         words: int32 words.
