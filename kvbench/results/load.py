@@ -19,14 +19,14 @@ HELD_BACK = 0.05
 
 @dataclass(frozen=True)
 class Moment:
-    """The system's counters at one moment.
+    """A reading of the system's load counters; :func:`between` computes the load from two of them.
 
     Attributes:
         at: monotonic time in seconds.
         average: load average over the last minute.
         busy: CPU time in seconds used by all processes since boot, summed over the processors.
         own: CPU time in seconds used by this process.
-        held_back: seconds for which the container's CPU limit has throttled it.
+        held_back: seconds in total for which this process's container was throttled by its CPU limit.
         mhz: mean clock frequency of the processors in MHz.
     """
 
@@ -39,13 +39,17 @@ class Moment:
 
 
 def between(start: Moment, end: Moment) -> dict[str, Any]:
-    """Return the load of the machine between two moments, as recorded under ``load`` in `env.json`.
+    """Compute the load of the machine between two readings, as recorded under ``load`` in `env.json`.
+
+    Args:
+        start: the first reading.
+        end: the second reading.
 
     Returns:
-        ``cpus`` is the number of processors. ``average`` (the load average) and ``mhz`` are pairs of the values at
-        start and end. ``own_cpus`` and ``other_cpus`` are the mean numbers of processors that were busy with this
-        process and with all other processes. ``held_back`` is the fraction of the time for which the container's CPU
-        limit throttled it. Values that the system does not provide are None.
+        A dict. ``cpus`` is the number of processors. ``average`` (the load average) and ``mhz`` are pairs of the values
+        at start and end. ``own_cpus`` is how many processors this process kept busy on average, and ``other_cpus`` how
+        many all other processes did. ``held_back`` is the fraction of the time for which the container's CPU limit
+        throttled it. What the system does not report is None.
     """
     seconds = max(end.at - start.at, 1e-3)
     own = (end.own - start.own) / seconds
@@ -62,13 +66,13 @@ def between(start: Moment, end: Moment) -> dict[str, Any]:
 
 
 def busyness(load: Mapping[str, Any] | None) -> str | None:
-    """Return a warning if the machine was too busy for times to be comparable.
+    """Warn if other programs, or a container's CPU limit, slowed a run down so much that its times are not trustworthy.
 
     Args:
         load: the load from :func:`between`; None if it was not recorded.
 
     Returns:
-        The warning; None if the machine was not too busy, or its load is unknown.
+        The warning; None if there is no such problem, or if the load is unknown.
     """
     if not load or not load.get("cpus"):
         return None

@@ -24,10 +24,13 @@ NOTE = (
 
 
 def notes(runs: Sequence[Metrics]) -> list[str]:
-    """Return the notes below a table of runs, one per line.
+    """Write the notes below a table of runs: what its figures mean, and which of them to treat with caution.
 
     Args:
         runs: contents of the runs' `metrics.json`.
+
+    Returns:
+        The notes, each of which is shown on a line of its own.
     """
     lines = ["±: standard error over samples; Δ: paired difference from fp16 on the same samples"]
     if any(map(has_points, runs)):
@@ -74,10 +77,12 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
 
 
 def untouched(run: Metrics) -> str:
-    """Return a note that a run's method neither quantized nor dropped any token, and the option that caused this.
+    """Say that a run quantized and dropped nothing, and which option kept all tokens in full precision.
+
+    An example of such an option is a ``residual`` that is longer than all prompts.
 
     Args:
-        run: content of a `metrics.json` with the key ``untouched``.
+        run: content of a `metrics.json` whose ``untouched`` is not None.
     """
     reach = run["untouched"]
     return (

@@ -18,9 +18,10 @@ from kvbench.errors import DataError
 
 @dataclass(frozen=True)
 class Point:
-    """Time and memory measured at one prompt length and batch size.
+    """Time and memory of one setting, measured at one prompt length and batch size.
 
-    Times are in seconds and sizes in bytes. Figures that were not measured are None.
+    Times are in seconds and sizes in bytes. Figures that were not measured are None. :func:`from_record` describes the
+    model, device, setting, limit and other conditions.
     """
 
     model: str
@@ -50,7 +51,7 @@ class Point:
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """Key that is equal for points measured under the same conditions, apart from setting and batch size."""
+        """Key for grouping points measured under the same conditions; these may differ in setting and batch size."""
         return self.model, self.device, self.limit_gb, self.how, self.new_tokens, self.prompt
 
 
@@ -63,19 +64,19 @@ def from_record(
     limit_gb: float | None,
     how: str,
 ) -> Point:
-    """Convert the record of a point in a result file of any version.
+    """Convert a measured point from a result file to a :class:`Point`, whatever version of kvbench wrote it.
 
     Args:
-        record: the figures. Before version 2, some keys were different: ``context`` (now ``prompt``), ``steps``
-            (``new_tokens`` minus one), ``kv`` (``kv_used.total``) and ``peak_decode`` (``peak.decode``).
+        record: the point's dict in the file. Before version 2, some keys were different: ``context`` (now ``prompt``),
+            ``steps`` (``new_tokens`` minus one), ``kv`` (``kv_used.total``) and ``peak_decode`` (``peak.decode``).
         model: name of the model.
         device: name of the device.
-        setting: name of the setting in tables.
-        limit_gb: memory limit of the run in GB; None without a limit.
+        setting: method, quantizer and their options, as tables show them.
+        limit_gb: memory limit of the run in GiB; None without a limit.
         how: other conditions of the measurement as text, from :func:`circumstances`.
 
     Raises:
-        KeyError, TypeError: `record` is not the record of a point.
+        KeyError, TypeError: `record` is not a measured point.
     """
     prompt = record["prompt"] if "prompt" in record else record["context"]
     new_tokens = record.get("new_tokens", record.get("steps", 0) + 1)
@@ -105,7 +106,9 @@ def from_record(
 
 
 def circumstances(dtype: str | None, compiled: bool, fill: str | None) -> str:
-    """Return a text about the conditions of a measurement apart from its setting, for example ``bfloat16, compiled``.
+    """Describe the conditions of a measurement as text: dtype, compilation and content of the cache.
+
+    An example is ``bfloat16, compiled``. Only points with the same conditions should be compared.
 
     Args:
         dtype: dtype of the model; None if it is unknown.
@@ -117,10 +120,14 @@ def circumstances(dtype: str | None, compiled: bool, fill: str | None) -> str:
 
 
 def bench_points(path: Path) -> Iterator[Point]:
-    """Yield the measured points in a JSON file that ``kvbench.bench tpot`` or ``kvbench.bench memory`` wrote.
+    """Read the points that ``kvbench.bench tpot`` or ``kvbench.bench memory`` measured from their JSON file.
 
-    A point is one prompt length with one batch size. Files of other commands yield nothing. Points that failed are left
-    out, except those that ran out of memory.
+    Args:
+        path: the file. If another command of ``kvbench.bench`` wrote it, it yields nothing.
+
+    Yields:
+        A :class:`Point` for each setting, prompt length and batch size that was measured or ran out of memory. Points
+        that failed for another reason are left out.
 
     Raises:
         DataError: the file cannot be read, or an entry is not a point.

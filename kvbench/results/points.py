@@ -43,16 +43,17 @@ _COPIED = (
 
 
 def points(group: Sequence[Row], baseline: Mapping[str, Row] | None = None) -> Figures | None:
-    """Return the figures of all points with one prompt length; None if the rows do not measure time and memory.
+    """Summarize the points of one prompt length: the batch sizes that fitted, the throughput, and ratios to fp16.
+
+    A point is the time and memory measured at one prompt length and batch size (dataset=efficiency).
 
     Args:
         group: the rows of one prompt length, one per batch size.
         baseline: rows of the fp16 run with the same model on the same machine, by sample id; None without such a run.
 
     Returns:
-        The content of :class:`kvbench.results.record_scores.Points` as a dict: the largest batch size that fitted into
-        memory and the smallest that did not, the batch size with the highest throughput, ratios to fp16, and under
-        ``batches`` the figures of each batch size that fitted and of the smallest that did not.
+        A dict with the fields of :class:`kvbench.results.record_scores.Points`; None if the rows contain no points.
+        Under ``batches`` are the figures of each batch size that fitted into memory and of the smallest that did not.
     """
     rows = {row[MEASURED]["batch_rows"]: row for row in group if row.get(MEASURED, {}).get("point")}
     if not rows:
@@ -75,27 +76,35 @@ def points(group: Sequence[Row], baseline: Mapping[str, Row] | None = None) -> F
 
 
 def each(metrics: Mapping[str, Any]) -> Iterator[tuple[int, int, Figures]]:
-    """Yield a tuple (prompt length in tokens, batch size, figures) for each measured point in a `metrics.json`."""
+    """Iterate over the points of a run: yield (prompt length in tokens, batch size, figures) for each of them.
+
+    Args:
+        metrics: content of a `metrics.json`.
+    """
     for key, entry in metrics.get("scores", {}).items():
         for batch, figures in ((entry.get("points") or {}).get("batches") or {}).items():
             yield int(key.rsplit("@", 1)[1]), int(batch), figures
 
 
 def has_points(metrics: Mapping[str, Any]) -> bool:
-    """Return True if a run only measured time and memory (dataset=efficiency), so that it has no scores of answers."""
+    """Return True if a run measured time and memory (dataset=efficiency) instead of answering questions.
+
+    Args:
+        metrics: content of a `metrics.json`.
+    """
     entries = list(metrics.get("scores", {}).values())
     return bool(entries) and all(entry.get("points") for entry in entries)
 
 
 def headline(scores: Mapping[str, Mapping[str, Any]]) -> Figures:
-    """Return the figures of measured points that `metrics.json` repeats as top-level entries.
+    """Return the overall time and throughput of a run that measured points, for the top level of its `metrics.json`.
 
     Args:
         scores: the entry ``scores`` of `metrics.json`.
 
     Returns:
-        ``tokens_per_s``, the highest throughput of all points, and for a single point also ``ttft_s`` and ``tpot_s``.
-        Empty if no point fitted into memory.
+        A dict with ``tokens_per_s``, the highest throughput of all points, and, if the run has a single point that
+        fitted into memory, its ``ttft_s`` and ``tpot_s``. Empty if no point fitted.
     """
     points_ok = [figures for _, _, figures in each({"scores": scores}) if figures["status"] == "ok"]
     if not points_ok:
@@ -141,7 +150,7 @@ def _figures(row: Row, other: Row | None) -> Figures:
 
 
 def halves(row: Row) -> int:
-    """Return the number of 16-bit words per element of the model's dtype: 2 for float32, else 1."""
+    """Return the factor from 16-bit sizes to sizes in the model's dtype: 2 if a row comes from float32, else 1."""
     return 2 if row.get(MEASURED, {}).get("dtype") == "float32" else 1
 
 

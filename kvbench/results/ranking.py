@@ -18,13 +18,14 @@ Run = Mapping[str, Any]
 
 
 def best_first(runs: Sequence[Run]) -> list[Run]:
-    """Sort the runs of a sweep, best first.
+    """Sort the runs of a sweep for its table, best first.
 
-    Runs with a mean score come first, highest score first. Runs with perplexities follow, lowest first, and then runs
-    that measured points (dataset=efficiency), highest throughput first. Among equal runs, the smallest cache is first.
+    Runs with a mean score come first, highest score first; then runs with perplexities, lowest first; then runs that
+    measured points (dataset=efficiency), highest throughput first. Of runs with the same value, the one with the
+    smallest cache comes first.
 
-    Incomplete runs come last, because their means are over different samples. If all complete runs are speculative,
-    they are sorted by time per token, because the draft does not change their outputs.
+    Incomplete runs come last, because their means are over different samples. If all complete runs use speculative
+    decoding, runs are sorted by time per token instead, because the draft does not change their outputs.
 
     Args:
         runs: contents of the runs' `metrics.json`.
@@ -45,10 +46,10 @@ def _rank(run: Run) -> tuple[bool, int, float, float]:
 
 
 def failed(config: Mapping[str, Any], message: str) -> dict[str, Any]:
-    """Return the content of `metrics.json` for a run that could not start, with its error but without figures.
+    """Build the content of `metrics.json` for a run that could not start: its options and its error, without figures.
 
     Args:
-        config: the composed configuration.
+        config: the complete configuration of the run.
         message: text of the error.
     """
     quantizer = config.get("quantizer") or {}

@@ -27,10 +27,10 @@ Status = Literal["ok", "older", "oom", "error", "interrupted"]
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Size of one sequence's cache in bytes, averaged over samples: in total, and by kind of content.
+    """Size of one sequence's cache in bytes, averaged over samples: the total and its parts.
 
     Args:
-        total: all parts together.
+        total: sum of the parts.
         codes: packed codes.
         scales: scales, minima and zero points of the codes.
         window: tokens in full precision.
@@ -46,13 +46,13 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class KvBytes:
-    """Size of one sequence's keys and values in bytes.
+    """Size of one sequence's KV cache in bytes, averaged over samples.
 
     Args:
-        used: bytes of the tokens that are held.
-        reserved: bytes of the allocated buffers.
+        used: bytes of the tokens that the cache holds.
+        reserved: bytes of the buffers allocated for them, which may have room for more tokens.
         fp16_equivalent: bytes of the same tokens at 16 bits per element.
-        ratio: bytes that method=fp16 needs for the same tokens, divided by `used`.
+        ratio: bytes that method=fp16 needs for the same tokens in the model's dtype, divided by the total of `used`.
     """
 
     used: Parts
@@ -65,12 +65,13 @@ class KvBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class PeakBytes:
-    """Largest memory peaks of a run in bytes.
+    """Largest memory peaks that any sample of a run reached, in bytes.
 
     Args:
         prefill: peak during prefill.
         decode: peak during decoding.
-        kind: the way of measuring: ``cuda_allocator``, or ``cpu_live_tensors`` for the sizes of live tensors on a CPU.
+        kind: how these peaks were measured: ``cuda_allocator``, or ``cpu_live_tensors``, the sizes of live tensors on a
+            CPU.
         rss: peak of the process's resident memory.
         n: number of samples with a measured peak.
     """
@@ -114,12 +115,12 @@ class Tpot:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Timings of a run's samples on one device.
+    """Timings of the samples that a run generated on one device.
 
     Args:
         ttft_s: time to first token.
         tpot_s: time per output token.
-        tokens_per_s: rate of decoding.
+        tokens_per_s: tokens generated per second of decoding.
         n: number of samples.
     """
 
@@ -156,7 +157,7 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptTokens:
-    """Lengths of the prompts in tokens."""
+    """Mean and maximum length of the prompts in tokens."""
 
     mean: float | None = key(default=None, minimum=0)
     max: int | None = key(default=None, minimum=0)
@@ -164,13 +165,14 @@ class PromptTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Counts of a run's samples.
+    """How many samples a run has, and how many of them are finished.
 
     Args:
         requested: number of samples that the configuration asks for.
         done: number of samples that are finished.
-        truncated: number of samples whose prompts were cut.
-        left_out: ids of finished samples beyond the present limit, which no figure includes.
+        truncated: number of samples whose prompts were shortened to the model's limit.
+        left_out: ids of stored results that no figure includes, because the number of samples was reduced after they
+            were made.
         prompt_tokens: lengths of the prompts.
     """
 
@@ -183,11 +185,12 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """The way in which attention read the cache.
+    """The kernels with which attention read the cache.
 
     Args:
-        reads_packed: True if a kernel read packed codes without unpacking the cache first.
-        path: names of the attention paths that ran, joined by ``+``.
+        reads_packed: True if, for any sample, a kernel read packed codes without unpacking them to memory first; None
+            if unknown.
+        path: names of the attention implementations that ran, joined by ``+``.
     """
 
     reads_packed: bool | None = None
@@ -196,7 +199,7 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True)
 class Oom:
-    """Details about a run that ran out of memory.
+    """The allocation with which a run ran out of memory.
 
     Args:
         bytes_asked: size of the allocation that failed.
@@ -234,8 +237,8 @@ class Speculation:
 
     Args:
         gamma: number of tokens drafted per round.
-        draft: the cache that the draft reads.
-        draft_weights: the weights that the draft uses.
+        draft: the cache that the draft reads, for example ``upper`` (QuantSpec's ``draft`` option).
+        draft_weights: the weights that the draft uses, for example ``same`` (the target's).
         acceptance_rate: number of accepted tokens divided by the number of drafted ones.
         stderr: standard error of `acceptance_rate`.
         tokens_per_round: mean number of tokens that a round of drafting and verification produces.
@@ -244,7 +247,7 @@ class Speculation:
         accepted: number of accepted tokens.
         tokens: number of tokens that all rounds produced.
         n: number of samples.
-        speedup: time per token of fp16 divided by this run's.
+        speedup: time per token of the fp16 run divided by this run's.
     """
 
     gamma: int | None = None
@@ -263,9 +266,9 @@ class Speculation:
 
 @dataclass(frozen=True, kw_only=True)
 class InterToken:
-    """Line fitted to the time between two tokens: ``slope_s * length + intercept_s`` seconds.
+    """A line fitted to the time per token of decoding: ``slope_s * length + intercept_s`` seconds.
 
-    The length is the number of tokens in the cache.
+    ``length`` is the number of tokens in the cache; ``lengths`` is the number of different prompt lengths in the fit.
     """
 
     slope_s: float = key("seconds per token of length")
@@ -275,13 +278,13 @@ class InterToken:
 
 @dataclass(frozen=True, kw_only=True)
 class Untouched:
-    """The reason why a run's method packed and dropped nothing.
+    """Why a run's method neither quantized nor dropped a token: one of its options kept all of them in full precision.
 
     Args:
-        key: option that determines how many tokens stay in full precision.
+        key: the option, for example ``residual``.
         value: value of the option.
-        exact: largest number of tokens that all stay in full precision.
-        longest: number of tokens of the longest sample.
+        exact: number of tokens up to which a sequence stays in full precision as a whole.
+        longest: number of tokens in the cache of the longest sample, which is not more than `exact`.
     """
 
     key: str
@@ -292,11 +295,11 @@ class Untouched:
 
 @dataclass(frozen=True, kw_only=True)
 class Older:
-    """Samples of a run that were produced by older code.
+    """The samples of a run that were produced by code that has changed since.
 
     Args:
         samples: number of these samples.
-        parts: parts of the code that have changed since.
+        parts: names of the changed parts of the code; ``unknown`` if the samples do not record their code.
     """
 
     samples: int = key(minimum=0)
@@ -305,14 +308,14 @@ class Older:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Load of the machine while the samples were run.
+    """Load of the machine while the samples were run (:func:`kvbench.results.load.between`).
 
     Args:
         cpus: number of processors.
         average: load average at start and end.
         mhz: mean clock frequency of the processors in MHz, at start and end.
-        own_cpus: mean number of processors that were busy with this process.
-        other_cpus: mean number of processors that were busy with other processes.
+        own_cpus: how many processors this process kept busy on average.
+        other_cpus: how many processors all other processes kept busy on average.
         held_back: fraction of the time for which the container's CPU limit throttled it.
     """
 
@@ -349,7 +352,7 @@ class Env:
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """The content of `metrics.json`: figures and facts about one run.
+    """Everything that `metrics.json` says about one run: its options, samples, scores, memory, times and errors.
 
     Args:
         schema_version: version of the file's format.
@@ -358,30 +361,31 @@ class Metrics:
             ran out; ``error``; or ``interrupted``.
         label: names of method and quantizer, for tables.
         config: the options that tables show.
-        data: identity and notes of the data set.
-        code: number of samples by digest of the code that produced them.
-        sources: digests of the parts of the code for each version in `code`, keyed by the version's digest.
-        older: samples that were produced by older code; None if there are none.
+        data: identity of the data set and notes about it.
+        code: number of samples by version of the code that produced them; a version is named by its digest.
+        sources: for each of these versions, a dict from part of the code to the digest of that part.
+        older: the samples that were produced by older code; None if there are none.
         samples: counts of samples.
         scores: scores by ``task`` or ``task@length``.
-        mean: unweighted mean over the entries of `scores`.
-        baseline: id of the fp16 run to which differences refer; None without one.
-        baseline_differs: parts of the code that differ between this run and the fp16 run.
-        kv_bytes: size of one sequence's keys and values.
+        mean: mean over the entries of `scores`, each with the same weight.
+        baseline: id of the fp16 run with which this run is compared; None without one.
+        baseline_differs: parts of the code that changed between this run and the fp16 run, so that comparing them may
+            be misleading.
+        kv_bytes: size of one sequence's KV cache.
         peak_bytes: memory peaks.
         ttft_s: time to first token on the device of the last command; if no sample was timed there, on the device with
             the most samples.
         tpot_s: time per output token on the same device.
-        tokens_per_s: rate of decoding on the same device.
+        tokens_per_s: tokens generated per second of decoding on the same device.
         timings: timings by name of the device.
-        attention: the way in which attention read the cache.
+        attention: the kernels with which attention read the cache.
         speculation: figures of speculative decoding; None without it.
         oom: details if memory ran out, else None.
-        errors: errors of samples and of the run.
+        errors: all errors of samples and of the run as a whole.
         error: message of the last error; None without errors.
         env: machine and software versions.
-        untouched: reason why the method packed and dropped nothing; None if it did.
-        inter_token: fitted lines of inter-token time over length, by batch size.
+        untouched: why the method neither quantized nor dropped a token; None unless that was so.
+        inter_token: for each batch size, the line fitted to the time per token over length.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -421,7 +425,10 @@ class Metrics:
 
 
 def read(content: Any) -> Metrics:
-    """Convert the parsed content of a `metrics.json` of any version to a record.
+    """Validate the parsed content of a `metrics.json`, from any version of kvbench, and convert it to :class:`Metrics`.
+
+    Args:
+        content: the result of ``json.loads``.
 
     Raises:
         ShapeError: `content` is not valid; the message names the key.
@@ -443,17 +450,25 @@ def read(content: Any) -> Metrics:
 
 
 def checked(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the content of a `metrics.json` before it is written; return it with keys in the order of :class:`Metrics`.
+    """Validate the content of a `metrics.json` that is to be written; return it with its keys in a fixed order.
+
+    Unlike :func:`read`, this rejects unknown keys. The order is that of :class:`Metrics`.
+
+    Args:
+        content: the content as a dict.
 
     Raises:
-        ShapeError: a key is unknown or missing, or a value has the wrong type.
+        ShapeError: a key is unknown, a required key is missing, or a value has the wrong type.
     """
     written: dict[str, Any] = typed.plain(typed.read(Metrics, content, strict=True))
     return written
 
 
 def filled(content: Any) -> dict[str, Any]:
-    """Return the content of a `metrics.json` with defaults for the keys that older versions did not write.
+    """Return the content of a `metrics.json` as a dict that has every key, whatever version of kvbench wrote it.
+
+    Args:
+        content: the result of ``json.loads``; missing keys get their defaults.
 
     Raises:
         ShapeError: `content` is not valid; the message names the key.
@@ -463,10 +478,13 @@ def filled(content: Any) -> dict[str, Any]:
 
 
 def problem(content: Any) -> str | None:
-    """Return the first defect of the content of a `metrics.json`, for example ``mean.score is missing``.
+    """Say what is wrong with the content of a `metrics.json`, for example ``mean.score is missing``.
+
+    Args:
+        content: the result of ``json.loads``.
 
     Returns:
-        The defect; None if `content` is valid.
+        The first defect that is found; None if `content` is valid.
     """
     try:
         read(content)
@@ -492,7 +510,7 @@ def schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """Return the text of `metrics.schema.json`."""
+    """Return the JSON schema of `metrics.json` (:func:`schema`) as the text of the file `metrics.schema.json`."""
     return json.dumps(schema(), indent=1) + "\n"
 
 

@@ -10,7 +10,7 @@ from kvbench.results.typed import key
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Mean difference between a run and its fp16 run, paired by sample.
+    """Mean difference between a run and its fp16 run over the samples that both have.
 
     Args:
         diff: mean of the differences, method minus fp16.
@@ -25,13 +25,13 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Mean:
-    """A mean score with its difference from fp16.
+    """Mean of the scores of all tasks, each with the same weight, with its difference from fp16.
 
     Args:
-        score: the mean; None without scores.
+        score: the mean; None if no task has a score.
         stderr: standard error of the mean.
         n: number of samples.
-        vs_fp16: paired difference from fp16; None without an fp16 run.
+        vs_fp16: mean of the tasks' differences from fp16; None without an fp16 run.
     """
 
     score: float | None
@@ -42,7 +42,7 @@ class Mean:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """The mean over samples of another score that the scorer computes, for example ``flexible`` of GSM8K."""
+    """Mean over the samples of a second score that the task's scorer computes, for example ``flexible`` of GSM8K."""
 
     score: float | None
     stderr: float | None = key(default=None, minimum=0)
@@ -53,10 +53,10 @@ class Nll:
     """Mean negative log-likelihood (NLL) per token of the reference answers, in nats.
 
     Args:
-        mean: the mean over samples.
+        mean: mean over the samples of each sample's NLL per token.
         stderr: standard error of the mean.
         n: number of samples.
-        vs_fp16: paired difference from fp16; None without an fp16 run.
+        vs_fp16: difference from fp16 over the same samples; None without an fp16 run.
     """
 
     mean: float | None
@@ -67,7 +67,7 @@ class Nll:
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity:
-    """Perplexity of a text, computed over its spans.
+    """Perplexity of a text, measured on consecutive spans of it.
 
     Args:
         ppl: the perplexity.
@@ -76,8 +76,8 @@ class Perplexity:
         mode: ``decode``, ``simulated`` or ``fp16`` (explained in :mod:`kvbench.tasks.perplexity`).
         prefill: number of tokens at the beginning of each span that form a prompt and are not scored.
         chunk: number of tokens per forward pass.
-        windows: number of spans.
-        vs_fp16: paired difference from fp16; None without an fp16 run.
+        windows: number of spans (not of the windows that methods keep exact).
+        vs_fp16: difference of perplexities from fp16 over the same spans; None without an fp16 run.
     """
 
     ppl: float = key(exclusiveMinimum=0)
@@ -92,9 +92,10 @@ class Perplexity:
 
 @dataclass(frozen=True, kw_only=True)
 class PointTpot:
-    """Time per decode step in seconds at one prompt length and batch size, without the first step.
+    """Distribution of the time per decode step in seconds, at one prompt length and batch size.
 
-    ``n`` is the number of steps.
+    The first step, which may include work that is done once after the prompt, does not count. ``n`` is the number of
+    steps.
     """
 
     median: float | None = key(default=None, minimum=0)
@@ -108,9 +109,10 @@ class PointTpot:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Time and memory at one prompt length and batch size.
+    """Time and memory measured at one prompt length and batch size (``dataset=efficiency``).
 
-    Times are in seconds and sizes in bytes. A point that ran out of memory has only some of the keys.
+    Times are in seconds and sizes in bytes. A point whose ``status`` is ``oom`` ran out of memory and has only some of
+    the figures.
     """
 
     status: Literal["ok", "oom"]
@@ -158,16 +160,17 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Points:
-    """The points of one prompt length.
+    """Times and memory of one prompt length at several batch sizes.
 
     Args:
         max_batch: largest batch size that fitted into memory.
         oom_batch: smallest batch size that did not fit.
         best_batch: batch size with the highest throughput.
         tokens_per_s: the highest throughput.
-        max_batch_vs_fp16: `max_batch` divided by that of fp16; None unless both runs ran out of memory.
+        max_batch_vs_fp16: `max_batch` divided by that of fp16. None unless both runs also tried a batch size that did
+            not fit, without which their largest is not known.
         tokens_per_s_vs_fp16: `tokens_per_s` divided by that of fp16.
-        batches: the points by batch size.
+        batches: the figures by batch size.
     """
 
     max_batch: int | None = key(default=None, minimum=1)
@@ -181,7 +184,7 @@ class Points:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """The scores of one task, or of one task at one length."""
+    """Mean score of one task, or of one task at one prompt length, with everything else measured on its samples."""
 
     score: float | None
     stderr: float | None = key(default=None, minimum=0)

@@ -26,9 +26,9 @@ MEASURED = "measured"
 
 
 def outputs(row: Mapping[str, Any]) -> Row:
-    """Return a row without its measurements.
+    """Return the part of a row that a repetition must reproduce: all except times, memory peaks and device.
 
-    What remains, such as the prediction and the scores, is equal in a resumed and in an uninterrupted run.
+    It includes the prediction and the scores, which do not depend on whether the run was interrupted and resumed.
     """
     return {key: value for key, value in row.items() if key != MEASURED}
 
@@ -39,9 +39,7 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class DiskError(KvbenchError):
-    """Error for a result that could not be written, for example because the disk is full.
-
-    Results that were written before remain readable.
+    """Error: a result could not be written, for example because the disk is full. Earlier results remain readable.
 
     Args:
         path: file that could not be written.
@@ -70,7 +68,7 @@ class DiskError(KvbenchError):
 
 
 class UnreadableError(KvbenchError):
-    """Error for a results file that exists but cannot be read, for example because permission is missing.
+    """Error: a results file exists but cannot be read, for example for lack of permission.
 
     Args:
         path: file that could not be read.
@@ -86,11 +84,12 @@ class UnreadableError(KvbenchError):
 
 @dataclass
 class Samples:
-    """The content of `samples.jsonl`.
+    """The rows of a `samples.jsonl`, and the lines of it that are damaged.
 
     Attributes:
         rows: the last valid row of each sample, by sample id, in the order of the file.
-        damaged: line number, content and defect of each invalid line; its sample has to be run again.
+        damaged: line number, content and defect of each invalid line. Unless the sample has another, valid line, it has
+            to be run again.
         torn: True if the last line is incomplete, because the process that wrote it was killed. The line is then also
             in `damaged`.
     """
@@ -101,10 +100,12 @@ class Samples:
 
 
 def read(path: Path) -> Samples:
-    """Read `samples.jsonl`.
+    """Read a `samples.jsonl`, skipping damaged lines; a file that does not exist has no rows.
 
-    If a sample has several rows, the last one counts, because scoring again appends a row. If the file does not exist,
-    there are no rows.
+    If a sample has several rows, the last one counts: scoring a stored prediction again appends a row.
+
+    Args:
+        path: path of the file.
 
     Raises:
         UnreadableError: `path` exists but is not a readable file.
@@ -134,7 +135,11 @@ def read(path: Path) -> Samples:
 
 
 def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows to a file, and return once they are on disk (fsync).
+    """Append rows to a `samples.jsonl` and wait until they are on disk (fsync).
+
+    Args:
+        path: the file; it is created if it does not exist.
+        rows: the rows, which get a checksum each (:func:`encode`).
 
     Raises:
         DiskError: the rows could not be written; the file is unchanged.
@@ -160,9 +165,10 @@ def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def repair(path: Path, samples: Samples) -> None:
-    """Move damaged lines from `path` to a file with the suffix ``.damaged``.
+    """Move the damaged lines of a `samples.jsonl` to a file with the suffix ``.damaged``.
 
-    An incomplete last line must be removed before a row is appended, or the row would become part of it.
+    Do this before appending to a file whose last line is incomplete; otherwise the new row would continue that line.
+    The file is rewritten with one row per sample.
 
     Args:
         path: path of `samples.jsonl`.
@@ -175,9 +181,12 @@ def repair(path: Path, samples: Samples) -> None:
 
 
 def encode(row: Mapping[str, Any]) -> bytes:
-    """Return a row as one line of JSON.
+    """Encode a row as a line of `samples.jsonl`: JSON whose last key, ``crc``, is a checksum of the rest (CRC-32).
 
-    The last key is a checksum (CRC-32), which also detects changes that leave the JSON valid.
+    The checksum reveals edits and damage that leave the JSON valid.
+
+    Args:
+        row: the row, with or without a checksum.
     """
     body = json.dumps({k: v for k, v in row.items() if k != "crc"}, ensure_ascii=False, allow_nan=False)
     crc = zlib.crc32(body.encode("utf-8", "surrogatepass"))
@@ -189,7 +198,10 @@ def encode(row: Mapping[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> Row:
-    """Return the row in one line of `samples.jsonl`, after checking it.
+    """Decode one line of `samples.jsonl` after verifying its checksum; return the row without it.
+
+    Args:
+        line: the line, with or without the line break.
 
     Raises:
         ValueError: the line is not JSON, a required key is missing, or the checksum is missing or wrong (the line was
