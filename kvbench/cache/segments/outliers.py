@@ -22,7 +22,7 @@ INDICES = 1 << 16
 
 
 def block_of(width: int) -> int:
-    """Return the block size of outlier indices: of how many consecutive tokens 16 bits can number all elements.
+    """Return how many consecutive tokens form a block: as many as a 16-bit index can address element by element.
 
     The result is rounded down to a power of two and at most 128, so that blocks divide tiles of 128 tokens.
 
