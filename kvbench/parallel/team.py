@@ -199,7 +199,7 @@ class Team:
         self.on_failure = self.shared = None
 
     def tell(self, plan: Any) -> None:
-        """Send the plan of the run, the ids of the samples to run, from rank 0 to all other ranks.
+        """Send the plan of the run from rank 0 to all other ranks: the ids of the samples that they have to run.
 
         Only rank 0 may call this. In each run, the first call counts and later ones do nothing.
 

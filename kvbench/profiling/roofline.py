@@ -255,8 +255,8 @@ def predict(
         shape: dimensions of the model (``Shape.of(model.config)``).
         kv_bytes_per_step: bytes of keys and values that a step reads, over the whole batch and all layers
             (``cache.bill().used.total``; less if a draft reads only the upper nibbles).
-        weight_bytes: bytes of all parameters as loaded, including the embedding table, most of which a step does not
-            read (:meth:`Shape.bytes_read`).
+        weight_bytes: bytes of all parameters as loaded, including the embedding table. What a step reads of them is
+            computed from this (:meth:`Shape.bytes_read`).
         batch: number of sequences.
         context: tokens per sequence before the step, which is also the length of the prompts.
         gpu: the GPU, from :func:`kvbench.profiling.gpus.gpu_named` or :func:`kvbench.profiling.gpus.gpu_of`.

@@ -26,9 +26,9 @@ ELEMENTS = 1 << 23
 
 
 def tail(share: float) -> float:
-    """Return the quantile that separates the large outliers from the other elements, for example 0.995 for 1 %.
+    """Return the quantile above which an element is an outlier, for example 0.995 for a share of 0.01.
 
-    One minus the result is the quantile that separates the small outliers.
+    Elements below the opposite quantile, one minus the result, are outliers too.
 
     Args:
         share: fraction of all elements that are outliers; half of these are the largest elements, half the smallest.
@@ -37,7 +37,7 @@ def tail(share: float) -> float:
 
 
 def key_params(thresholds: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the range (half its width) and the offset (its middle) that normalize each channel of keys to [-1, 1].
+    """Compute the range (half the spread) and the offset (midpoint) that normalize each channel of keys to [-1, 1].
 
     Args:
         thresholds: upper and lower threshold of each channel, in this order, ``[..., 2, C]``, fp16. Elements beyond
@@ -91,7 +91,7 @@ def value_outliers(x: Tensor, share: float) -> Tensor:
 
 
 def value_params(x: Tensor, outliers: Tensor | None, store: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Compute the range (half its width) and the offset (its middle) that normalize each token of values to [-1, 1].
+    """Compute the range (half the spread) and the offset (midpoint) that normalize each token of values to [-1, 1].
 
     Args:
         x: values of n tokens, fp32 ``[..., n, C]``.

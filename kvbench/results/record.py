@@ -165,7 +165,7 @@ class PromptTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """How many samples a run has, and how many of them are finished.
+    """Counts of a run's samples: requested, finished, with a shortened prompt, and left out of all figures.
 
     Args:
         requested: number of samples that the configuration asks for.
@@ -185,7 +185,7 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """The kernels with which attention read the cache.
+    """The attention implementations with which a run read its cache.
 
     Args:
         reads_packed: True if, for any sample, a kernel read packed codes without unpacking them to memory first; None
@@ -278,7 +278,7 @@ class InterToken:
 
 @dataclass(frozen=True, kw_only=True)
 class Untouched:
-    """Why a run's method neither quantized nor dropped a token: one of its options kept all of them in full precision.
+    """The option that kept all tokens in full precision, so that a run's method neither quantized nor dropped any.
 
     Args:
         key: the option, for example ``residual``.
@@ -378,7 +378,7 @@ class Metrics:
         tpot_s: time per output token on the same device.
         tokens_per_s: tokens generated per second of decoding on the same device.
         timings: timings by name of the device.
-        attention: the kernels with which attention read the cache.
+        attention: the attention implementations with which the run read its cache.
         speculation: figures of speculative decoding; None without it.
         oom: details if memory ran out, else None.
         errors: all errors of samples and of the run as a whole.

@@ -67,7 +67,7 @@ class Nll:
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity:
-    """Perplexity of a text, measured on consecutive spans of it.
+    """Perplexity of a text, measured on spans (stretches of consecutive tokens) of it.
 
     Args:
         ppl: the perplexity.
@@ -76,7 +76,7 @@ class Perplexity:
         mode: ``decode``, ``simulated`` or ``fp16`` (explained in :mod:`kvbench.tasks.perplexity`).
         prefill: number of tokens at the beginning of each span that form a prompt and are not scored.
         chunk: number of tokens per forward pass.
-        windows: number of spans (not of the windows that methods keep exact).
+        windows: number of spans.
         vs_fp16: difference of perplexities from fp16 over the same spans; None without an fp16 run.
     """
 

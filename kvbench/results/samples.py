@@ -39,7 +39,7 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class DiskError(KvbenchError):
-    """Error: a result could not be written, for example because the disk is full. Earlier results remain readable.
+    """Error raised if a result cannot be written, for example because the disk is full; earlier ones are kept.
 
     Args:
         path: file that could not be written.
@@ -68,7 +68,7 @@ class DiskError(KvbenchError):
 
 
 class UnreadableError(KvbenchError):
-    """Error: a results file exists but cannot be read, for example for lack of permission.
+    """Error raised if a results file exists but cannot be read, for example for lack of permission.
 
     Args:
         path: file that could not be read.
