@@ -5,7 +5,7 @@ import sys
 
 
 def main() -> int:
-    """Run the command line with ``sys.argv``; returns the exit status."""
+    """Run ``python -m kvbench`` with the arguments in ``sys.argv``, and return the exit status."""
     # Threads that wait by spinning make a busy machine five times slower; torch reads this when it is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # imported here, so that a spawned worker that re-imports this module starts nothing

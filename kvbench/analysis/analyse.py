@@ -29,10 +29,11 @@ class Text:
     Args:
         id: id of the sample.
         ids: token ids of the prompt.
-        context: half-open token range of the context, which Cocktail searches; None if the prompt has no context.
+        context: half-open token range ``(start, stop)`` of the prompt's long document or documents. The method Cocktail
+            ranks pieces of it by their similarity to the question. None if the prompt has no such part.
         query: text of the question; may be empty.
-        query_source: which text to search with if `query` is empty, for example ``last_chunk`` for the last chunk of
-            the context (:class:`kvbench.cache.Prompts`).
+        query_source: text that takes the place of the question if `query` is empty, for example ``last_chunk`` for the
+            last chunk of the context (:class:`kvbench.cache.Prompts`).
     """
 
     id: str
@@ -43,16 +44,19 @@ class Text:
 
 
 def texts(samples: Iterable[Sample], loaded: LoadedModel, model: ModelConfig, steps: int) -> list[Text]:
-    """Encode the prompts of samples as a run would.
+    """Tokenize the prompts of samples, with the same chat template and the same truncation as in a benchmark run.
 
     Args:
         samples: the samples.
         loaded: the model.
         model: configuration of the model.
-        steps: number of new tokens for which a prompt leaves room.
+        steps: number of decode steps. Prompt and steps together must fit into the model's maximum length.
+
+    Returns:
+        One :class:`Text` per sample, in the order of the samples.
 
     Raises:
-        DataError: a prompt is too long, and its task does not allow it to be cut.
+        DataError: a prompt is too long, and its task does not allow truncation.
     """
     room = prompt_limit(None, loaded.max_length, steps)
     encoded = []
@@ -71,23 +75,23 @@ def analyse(
     report: Callable[[str], None] | None = None,
     outcome: Outcome | None = None,
 ) -> Outcome:
-    """Compare the attention of methods with exact attention while a model answers prompts.
+    """Measure how far attention over each method's cache deviates from exact attention, while a model answers prompts.
 
-    The model itself decodes greedily with exact attention until it ends its answer, or for ``options.steps`` steps. All
-    methods are compared at the same time, so all their caches must fit into memory together.
+    The model decodes greedily from an uncompressed cache until it ends its answer, or for ``options.steps`` steps. Each
+    method's cache receives the same keys and values in parallel, so all caches must fit into memory together.
 
     Args:
         loaded: the model.
         prompts: the prompts, which are processed one at a time.
-        methods: methods by the name of their setting; each must have passed ``Method.check``. A method with
-            speculative decoding is analysed without its draft.
+        methods: the methods to compare, by setting (such as ``kivi:int4:residual=64``). The caller must have called
+            ``Method.check`` on each. For a method with speculative decoding, only the target's cache is analysed.
         options: options of the analysis; None for the defaults.
-        report: function that is called after each prompt with the id of its sample.
-        outcome: an earlier outcome with the same model, methods and options, to which prompts are added. Prompts that
-            it already has are skipped. None starts a new one.
+        report: progress callback, called after each prompt with the id of its sample.
+        outcome: outcome of an earlier call with the same model, methods and options. It is extended in place, and
+            prompts that it already contains are skipped. None starts an empty one.
 
     Returns:
-        The outcome; `outcome` itself if it was given.
+        The results of all prompts: `outcome` itself if it was given, else a new object.
 
     Raises:
         ConfigError: `prompts` is empty, or the model's heads are split over several processes.
@@ -126,17 +130,17 @@ def analyse(
 def observed(
     loaded: LoadedModel, text: Text, methods: Mapping[str, Method], options: Options
 ) -> tuple[Observation, dict[str, tuple[int, int]]]:
-    """Analyse one prompt.
+    """Run the model on one prompt, and record exact attention and the errors of each method's cache.
 
     Args:
         loaded: the model.
         text: the prompt.
-        methods: methods by the name of their setting.
+        methods: methods by setting.
         options: options of the analysis.
 
     Returns:
-        The observation, and a dict from each method to a pair: the bytes that its cache uses, and the bytes of the same
-        tokens in fp16.
+        The filled recorder; and for each setting a pair: the bytes of keys and values that its cache uses, and the
+        bytes of the same tokens in fp16.
     """
     model, device = loaded.model, loaded.device
     ids = torch.tensor([text.ids], device=device)
@@ -166,13 +170,13 @@ def observed(
 
 
 def add(outcome: Outcome, text: Text, observation: Observation, bills: Mapping[str, tuple[int, int]]) -> None:
-    """Average the observation of one prompt over its decode steps, and add it to an outcome in place.
+    """Average what was recorded for one prompt over its decode steps, and append the averages to an outcome in place.
 
     Args:
         outcome: the outcome to change.
         text: the prompt.
-        observation: the observation from :func:`observed`.
-        bills: for each method, the bytes of its cache and of the same tokens in fp16.
+        observation: the recorder that :func:`observed` returned for the prompt.
+        bills: for each setting, the bytes that its cache uses and the bytes of the same tokens in fp16.
 
     Raises:
         NonFiniteError: attention is NaN or infinite.

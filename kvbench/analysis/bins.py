@@ -17,16 +17,17 @@ else:
 
 @dataclass(frozen=True)
 class Bins:
-    """Division of tokens into bins, over which attention and errors are summed.
+    """Histogram bins for tokens, over which attention probabilities and errors are summed.
 
-    The first :attr:`sinks` tokens of a text have a bin each, because they attract attention from any query (Xiao et
-    al., StreamingLLM, sec. 3.1; LogQuant, sec. 3.1, excludes the first two). All other tokens are divided by their
-    distance to the query: 0 (the query's own token), 1, 2-3, 4-7, 8-15 and so on. The newest 128 tokens, for example,
-    fill complete bins.
+    Each of the first :attr:`sinks` tokens of a text has a bin of its own, because these tokens attract attention from
+    any query (Xiao et al., StreamingLLM, sec. 3.1; LogQuant, sec. 3.1, excludes the first two). All other tokens are
+    binned by their distance to the query, in positions: 0 (the query's own token), 1, 2-3, 4-7, 8-15 and so on. So the
+    newest 1, 2, 4, 8, ... tokens fill complete bins.
 
     Args:
-        sinks: number of tokens at the beginning of a text that have a bin each.
-        doublings: number of bins for distances above 0; the last one has no upper limit.
+        sinks: number of tokens at the beginning of a text that have a bin of their own.
+        doublings: number of bins for distances of 1 or more. Each is twice as wide as the one before; the last has no
+            upper limit.
     """
 
     sinks: int = 2
@@ -34,12 +35,12 @@ class Bins:
 
     @property
     def count(self) -> int:
-        """Number of bins, K."""
+        """Total number of bins, which is the dimension K of arrays."""
         return self.sinks + 1 + self.doublings
 
     @property
     def edges(self) -> list[int]:
-        """The smallest distance of each bin after those of the sinks: 0, 1, 2, 4, 8, ..."""
+        """Lower limits of the distance bins: 0, 1, 2, 4, 8, ...; the bins of the sinks are not included."""
         return [0, *(1 << power for power in range(self.doublings))]
 
     def names(self) -> list[str]:
@@ -49,10 +50,13 @@ class Bins:
         return [*(f"token {i}" for i in range(self.sinks)), *spans, f"{edges[-1]}-"]
 
     def newest(self, count: int) -> slice:
-        """Return the indices of the bins that hold the newest `count` tokens, including the query's own token.
+        """Return the slice of bins that contain the newest `count` tokens, including the query's own token.
+
+        Args:
+            count: number of tokens: a power of two, at most ``2**(doublings - 1)``.
 
         Raises:
-            ValueError: `count` tokens do not fill complete bins.
+            ValueError: `count` is not the number of tokens in a series of complete bins.
         """
         if count not in self.edges[1:]:
             raise ValueError(
@@ -62,19 +66,19 @@ class Bins:
         return slice(self.sinks, self.sinks + self.edges.index(count))
 
     def one_hot(self, columns: Tensor, queries: Tensor) -> Tensor:
-        """Return the one-hot encoding of the bin into which each token falls for each query.
+        """Assign each token to its bin, separately for each query, as a one-hot vector.
 
-        A sink has its own bin. The bin of any other token follows from its distance: the query's position minus the
+        A sink is in its own bin. The bin of any other token follows from its distance: the query's position minus the
         token's position.
 
         Args:
-            columns: positions of b tokens, ``[h, b]``; h is the number of KV heads, or 1 if all heads hold the same
-                tokens.
+            columns: positions of b tokens, ``[h, b]``. h is the number of KV heads if each head holds different tokens,
+                or 1 if all hold the same.
             queries: positions of q queries, ``[q]``.
 
         Returns:
             fp32 ``[h, q, b, K]``, where K is the number of bins: 1 in the token's bin, else 0. Tokens later than a
-            query count as distance 0, so the caller must mask them.
+            query are counted as distance 0, so the caller must mask them.
         """
         distance = (queries[:, None] - columns[:, None, :]).clamp(min=0)
         edges = torch.tensor(self.edges[1:], device=columns.device)

@@ -22,7 +22,7 @@ BLOCK = 1024
 
 @dataclass(frozen=True)
 class Block:
-    """Keys and values of b tokens of a layer, for H KV heads.
+    """Keys and values of b tokens of one layer, dequantized to fp32, for H KV heads.
 
     Args:
         keys: keys after RoPE, ``[H, b, D]`` in fp32.
@@ -39,12 +39,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Exact:
-    """Exact keys and values of n consecutive tokens of one layer, for H KV heads: those that the model computed.
+    """Keys and values of n consecutive tokens of one layer as the model computed them, before any method packs them.
 
     Args:
-        keys: keys after RoPE, ``[H, n, D]`` in the model's dtype.
+        keys: keys after RoPE, ``[H, n, D]`` in the model's dtype, for H KV heads.
         values: values, ``[H, n, Dv]`` in the model's dtype.
-        first: position of the first of the tokens.
+        first: position of the first of these tokens; above 0 if a sliding window has dropped earlier ones.
     """
 
     keys: Tensor
@@ -60,14 +60,14 @@ class Exact:
             yield Block(self.keys[:, start:stop].float(), self.values[:, start:stop].float(), columns, True)
 
     def at(self, columns: Tensor) -> Tensor:
-        """Return the exact keys of given tokens.
+        """Return the exact keys of the tokens at given positions.
 
         Args:
             columns: positions of b tokens, ``[H, b]``, or ``[1, b]`` for the same tokens in all heads.
 
         Returns:
-            ``[H, b, D]`` in fp32. The key of a token before :attr:`first`, which the model's sliding window no longer
-            covers, is arbitrary, so the caller must mask it.
+            ``[H, b, D]`` in fp32. A position before :attr:`first`, which the model's sliding window no longer covers,
+            gets the key of another token; the caller must mask it.
         """
         index = (columns - self.first).clamp(min=0)
         if len(index) == 1:
@@ -76,20 +76,24 @@ class Exact:
 
     @classmethod
     def of(cls, layer: KVLayer) -> Exact:
-        """Return the keys and values in a layer of an fp16 cache with one sequence."""
+        """Return the keys and values that a layer of an uncompressed cache holds.
+
+        Args:
+            layer: a layer of a cache of the method ``fp16`` with one sequence.
+        """
         keys, values = (store.only_full(ROW) for store in layer.stores())
         assert keys is not None and values is not None
         return cls(keys[0], values[0], layer.first(0))
 
 
 def columns_held(layer: KVLayer) -> Tensor:
-    """Return the position of the token in each of a layer's n slots.
+    """Return which token is in each of the n slots of a layer, as positions in the sequence.
 
     Args:
         layer: a layer of a cache with one sequence.
 
     Returns:
-        ``[H, n]``, or ``[1, n]`` if all heads hold the same tokens.
+        Positions in slot order: ``[H, n]`` for H KV heads, or ``[1, n]`` if all heads hold the same tokens.
     """
     columns = layer.method.columns(layer, 0)
     if columns is None:
@@ -150,10 +154,10 @@ class Queries:
     def of(
         cls, query: Tensor, heads: int, scaling: float, first: int, window: int | None, logits: Logits = PLAIN
     ) -> Queries:
-        """Convert the queries with which a model calls attention.
+        """Return the queries of a layer's attention call, scaled and grouped by KV head.
 
         Args:
-            query: queries ``[1, Hq, q, D]`` after RoPE.
+            query: queries as the model passes them, ``[1, Hq, q, D]`` after RoPE.
             heads: number of KV heads, H.
             scaling: factor by which scores are multiplied.
             first: position of the first query; the others follow without a gap.
@@ -169,7 +173,9 @@ class Queries:
         return Queries(self.vectors[:, part], self.columns[part], self.window, self.logits)
 
     def scores(self, keys: Tensor, columns: Tensor) -> Tensor:
-        """Return the attention scores before the softmax of the queries for b tokens.
+        """Return the attention scores of these queries with b keys, before the softmax.
+
+        The softcap is applied, and tokens that a query must not see are masked.
 
         Args:
             keys: keys of the tokens, ``[H, b, D]`` in fp32.
@@ -186,10 +192,10 @@ class Queries:
         return scores.masked_fill_(hidden[:, :, None], float("-inf"))
 
     def log_total(self, blocks: Iterator[Block]) -> Tensor:
-        """Return the logarithm of the softmax's denominator of each query.
+        """Return the log-sum-exp of each query's scores: the logarithm of its softmax denominator.
 
         Args:
-            blocks: all tokens over which the softmax runs, in blocks. Each block is read once.
+            blocks: all tokens over which the softmax runs, in blocks. The iterator is consumed once.
 
         Returns:
             ``[H, q, g]`` for H KV heads with g query heads each. The model's sink logits, if it has any, are included.

@@ -127,10 +127,14 @@ def run(arguments: argparse.Namespace, given: Sequence[str] = ()) -> str:
 
 
 def grouped(words: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Convert command-line overrides to the configuration groups `model`, `dataset` and `runtime`, as plain data.
+    """Build the configuration of model, data set and runtime from ``KEY=VALUE`` words of the command line.
 
     Args:
-        words: the overrides ``model=NAME``, ``dataset=NAME`` and ``GROUP.KEY=VALUE``.
+        words: overrides of the form ``model=NAME``, ``dataset=NAME`` or ``GROUP.KEY=VALUE``. The defaults are
+            ``model=tiny`` and ``dataset=mini``.
+
+    Returns:
+        Nested dicts under ``model``, ``dataset`` and ``runtime``, not yet converted to configuration classes.
 
     Raises:
         ConfigError: an override has another form, or the model or data set does not exist.
@@ -164,14 +168,14 @@ def grouped(words: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def samples(task: Task, tokenizer: Any) -> list[Sample]:
-    """Return the samples of a data set, without warm-up samples.
+    """Return the samples of a data set that the analysis can use, without warm-up samples.
 
     Args:
-        task: the data set; its samples must ask for generated answers.
+        task: the data set. The model must generate an answer to each sample, so perplexity data sets are not possible.
         tokenizer: the model's tokenizer, for data sets that build samples from tokens.
 
     Raises:
-        ConfigError: a sample asks for something other than a generated answer, as in the perplexity data sets.
+        ConfigError: a sample measures something other than a generated answer, such as perplexity.
     """
     if task.needs_tokenizer:
         task.bind(tokenizer)

@@ -37,23 +37,24 @@ SUMS = ("exact", "mass", "l1", "kl", "coverage")
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of attention over a cache, for the queries of one layer.
+    """Errors of attention over a method's cache in one layer, by query head, query and bin of tokens.
 
-    Below, p is the probability that exact attention gives to a token, and q the probability that attention over the
-    cache gives to it. Arrays other than `output` are ``[Hq, q, K]`` for Hq query heads, q queries and K bins of tokens.
+    In the list below, P is the probability that exact attention gives to a token, and Q the probability that attention
+    over the cache gives to it. Arrays other than `output` have one entry per bin: ``[Hq, q, K]`` for Hq query heads, q
+    queries and K bins.
 
     Args:
-        mass: sum of the probabilities q in each bin.
-        l1: L1 error, the sum of |p - q| in each bin.
-        kl: each bin's contribution to the KL divergence of q from p, in nats. A single contribution may be negative,
-            but their sum is not.
-        lost: sum of p over the tokens that the cache has dropped.
-        coverage: sum of p over the tokens whose keys the cache holds in full precision.
-        full: number of the tokens in `coverage`.
-        output: distance between the head's output and the exact output, divided by the norm of the exact output,
-            ``[Hq, q]``.
-        parts: the same distance for the contribution of each bin to the output, divided by the norm of the complete
-            exact output.
+        mass: sum of Q over the tokens of the bin.
+        l1: L1 error, the sum of |P - Q| over the tokens of the bin.
+        kl: the bin's contribution to the KL divergence of Q from P, in nats. A single contribution may be negative, but
+            the sum over bins is not.
+        lost: sum of P over the tokens of the bin that the cache has dropped.
+        coverage: sum of P over the tokens of the bin whose keys the cache holds in full precision.
+        full: number of tokens of the bin whose keys the cache holds in full precision.
+        output: Euclidean distance between the head's output and the exact output, divided by the norm of the exact
+            output, ``[Hq, q]``.
+        parts: the same distance for only what the bin's tokens contribute to both outputs, divided by the norm of the
+            complete exact output.
     """
 
     mass: Tensor
@@ -67,7 +68,7 @@ class Errors:
 
 
 def outputs(weights: Tensor, member: Tensor, values: Tensor) -> Tensor:
-    """Return the contribution of each bin of tokens to the attention outputs, for a block of b tokens.
+    """Return what a block of b tokens contributes to the attention outputs, separately for each bin.
 
     Args:
         weights: attention probabilities of the tokens, ``[H, q, g, b]``.
@@ -85,7 +86,7 @@ def outputs(weights: Tensor, member: Tensor, values: Tensor) -> Tensor:
 
 
 def exact_outputs(queries: Queries, exact: Exact, log_total: Tensor, bins: Bins, block: int = BLOCK) -> Tensor:
-    """Return the contribution of each bin of tokens to the outputs of exact attention.
+    """Return the outputs of exact attention, split by the bin of the tokens from which they come.
 
     Args:
         queries: the queries.
@@ -116,15 +117,15 @@ def compare(
     reference: Tensor,
     block: int = BLOCK,
 ) -> Errors:
-    """Return the errors of attention over the keys and values in a cache, compared with exact attention, in one layer.
+    """Measure how attention over one layer of a method's cache deviates from exact attention, for the same queries.
 
     Args:
         queries: queries of the newest tokens, whose keys and values are already in the cache.
         exact: the exact keys and values.
-        layer: the cache's layer.
+        layer: the layer of the method's cache.
         bins: the bins of tokens.
-        log_total: logarithms of the denominators of exact attention, from :func:`kvbench.analysis.exact.profile`.
-        mass: probability that exact attention gives to each bin, from the same function.
+        log_total: log-sum-exp of the exact scores, the field of that name of :class:`kvbench.analysis.exact.Profile`.
+        mass: probability that exact attention gives to each bin, ``[Hq, q, K]``, from the same object.
         reference: outputs of exact attention by bin, from :func:`exact_outputs`.
         block: largest number of tokens that are processed at a time.
     """

@@ -22,14 +22,14 @@ SPIKE = 10.0
 
 @dataclass(frozen=True)
 class Profile:
-    """Distribution of exact attention over tokens, for the queries of one layer.
+    """How exact attention is distributed over tokens, for q queries of one layer.
 
-    A spike is a token whose probability is more than :data:`SPIKE` times the mean, that is, above ``SPIKE / n`` for a
+    A *spike* is a token whose probability is more than :data:`SPIKE` times the mean, that is, above ``SPIKE / n`` for a
     query that sees n tokens. LogQuant's Figure 1 shows such "high attention scores" without giving a threshold.
 
     Args:
-        mass: probability in each of K bins, ``[Hq, q, K]``. The sum over bins is 1, or less if the model has sink
-            logits.
+        mass: sum of the probabilities in each of K bins, ``[Hq, q, K]``. The bins add up to 1, or to less if the model
+            has sink logits.
         spikes: number of spikes in each bin, ``[Hq, q, K]``.
         visible: number of tokens in each bin that the query sees, ``[q, K]``.
         highest: highest probability of each position over all heads and queries, ``[n]``; empty unless requested.
@@ -53,13 +53,13 @@ def heads_first(x: Tensor) -> Tensor:
 def profile(
     queries: Queries, exact: Exact, bins: Bins, *, positions: int = 0, block: int = BLOCK, spike: float = SPIKE
 ) -> Profile:
-    """Return how exact attention is distributed over tokens.
+    """Compute exact attention, and summarize how it is distributed over bins of tokens (:class:`Profile`).
 
     Args:
         queries: the queries of one layer.
         exact: the exact keys and values, including those of the queries' own tokens.
         bins: the bins of tokens.
-        positions: number of positions for which ``highest`` and ``mean`` are computed; 0 leaves them empty.
+        positions: length n of the arrays ``highest`` and ``mean``: the number of tokens so far; 0 leaves them empty.
         block: number of keys that are processed at a time.
         spike: a token is a spike if its probability is more than this many times the mean.
     """

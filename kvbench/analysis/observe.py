@@ -58,20 +58,21 @@ class Options:
 
 
 class Observation:
-    """Recorder of a model's exact attention on one prompt, and of the errors of other caches on the same prompt.
+    """Recorder of exact attention on one prompt, and of the errors of several methods' caches on that prompt.
 
     Args:
-        candidates: the caches to compare with exact attention, by name of the method; each is empty and has one row.
+        candidates: the caches to compare with exact attention, by setting; each is empty and has one row.
         options: options of the analysis.
 
     Attributes:
-        steps: exact attention of each decode step and layer.
-        highest: highest probability of each position over all layers and heads, ``[n]`` for each decode step; empty
-            unless requested.
+        steps: exact attention, ``steps[i][j]`` for decode step i and layer j.
+        highest: highest probability of each position over all layers and heads: one array ``[n]`` per decode step;
+            empty unless requested.
         mean: mean probability of each position, in the same form.
-        errors: errors by name of the candidate, for each decode step and layer.
-        prompt: exact attention of the prompt's last tokens, for each layer: the sums over queries of mass and spikes
-            ``[2, Hq, K]``, the sums of visible tokens ``[K]``, and the number of queries; empty unless requested.
+        errors: for each setting the errors of its cache, ``errors[setting][i][j]`` for decode step i and layer j.
+        prompt: exact attention of the prompt's last tokens, summed over these tokens: for each layer a tuple of the
+            probabilities and the numbers of spikes in each bin, stacked to ``[2, Hq, K]``; the numbers of visible
+            tokens in each bin, ``[K]``; and the number of queries in the sums. Empty unless requested.
     """
 
     def __init__(self, candidates: dict[str, KVCache], options: Options) -> None:
@@ -83,7 +84,7 @@ class Observation:
         self.prompt: list[tuple[Tensor, Tensor, int]] = []
 
     def attach(self, model: PreTrainedModel) -> None:
-        """Make a model call :meth:`attention` of this object in every layer.
+        """Install this recorder as the model's attention, so that every layer calls :meth:`attention`.
 
         The model must already use kvbench's attention.
         """
@@ -101,15 +102,17 @@ class Observation:
         scaling: float | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Compute exact attention for a layer of the model, and record it with the errors of the candidates.
+        """Compute exact attention for one layer; at decode steps, record it and each candidate's errors.
 
-        The model calls this as its attention function.
+        The model calls this as its attention function. During the prompt, exact attention is recorded only for the
+        queries that :attr:`Options.prompt_queries` selects.
 
         Args:
             module: the model's attention module.
             query: queries ``[1, Hq, q, D]`` after RoPE.
-            key: handle that the exact cache returned in place of the keys.
-            value: handle that the exact cache returned in place of the values.
+            key: the :class:`kvbench.cache.layer.Handle` that the exact cache returned from ``update`` in place of the
+                keys.
+            value: the handle that it returned in place of the values.
             attention_mask: mask as for :func:`kvbench.attention.register.attention`.
             scaling: factor by which scores are multiplied; None for 1/sqrt(D).
             kwargs: other arguments of transformers' attention interface.

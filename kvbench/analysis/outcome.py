@@ -32,23 +32,25 @@ class Shape:
 class Outcome:
     """Result of an analysis over all prompts.
 
-    Arrays are averaged over decode steps and have the shape ``[N, L, Hq, K]`` for N prompts, L layers, Hq query heads
-    and K bins of tokens, unless stated otherwise.
+    Unless stated otherwise, arrays are means over decode steps and have the shape ``[N, L, Hq, K]`` for N prompts, L
+    layers, Hq query heads and K bins of tokens.
 
     Args:
         model: name of the model.
         shape: numbers of layers and query heads.
         bins: the bins of tokens.
-        settings: names of the methods.
+        settings: settings of the methods, such as ``kivi:int4``, which are used as keys below.
 
     Attributes:
-        rows: figures of one prompt and one method each (:meth:`row`), with the prompt's id and the method's name.
+        rows: one dict for each pair of prompt and method: the scalar figures that :meth:`row` describes, ``kv_bytes``,
+            ``fp16_bytes``, and the prompt's ``id``, ``prompt_tokens`` and ``steps`` and the method's ``setting``.
         prompts: ``id``, ``prompt_tokens`` and ``steps`` (number of decode steps) of each prompt.
         exact: arrays of exact attention by name: ``mass``, ``spikes`` and ``visible`` (``[N, L, K]``). Names that begin
             with ``prompt_`` are for the prompt's queries instead of the decode steps.
-        errors: by method, the arrays that :data:`ERRORS` names; ``output`` is ``[N, L, Hq]``.
-        positions: ``highest`` and ``mean``, each with an array ``[steps, n]`` by the prompt's id: the probability of
-            each position at each step; 0 for tokens that did not exist yet.
+        errors: for each setting, one array for each field of :class:`kvbench.analysis.compare.Errors`; ``output`` is
+            ``[N, L, Hq]``.
+        positions: under ``highest`` and under ``mean``, one array ``[steps, n]`` per prompt, by its id: the probability
+            of each of n positions at each decode step; 0 for tokens that did not exist yet.
     """
 
     model: str
@@ -71,15 +73,15 @@ class Outcome:
         bills: Mapping[str, tuple[int, int]],
         positions: Mapping[str, Sequence[np.ndarray]],
     ) -> None:
-        """Add the results of one prompt.
+        """Append the results of one prompt, and compute its rows.
 
         Args:
             name: id of the prompt.
             prompt_tokens: length of the prompt in tokens.
             steps: number of decode steps.
             exact: arrays of exact attention by name, without the dimension N.
-            errors: by method, the arrays that :data:`ERRORS` names, without the dimension N.
-            bills: by method, the bytes that its cache uses and the bytes of the same tokens in fp16.
+            errors: for each setting, the arrays that :data:`ERRORS` names, without the dimension N.
+            bills: for each setting, the bytes that its cache uses and the bytes of the same tokens in fp16.
             positions: ``highest`` and ``mean``, each with one array ``[n]`` per decode step; empty unless requested.
         """
         self.prompts.append({"id": name, "prompt_tokens": prompt_tokens, "steps": steps})
@@ -98,16 +100,17 @@ class Outcome:
             self.positions.setdefault(part, {})[name] = np.stack(padded)
 
     def row(self, parts: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Return the figures of one prompt and one method, which :mod:`kvbench.analysis.compare` defines.
+        """Reduce a method's arrays for one prompt to scalar figures, which :mod:`kvbench.analysis.compare` defines.
 
         Args:
-            parts: the method's arrays for the prompt, named by :data:`ERRORS`.
+            parts: the method's arrays for the prompt, named by :data:`ERRORS`, without the dimension N.
 
         Returns:
-            ``l1`` is summed over layers and heads. ``l1_share`` is ``l1`` divided by its largest possible value, 2 per
-            layer and head. The other figures are means over layers and heads: ``kl``; ``lost``, the probability of
-            dropped tokens; ``output_error``; ``coverage``, without the first :attr:`Bins.sinks` tokens as in LogQuant's
-            Figure 4; ``full_tokens``, the number of tokens in ``coverage``; and ``coverage_per_token``, their quotient.
+            A dict. ``l1`` is the L1 error summed over layers and heads; ``l1_share`` is ``l1`` divided by its largest
+            possible value, 2 per layer and head. The other figures are means over layers and heads: ``kl``, the KL
+            divergence; ``lost``, the probability of dropped tokens; ``output_error``; ``coverage``, the probability of
+            tokens in full precision, without the first :attr:`Bins.sinks` tokens as in LogQuant's Figure 4;
+            ``full_tokens``, the number of these tokens; and ``coverage_per_token``, the quotient of the last two.
         """
         heads = self.shape.layers * self.shape.heads
         behind = slice(self.bins.sinks, None)
@@ -126,11 +129,14 @@ class Outcome:
         }
 
     def figures(self, setting: str, name: str) -> np.ndarray:
-        """Return one figure of a method for all N prompts, ``[N]`` in the order of the prompts.
+        """Return the values of one figure for one method, one per prompt.
 
         Args:
-            setting: name of the method.
-            name: name of the figure (:meth:`row`), or ``kv_bytes`` or ``fp16_bytes``.
+            setting: setting of the method.
+            name: name of the figure: a key of the result of :meth:`row`, or ``kv_bytes`` or ``fp16_bytes``.
+
+        Returns:
+            ``[N]``, in the order of the prompts.
         """
         return np.array([row[name] for row in self.rows if row["setting"] == setting])
 

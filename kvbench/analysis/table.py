@@ -36,7 +36,7 @@ def mean(numbers: np.ndarray) -> tuple[float, float]:
 
 
 def markdown(outcome: Outcome) -> str:
-    """Return the table of an analysis as GitHub markdown, with means over prompts and their standard errors.
+    """Format an analysis as a markdown table: a line per method, with means over prompts and their standard errors.
 
     Args:
         outcome: the result of the analysis.
@@ -51,17 +51,19 @@ def markdown(outcome: Outcome) -> str:
 
 
 def told_apart(outcome: Outcome, names: Sequence[str] = ERRORS) -> list[tuple[str, str, float]]:
-    """Return how clearly an analysis distinguishes each pair of methods.
+    """Compare each pair of methods over the same prompts, in units of the standard error of their difference.
 
-    Each figure is compared prompt by prompt: the mean difference is divided by its standard error. A pair is
-    distinguished if the largest quotient over the figures exceeds :data:`SIGNIFICANT`, which takes two prompts or more.
+    For each figure, the difference of the two methods is taken prompt by prompt, and its mean is divided by its
+    standard error. A pair counts as distinguished if this quotient exceeds :data:`SIGNIFICANT` for at least one figure,
+    which takes two prompts or more.
 
     Args:
         outcome: the result of the analysis.
-        names: figures that are compared (:meth:`Outcome.row`).
+        names: names of the figures to compare (:meth:`Outcome.row`).
 
     Returns:
-        For each pair of methods: both names, and the largest quotient; 0 if the pair does not differ in any figure.
+        For each pair of methods: the two settings, and the largest absolute quotient over the figures. It is 0 if the
+        two do not differ in any figure, and infinite if they differ by the same amount on every prompt.
     """
     pairs = []
     for first, second in combinations(outcome.settings, 2):
@@ -74,7 +76,7 @@ def told_apart(outcome: Outcome, names: Sequence[str] = ERRORS) -> list[tuple[st
 
 
 def findings(outcome: Outcome) -> str:
-    """Return a text that states how many pairs of methods the analysis distinguishes, and names the other pairs.
+    """Summarize which pairs of methods the analysis distinguishes: their number, and the names of all other pairs.
 
     Args:
         outcome: the result of the analysis.
