@@ -61,6 +61,16 @@ def test_range_of_scales_per_token():
         assert error(found, exact(query, work, 0.125).clamp(-65504, 65504)) < TOLERANCE
 
 
+def test_weights_of_bf16_values_keep_more_than_their_8_bits():
+    """Pairs of opposite values with almost equal weights: their sum is as small as a bf16 weight's rounding error."""
+    work = layer([Piece(FULL, [64])], [Piece(FULL, [64])], heads=1, key_dim=64, value_dim=64, dtype=torch.bfloat16)
+    values = work.phases[0][1].buffer
+    values[:, :, 32:64] = -values[:, :, :32]
+    query = (torch.randn(1, 1, 1, 64, generator=torch.Generator().manual_seed(0)) * 0.01).bfloat16()
+    found = triton_decode.attend(query, work, 0.125)
+    assert error(found, exact(query, work, 0.125)) < 6e-3
+
+
 def ptx(text, inputs):
     """What the few instructions of `text` make of 32-bit inputs $1, $2, ...: the value of $0."""
     registers = {f"${i + 1}": value for i, value in enumerate(inputs)}

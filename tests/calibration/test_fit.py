@@ -74,7 +74,9 @@ def test_weights_move_the_levels_and_weights_of_nothing_are_none() -> None:
     weights = torch.where(x < 0, 3.0, 1.0)
     alone = fit.fit_keys(x, None, [0], 0.0).codebooks[0].levels
     assert float(alone) == pytest.approx(0.0, abs=2e-3)
-    assert float(fit.fit_keys(x, weights, [0], 0.0).codebooks[0].levels) == pytest.approx(-0.5, abs=2e-3)
+    weighted = fit.fit_keys(x, weights, [0], 0.0).codebooks[0]
+    assert float(weighted.levels) == pytest.approx(-0.5, abs=2e-3)
+    assert weighted.norm == pytest.approx((1.0, 0.5), abs=2e-3), "Q-Norm restores the mean without weights, 0"
     assert torch.equal(fit.fit_keys(x, 0 * weights, [0], 0.0).codebooks[0].levels, alone)
 
 

@@ -25,6 +25,17 @@ def test_every_number_of_a_range_is_a_job(values: str, jobs: int, monkeypatch: p
             check_sweeps(sweep, ["model"])
 
 
+def test_a_number_and_a_switch_are_two_values() -> None:
+    """1 == True in Python, but a setting tells them apart."""
+    for values, twice in (("1,true", None), ("0,false", None), ("true,1,true", "True"), ("0,false,0", "0")):
+        sweep = OverridesParser.create().parse_overrides([f"method.sinks={values}"])
+        if twice is None:
+            check_sweeps(sweep, ["method"])
+        else:
+            with pytest.raises(ConfigError, match=f"lists {twice} twice"):
+                check_sweeps(sweep, ["method"])
+
+
 def test_switches_reach_hydra() -> None:
     handed_on = parse(["--cfg", "all", "--resolve", "method=fp16"])
     assert "--resolve" in handed_on.argv(["method=fp16"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -39,6 +40,17 @@ def test_show_by_the_beginning_of_an_id(runs, capsys):
     for form in ("markdown", "csv"):
         assert report.main(["--results", str(directory), "--show", ids[1], "--format", form]) == 0
         assert "kivi int2" in capsys.readouterr().out
+
+
+def test_a_whole_id_names_its_run_even_where_another_id_begins_with_it(runs, tmp_path, capsys):
+    ids = copies(runs, tmp_path, 2)
+    longer = tmp_path / f"{ids[1]}0"
+    shutil.copytree(tmp_path / ids[1], longer)
+    assert report.main(["--results", str(tmp_path), "--show", ids[1]]) == 0
+    output = capsys.readouterr().out
+    assert str(tmp_path / ids[1]) in output and str(longer) not in output
+    assert report.main(["--results", str(tmp_path), "--show", ids[1][:-1]]) == 1
+    assert "matches 3 runs" in capsys.readouterr().err
 
 
 def test_what_is_wrong_is_said(runs, tmp_path, capsys):

@@ -33,6 +33,7 @@ def test_a_line_through_two_lengths_and_the_published_break_even():
     bf16, fp8 = Line(4.37e-8, 6.44e-3, 2), Line(2.37e-8, 6.58e-3, 2)
     assert break_even(fp8, bf16) == pytest.approx(7000)
     assert break_even(bf16, fp8) is None
+    assert break_even(Line(bf16.slope, 5e-3, 2), bf16) is None, "parallel lines never cross"
     assert break_even(Line(1e-8, 5e-3, 2), bf16) == 0
     found = fit([(1064.0, bf16.intercept + 1064 * bf16.slope), (8064.0, bf16.intercept + 8064 * bf16.slope)])
     assert found is not None

@@ -164,6 +164,17 @@ def test_data_files_that_a_source_names_count(write, literal, counts) -> None:
     assert (facts("facts_data").digest != before[0]) == counts
 
 
+def test_a_data_file_belongs_to_the_module_and_not_to_its_scorer(write) -> None:
+    """A prompt may come from the file too, so that an edit needs new predictions."""
+    write("facts_words/__init__.py", SCORER.replace("return 2", "return open('words.txt')"))
+    write("facts_words/words.txt", "one")
+    before = facts("facts_words")
+    write("facts_words/words.txt", "eleven")
+    after = facts("facts_words")
+    assert before.without_scorer != after.without_scorer and before.digest != after.digest
+    assert before.scorer == after.scorer
+
+
 def test_a_folder_named_like_a_data_file_is_none(write) -> None:
     write("facts_folder/odd.json/inside", "1")
     write("facts_folder/__init__.py", "x = 'odd.json'\n")
