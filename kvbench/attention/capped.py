@@ -27,19 +27,20 @@ CHANNELS = 8
 def with_sinks(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, sinks: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Turn a model's attention sinks into one extra key in front, so that plain SDPA computes attention with sinks.
+    """Express a model's attention sinks as one extra key before all others, so that plain SDPA can compute them.
 
-    The score of a query with the extra key is the sink of that query's head. The extra value is zero.
+    Extra channels are appended to queries and keys, such that the score of a query with the extra key is the sink of
+    that query's head. The value of the extra key is zero.
 
     Args:
-        query: ``[B, Hq, q, D]``.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
         keys: ``[B, H, n, D]``.
         values: ``[B, H, n, Dv]``.
         mask: ``[B or 1, Hq or 1, q, n]`` (bool or additive), or None.
-        scaling: factor on the scores of the tokens; sinks are not scaled.
+        scaling: factor by which the scores of tokens are multiplied; sinks are not multiplied.
         sinks: one logit per query head, ``[Hq]``.
         causal: True if `mask` is None and attention is causal. A query of zeros is then put in front as well, so that
-            query i still lines up with key i.
+            SDPA's causal mask still lets query i see key i.
 
     Returns:
         Four arguments for SDPA: query, keys and values with 8 extra channels and the extra key in front, and the mask.
@@ -75,14 +76,14 @@ def attend(
     causal: bool = True,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Compute attention with a softcap in bounded memory: the scores of some KV heads and queries at a time.
+    """Compute attention with a softcap, for a few KV heads and queries at a time to bound the memory for scores.
 
     Args:
-        query: ``[B, Hq, q, D]``. With a causal mask, these are the last q of the n tokens.
+        query: queries of the new tokens, ``[B, Hq, q, D]``. With a causal mask, these are the last q of the n tokens.
         keys: ``[B, H, n, D]``.
         values: ``[B, H, n, Dv]``.
         mask: ``[B or 1, Hq or 1, q, n]`` (bool or additive), or None.
-        scaling: factor on the scores, applied before the cap.
+        scaling: factor by which scores are multiplied, before the softcap.
         logits: the model's softcap, and its sinks if it has any.
         causal: what ``mask=None`` means. True: causal attention. False: every query sees every key.
         dropout: probability with which attention weights are dropped (training).
@@ -153,11 +154,12 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def causal(module: torch.nn.Module, query: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> bool:
-    """Return True if attention without a mask is causal, by the rule of transformers' ``sdpa``.
+    """Return True if an attention call needs a causal mask that was not passed, by the rule of transformers' ``sdpa``.
 
     Args:
         module: the model's attention module; its attribute ``is_causal`` is used unless `kwargs` contain ``is_causal``.
-        query: ``[B, Hq, q, D]``. For a single query (q = 1) the result is False, because it sees all keys.
+        query: queries of the new tokens, ``[B, Hq, q, D]``. For a single query (q = 1) the result is False, because it
+            sees all keys.
         mask: the mask of the call. If there is one, the result is False.
         kwargs: other arguments of the call, possibly with ``is_causal``.
     """

@@ -25,10 +25,11 @@ class Case:
     Args:
         name: name of the configuration in the report.
         shape: key of :data:`SHAPES`, which gives the numbers of heads and channels.
-        tiers: the packed formats of the layer: for each, the format of keys, the format of values, and the fraction of
-            the tokens outside the window that are stored in it. All other tokens are in full precision.
-        context: number of cached tokens in each row of the batch.
-        window: number of newest keys, and of newest values, in full precision.
+        tiers: the packed segments of the layer, one triple each: the format of the keys, the format of the values, and
+            the fraction of the tokens outside the window that the segment holds. All other tokens are in full
+            precision.
+        context: number of cached tokens in each row of the batch; its length is the batch size.
+        window: two numbers: how many of the newest keys, and how many of the newest values, are in full precision.
         queries: number of new tokens in the step.
         dtype: dtype of the query and of everything in full precision.
         timed: True to measure the time as well. Only two KV heads are then checked for correctness.
@@ -44,18 +45,18 @@ class Case:
     timed: bool = False
 
     def shortened(self) -> Case:
-        """Return a small copy of the case: at most two rows, with about 1500 tokens or fewer each."""
+        """Return a copy of the case with at most two rows of at most 1501 tokens, to compile its kernel quickly."""
         return replace(self, context=tuple(min(n, 1500 + i) for i, n in enumerate(self.context[:2])))
 
     def lengths(self, tokens: int) -> tuple[list[int], list[int]]:
-        """Return how a row of the batch divides its tokens between the segments of its keys and of its values.
+        """Return how many tokens of a row each segment holds.
 
         Args:
             tokens: number of cached tokens in the row.
 
         Returns:
-            Two lists, one for keys and one for values. Each contains the number of tokens per packed format, in the
-            order of `tiers`, and finally the number in full precision. Each list sums to `tokens`.
+            Two lists, for the segments of the keys and for those of the values: the number of tokens in each packed
+            segment, in the order of `tiers`, then the number in full precision. Each list adds up to `tokens`.
         """
         exact_k, exact_v = self.window
         keys = [int((tokens - exact_k) * share) // 128 * 128 for _, _, share in self.tiers]
@@ -67,7 +68,7 @@ class Case:
         return [*keys, tokens - sum(keys)], [*values, tokens - sum(values)]
 
     def work(self, seed: int) -> Work:
-        """Return a layer of this configuration in the form that kernels take, with random contents on the GPU.
+        """Create a layer of this configuration with random contents on the GPU, as the argument `work` of a kernel.
 
         Args:
             seed: seed of the random contents.
@@ -88,7 +89,7 @@ class Case:
         )
 
     def query(self) -> Tensor:
-        """Return a random query ``[B, Hq, q, D]``. Its scale gives scores a standard deviation of 1 to 2."""
+        """Return random queries ``[B, Hq, q, D]``, scaled such that the scores have a standard deviation of 1 to 2."""
         query_heads, _, channels = SHAPES[self.shape]
         shape = (len(self.context), query_heads, self.queries, channels)
         rng = torch.Generator(DEVICE).manual_seed(1)
@@ -96,7 +97,7 @@ class Case:
 
 
 def channel(bits: int, group: int, kind: str = "affine") -> Format:
-    """Return a format whose groups run along tokens: `group` consecutive tokens of one channel share parameters.
+    """Return a per-channel format: `group` consecutive tokens of one channel share a scale and a minimum.
 
     Args:
         bits: bits of a code.
@@ -107,7 +108,7 @@ def channel(bits: int, group: int, kind: str = "affine") -> Format:
 
 
 def token(bits: int, group: int, kind: str = "affine") -> Format:
-    """Return a format whose groups run along channels: `group` consecutive channels of one token share parameters.
+    """Return a per-token format: `group` consecutive channels of one token share a scale and a minimum (or zero point).
 
     Args:
         bits: bits of a code.
@@ -118,19 +119,20 @@ def token(bits: int, group: int, kind: str = "affine") -> Format:
 
 
 def windows(bits: int, window: int) -> Format:
-    """Return a per-channel format for tokens that are packed in blocks of `window` tokens (LogQuant).
+    """Return a per-channel format as LogQuant uses it, which packs `window` tokens at a time.
 
-    Each block is divided into the fewest groups of at most 64 tokens, so a group may cross the boundary of a tile.
+    These tokens are divided into as few groups as possible with at most 64 tokens each. A group may therefore lie
+    across the boundary of two tiles.
 
     Args:
         bits: bits of a code.
-        window: number of tokens in a block.
+        window: number of tokens that are packed at a time.
     """
     return Format("affine", bits, "channel", -(-window // -(-window // 64)), window)
 
 
 def whole(key: Format, value: Format) -> tuple[Tier, ...]:
-    """Return the value of :attr:`Case.tiers` for a cache that stores all tokens outside the window in one format.
+    """Return the :attr:`Case.tiers` of a layer with a single packed segment, which holds all tokens outside the window.
 
     Args:
         key: format of the keys.

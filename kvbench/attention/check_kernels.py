@@ -56,7 +56,7 @@ def kernels(names: str) -> dict[str, Any]:
 
 
 def tune(text: str) -> None:
-    """Change the launch parameters of the Triton kernel, as the option ``--tune`` describes them.
+    """Set launch parameters of the Triton kernel in this process, from the text of the option ``--tune``.
 
     Args:
         text: assignments to fields of :class:`kvbench.attention.triton.tuning.Tuning`. ``"warps=1,stages=4"`` applies
@@ -71,9 +71,9 @@ def tune(text: str) -> None:
 
 
 def nbytes(work: Work) -> int:
-    """Return how many bytes a kernel has to read to compute attention to all tokens of a layer.
+    """Return how many bytes of cached keys and values a kernel has to read for one step, to compute its bandwidth.
 
-    These are the codes and the parameters of packed tokens, and the fp16 or bf16 values of all others.
+    These are the codes, scales and minima of packed tokens, and two bytes for each element of all others.
     """
     total = 0.0
     for i, pair in enumerate(work.phases):
@@ -92,10 +92,10 @@ def microseconds(attend: Attend, query: Tensor, works: list[Work], scaling: floa
 
     Args:
         attend: the kernel's attention function.
-        query: ``[B, Hq, q, D]``.
-        works: layers that the calls read in turn. Together they should be larger than the L2 cache, so that every call
-            reads from memory.
-        scaling: factor on the scores.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
+        works: layers of equal shape: the first call reads the first layer, the second call the second, and so on in
+            circles. Together they should be larger than the L2 cache, so that every call reads from memory.
+        scaling: factor by which scores are multiplied.
     """
     graph = torch.cuda.CUDAGraph()
     calls = len(works) * max(1, 8 // len(works))
@@ -118,7 +118,7 @@ def microseconds(attend: Attend, query: Tensor, works: list[Work], scaling: floa
 
 
 def measure(case: Case, name: str, module: Any) -> dict[str, Any]:
-    """Check one configuration with one kernel, and time it if the case says so.
+    """Compare a kernel's output with the reference in one configuration, and time it if ``case.timed``.
 
     Args:
         case: the configuration.
@@ -152,7 +152,7 @@ def shown(line: dict[str, Any]) -> str:
     """Format a line of the report for the screen.
 
     Args:
-        line: result of :func:`measure`, or a line with the reason under ``failed``.
+        line: result of :func:`measure`; or a dict with ``case``, ``kernel`` and, under ``failed``, an error message.
     """
     if "failed" in line or "refused" in line:
         return f"{line['case']:44s} {line['kernel']:7s} {'FAILED' if 'failed' in line else 'refused'}: " + (
@@ -163,12 +163,14 @@ def shown(line: dict[str, Any]) -> str:
 
 
 def run(todo: list[tuple[Case, str]], done: int, log: Path, names: str) -> int:
-    """Measure the configurations that remain after the first `done`, in a worker process.
+    """Measure all configurations from number `done` on; the main loop of a worker process.
+
+    After an error that corrupts the CUDA context, the worker stops, and the parent process starts another one.
 
     Args:
         todo: pairs of configuration and name of the kernel.
         done: number of pairs at the beginning of `todo` that have been measured already.
-        log: file to which a line of JSON is appended for each pair.
+        log: file to which the result for each pair is appended as a line of JSON.
         names: kernels to import, separated by commas.
 
     Returns:
@@ -200,7 +202,7 @@ def prepare(chosen: list[Case], share: str) -> None:
 
     Args:
         chosen: all configurations of the report.
-        share: which configurations this worker compiles. ``"i/n"`` means every n-th one, starting with configuration i.
+        share: which configurations this worker compiles: ``"i/n"`` for every n-th one, starting with number i (from 0).
     """
     first, of = (int(x) for x in share.split("/"))
     module = kernels("triton").get("triton")
@@ -216,7 +218,7 @@ def prepare(chosen: list[Case], share: str) -> None:
 
 
 def main() -> int:
-    """Run the command line: check the kernels and print the report.
+    """Run ``python -m kvbench.attention.check_kernels``: check the kernels in worker processes, and print the report.
 
     Returns:
         The exit status: 1 if any configuration has failed or has a wrong result, else 0.

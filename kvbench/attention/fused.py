@@ -19,20 +19,20 @@ from kvbench.cache.options import Kernels
 
 
 def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN) -> Tensor | None:
-    """Compute attention from the newest tokens to all cached tokens with a fused kernel, if there is one for the step.
+    """Compute the attention of a decode step with a fused kernel, or return None if no kernel can or should.
 
-    ``layer.paths`` records which kernel served the step, or why none could.
+    The name of the kernel that was used, or the reason why none could be, is added to ``layer.paths``.
 
     Args:
         layer: layer whose stores already contain the new tokens.
         query: queries of the new tokens, ``[B, Hq, q, D]``.
         mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
             dropped tokens; None for causal attention.
-        scaling: factor on the scores.
+        scaling: factor by which scores are multiplied.
         logits: the model's softcap and sinks.
 
     Returns:
-        The output ``[B, q, Hq, Dv]``, or None if the reference path must serve the step.
+        The output ``[B, q, Hq, Dv]``; None if the caller must use the reference path.
     """
     wanted = layer.progress.options.kernels
     if wanted == "reference" or (query.device.type != "cuda" and wanted != "triton"):
@@ -54,25 +54,25 @@ def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, l
 
 
 def label(name: str, described: Work) -> set[str]:
-    """Return the names under which results show the attention of a step: the kernel, and ``packed`` if it read codes.
+    """Return the entries of ``layer.paths`` for a step that a kernel computed.
 
     Args:
-        name: kernel that served the step.
-        described: the layer's stored keys and values.
+        name: name of the kernel.
+        described: the layer's stored keys and values, as kernels read them.
 
     Returns:
-        The kernel's name, and ``packed`` if at least one segment contained packed codes.
+        The kernel's name, and also ``packed`` if at least one segment contained packed codes.
     """
     return {name, "packed"} if any(f.kind != "full" for pair in described.signature() for f in pair) else {name}
 
 
 def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleType]:
-    """Return the first kernel that can serve a step.
+    """Return the first of the wanted kernels that supports a step's shapes and formats.
 
     Args:
-        query: ``[B, Hq, q, D]``.
-        described: the layer's stored keys and values.
-        wanted: kernel to use: ``cuda`` or ``triton``; ``auto``: CUDA if possible, else Triton.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
+        described: the layer's stored keys and values, as kernels read them.
+        wanted: ``cuda`` or ``triton`` for only this kernel; ``auto`` for CUDA if possible, else Triton.
 
     Returns:
         The kernel's name and its module.
@@ -98,7 +98,7 @@ def load(name: str) -> ModuleType | str:
         name: ``cuda`` or ``triton``.
 
     Returns:
-        The module or, if it cannot be imported, the reason as a string.
+        The module; or, as a string, the reason why it cannot be imported.
     """
     try:
         if name == "cuda":
@@ -115,7 +115,7 @@ def load(name: str) -> ModuleType | str:
 
 
 def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
-    """Raise NotServed unless the step is plain causal attention to all cached tokens, the only case that kernels serve.
+    """Raise NotServed unless the step is plain causal attention over all cached tokens, as kernels require.
 
     Args:
         layer: layer whose stores already contain the new tokens.
@@ -124,9 +124,9 @@ def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
         count: number of new tokens in the step.
 
     Raises:
-        NotServed: the method observes attention, the cache holds pre-RoPE keys, the method packs several new tokens
-            before they attend, it reads its segments in its own order, or the mask hides more than padding and later
-            tokens.
+        NotServed: the method needs the attention probabilities; the cache holds pre-RoPE keys; there are several new
+            tokens, and the method packs them before their attention is computed; the method must read the segments in
+            another order than the slots'; or the mask hides more than padding and later tokens.
     """
     method = layer.method
     if method.observe_steps:
@@ -142,9 +142,9 @@ def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
 
 
 def plain(layer: KVLayer, mask: Tensor | None, count: int) -> bool:
-    """Return True if `mask` hides nothing except padding and later tokens.
+    """Return True if `mask` is an ordinary causal mask: it hides nothing except padding and later tokens.
 
-    The result is remembered for the step, so that only the first layer waits for the device.
+    The comparison waits for the GPU, so its result is cached for the other layers of the step.
 
     Args:
         layer: a layer of the cache, whose padding is compared with the mask.

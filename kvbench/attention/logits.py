@@ -23,7 +23,7 @@ SOFTCAP, SINKS = "softcap", "s_aux"
 
 @dataclass(frozen=True, eq=False)
 class Logits:
-    """The softcap and the sinks of one layer: what its softmax does beyond scaling and masking.
+    """The softcap and the attention sinks of one layer, which change its scores or its softmax.
 
     Args:
         softcap: a score becomes ``softcap * tanh(score / softcap)`` (Gemma-2, arXiv 2408.00118, sec. 2). None: no cap.
@@ -48,10 +48,10 @@ class Logits:
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
     def sinks_of(self, heads: slice) -> Logits:
-        """Return a copy for some query heads, with the same softcap and only the sinks of these heads.
+        """Return the same softcap with only the sinks of some query heads.
 
         Args:
-            heads: the query heads.
+            heads: slice of query heads.
         """
         return self if self.sinks is None else Logits(self.softcap, self.sinks[heads])
 
@@ -77,7 +77,7 @@ def logits_of(module: nn.Module, query: Tensor, kwargs: Mapping[str, Any]) -> Lo
 
     Args:
         module: the model's attention module, named in the error message.
-        query: ``[B, Hq, q, D]``.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
         kwargs: keyword arguments of the model's call, possibly with ``softcap`` and ``s_aux`` (the sinks).
 
     Raises:
@@ -97,9 +97,9 @@ def logits_of(module: nn.Module, query: Tensor, kwargs: Mapping[str, Any]) -> Lo
 
 
 def hands_over(kind: type[nn.Module], name: str) -> bool:
-    """Return True if the code of a module's forward method mentions a keyword argument, and so seems to pass it on.
+    """Guess if a module passes a given keyword argument to its attention, without running the module.
 
-    The model is not run: the name is looked up among the constants of the method's byte code.
+    The guess is True if the name is among the constants of the byte code of the module's ``forward``.
 
     Args:
         kind: class of the module.

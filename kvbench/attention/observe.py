@@ -18,13 +18,13 @@ MOST_SCORES = 1 << 26
 def probabilities(
     query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, first: int, logits: Logits = PLAIN
 ) -> Tensor:
-    """Return the attention probabilities of some queries in fp32, with the model's softcap and sinks.
+    """Compute the attention probabilities of consecutive queries of the prompt in fp32.
 
     Args:
-        query: ``[B, Hq, q, D]``, consecutive queries of the prompt.
+        query: queries of the new tokens, ``[B, Hq, q, D]``, consecutive queries of the prompt.
         keys: ``[B, H, T, D]``, the first T keys of the prompt; later ones must not be visible to these queries.
         mask: ``[B or 1, 1, q, T]`` (bool or additive) for these queries, or None for causal attention.
-        scaling: factor on the scores.
+        scaling: factor by which scores are multiplied.
         first: column of the first query in the padded batch. It matters only without a mask.
         logits: the softcap, and the sinks of these query heads.
 
@@ -52,24 +52,24 @@ def probabilities(
 def extend(
     layer: KVLayer, query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN
 ) -> Tensor:
-    """Return the attention that a method observes during prefill, updated with a new chunk of the prompt.
+    """Compute the attention statistics that a method wants of the prompt, updated with a new chunk of the prompt.
 
-    The layer's method chooses the kind of observation by its ``observe_prompt``. If that is n > 0 (SnapKV), it observes
-    the last n queries of the prompt. If it is -1 (H2O), it observes column sums: how much attention each token receives
-    from all queries. Column sums take a second pass over all T x T scores, in fp32, one block at a time, and slow down
-    prefill accordingly.
+    The attribute ``observe_prompt`` of the layer's method selects the statistics. With n > 0 (SnapKV), they are the
+    attention probabilities of the prompt's last n queries. With -1 (H2O), they are column sums: the total probability
+    that each token receives from all queries. Column sums slow down prefill, because all T x T scores are computed a
+    second time, in fp32 and block by block.
 
     Args:
         layer: layer of the chunk. Its ``observed`` contains the result for the earlier chunks, or None.
         query: queries of the chunk, ``[B, Hq, q, D]``.
         keys: all keys of the prompt so far, ``[B, H, T, D]``.
         mask: mask of the chunk's queries, as :func:`kvbench.attention.prefill.attend` takes it.
-        scaling: factor on the scores.
+        scaling: factor by which scores are multiplied.
         logits: the layer's softcap and sinks.
 
     Returns:
-        For the last n queries their probabilities, ``[B, Hq, n, T]`` (fewer queries if the prompt is shorter); for
-        column sums ``[B, Hq, 1, T]``.
+        The updated statistics, to be stored in ``layer.observed``: probabilities ``[B, Hq, n, T]``, with fewer queries
+        than n if the prompt is shorter; or column sums ``[B, Hq, 1, T]``.
     """
     wanted, count, width = layer.method.observe_prompt, query.shape[2], keys.shape[2]
     before = layer.observed

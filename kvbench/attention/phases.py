@@ -39,18 +39,19 @@ FIELDS = 3
 
 @dataclass(frozen=True)
 class Format:
-    """A storage format that a kernel is compiled for.
+    """Storage format of the keys or the values of a segment, as far as a kernel is compiled for it.
 
     Args:
         kind: how a value follows from its code. ``full``: not packed. ``affine``: code * scale + minimum. ``atom``:
             (code - zero point) * scale. ``hierarchical``: QuantSpec's two nibbles, whose 8-bit code is 16 * upper +
             lower + 8 with a signed lower nibble; the value is scale * (code - 8) / 16 + minimum.
         bits: bits of a code; 16 for ``full``.
-        axis: direction in which groups run. ``channel``: along tokens. ``token``: along channels. Empty for ``full``.
-        group: number of tokens (axis ``channel``) or channels (axis ``token``) that share parameters; 0 for ``full``.
-        window: 0 if the group size divides the tile size or is a multiple of it. Otherwise groups may cross tiles
-            (LogQuant's W = 42). Tokens then come in blocks of `window`, and each block is divided into the fewest
-            groups of at most `group` tokens. If these cannot be equal, the first ones have one token more
+        axis: ``channel`` for per-channel quantization: a group is consecutive tokens of one channel. ``token`` for
+            per-token quantization: a group is consecutive channels of one token. Empty for ``full``.
+        group: number of elements in a group, which share a scale and a minimum or zero point; 0 for ``full``.
+        window: 0 if groups do not cross tile boundaries. Otherwise (LogQuant's W = 42) the number of tokens that are
+            packed at a time. They are divided into as few groups as possible of at most `group` tokens. If these
+            cannot be equal, the first ones have one token more
             (:class:`kvbench.quantizers.windowed.WindowedQuantizer`).
     """
 
@@ -63,7 +64,7 @@ class Format:
 
 @dataclass
 class Part:
-    """The keys or the values of one segment, as a kernel reads them.
+    """The buffers and the format of one segment of keys or of values, as a kernel reads them.
 
     Args:
         format: format in which they are stored.
@@ -82,23 +83,25 @@ class Part:
 
 @dataclass
 class Work:
-    """Everything that a kernel reads of one layer, for the whole batch.
+    """Description of one layer's stored keys and values for a decode kernel, for the whole batch.
 
-    The tokens are divided into *phases*: runs of consecutive tokens with one format of keys and one format of values.
+    The tokens are divided into *phases*: runs of consecutive tokens whose keys are all in one segment, and whose values
+    are all in one segment, so that formats do not change within a phase.
 
     Args:
-        phases: for each phase, in slot order, the segment of keys and the segment of values that it reads. The last
-            phase reads both in full precision and ends with the newest tokens.
-        table: int32 ``[B, phases, 3]`` on the layer's device. Each line contains the index of the phase's first token
-            in the key segment, its index in the value segment, and the number of tokens (0 if a row has none). If both
-            are packed, the two indices are equal modulo the tile size.
+        phases: for each phase, from oldest slots to newest, a pair: the segment of its keys and the segment of its
+            values. In the last phase both are in full precision, and it ends with the newest tokens.
+        table: where each phase lies in each row of the batch, int32 ``[B, phases, 3]`` on the layer's device. The three
+            numbers are the index of the phase's first token in the key segment, the index of the same token in the
+            value segment, and the number of tokens (0 if the row has none). If both segments are packed, the two
+            indices are equal modulo the tile size.
         counts: the contents of `table` as nested lists on the host.
         heads: number of KV heads.
         key_dim: channels of a key.
         value_dim: channels of a value.
-        room: number of tokens for which the buffers of a row have room; None if unknown. Kernels choose the number of
-            programs per head from it and not from the current length, so that a captured step and an eager one add up
-            partial results in the same order.
+        room: number of tokens for which the buffers of a row have room; None if unknown. Kernels derive the number of
+            thread blocks per head from it and not from the current length. So a step that is replayed as a CUDA graph
+            and one that is launched normally add up partial results in the same order.
         logits: the model's softcap and sinks.
     """
 
@@ -119,10 +122,10 @@ class Work:
         return tuple((key.format, value.format) for key, value in self.phases)
 
     def tiles(self) -> int:
-        """Return the number of tiles of 128 tokens in the longest row, or the number for which there is room.
+        """Return the largest number of tiles of 128 tokens that a kernel may have to read in a row.
 
-        If `room` is known, this is the number of tiles for which the buffers have room. Otherwise it is the number
-        filled.
+        If `room` is known, these are all tiles for which the buffers have room. Otherwise they are the tiles of the
+        longest row.
         """
         filled = max(sum(-(-count // TILE) for _, _, count in row) for row in self.counts)
         return filled if self.room is None else max(filled, -(-self.room // TILE))
@@ -137,12 +140,12 @@ class NotServed(Exception):
 
 
 def part(segment: Segment, channels: int, upper: bool = False) -> Part:
-    """Return a segment in the form in which kernels read it.
+    """Describe a segment's buffers and format for a kernel.
 
     Args:
         segment: segment of keys or of values.
-        channels: channels of a head, which is also the group size of a quantizer with ``group_size=None``.
-        upper: True to read only the upper nibble of hierarchical codes (QuantSpec's draft).
+        channels: number of channels of a head, which is also the group size of a quantizer with ``group_size=None``.
+        upper: True to read only the upper nibble of QuantSpec's 8-bit codes, which is what its draft model attends to.
 
     Raises:
         NotServed: no kernel reads the segment's format; only the reference path does.
@@ -191,9 +194,9 @@ def window_of(quantizer: AffineQuantizer) -> int:
         quantizer: quantizer of a packed segment.
 
     Raises:
-        NotServed: groups have so few tokens that the tokens in one field of a tile may belong to more than two groups;
-            or the window has more than :data:`WIDEST` tokens, or a group more than :data:`LONGEST`, which kernels
-            cannot encode.
+        NotServed: groups are smaller than the run of consecutive tokens that a tile stores in the same bits of its
+            words, so such a run may belong to more than two groups; or the window has more than :data:`WIDEST` tokens,
+            or a group more than :data:`LONGEST`, which kernels cannot encode.
     """
     if not isinstance(quantizer, WindowedQuantizer) or fits_tiles(quantizer):
         return 0
@@ -208,16 +211,16 @@ def window_of(quantizer: AffineQuantizer) -> int:
 
 
 def pairs_of_row(keys: Sequence[int], values: Sequence[int]) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """Divide the tokens of one row into phases: runs with one key segment and one value segment.
+    """Divide the tokens of one row into phases: runs of tokens with one key segment and one value segment.
 
     Args:
         keys: number of tokens in each segment of the row's keys.
         values: number of tokens in each segment of its values; both lists have the same sum.
 
     Returns:
-        A dictionary in slot order. Its keys are pairs: the index of the key segment and the index of the value segment.
-        Its values are lines of the table: the index of the phase's first token in the key segment, its index in the
-        value segment, and the number of tokens.
+        A dictionary with one item per phase, in slot order. The key is the pair (number of the key segment, number of
+        the value segment). The value is the triple (index of the phase's first token in the key segment, its index in
+        the value segment, number of tokens).
     """
     ends_k, ends_v = list(accumulate(keys)), list(accumulate(values))
     phases, slot = {}, 0
@@ -230,14 +233,14 @@ def pairs_of_row(keys: Sequence[int], values: Sequence[int]) -> dict[tuple[int, 
 
 
 def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, int, int]]]]:
-    """Return the phases of all rows of a layer, and the contents of the table that describes them to a kernel.
+    """Divide all rows of a layer into phases, and return where each phase lies in each row.
 
     Args:
         layer: a layer whose prompt is complete.
 
     Returns:
-        A list of all pairs (index of the key segment, index of the value segment) that any row has or has had, in
-        slot order; and for each row one line per pair, as in :attr:`Work.counts`.
+        The phases, in slot order, as pairs (number of the key segment, number of the value segment): all pairs that any
+        row has now or has had before. And for each row one triple per pair, as in :attr:`Work.counts`.
 
     Raises:
         NotServed: keys and values of a phase are both packed, but begin at different places in their tiles.
@@ -275,11 +278,11 @@ def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, i
 
 
 def work(layer: KVLayer, upper: bool = False) -> Work:
-    """Return the description of a layer that a kernel takes.
+    """Describe a layer's stored keys and values for a decode kernel.
 
     Args:
         layer: a layer whose prompt is complete.
-        upper: True to read only the upper nibble of hierarchical codes (QuantSpec's draft).
+        upper: True to read only the upper nibble of QuantSpec's 8-bit codes, which is what its draft model attends to.
 
     Raises:
         NotServed: the cache holds pre-RoPE keys, a segment has a format that no kernel reads, or packed keys and values
@@ -298,15 +301,15 @@ def assembled(
     table: Tensor,
     upper: bool = False,
 ) -> Work:
-    """Return the description of a layer that a kernel takes, from phases and a table that are already known.
+    """Describe a layer for a decode kernel as :func:`work` does, when its phases and their table are already known.
 
     Args:
         layer: a layer whose prompt is complete.
-        order: for each phase, the index of the key segment and the index of the value segment (:func:`lines`).
+        order: for each phase, the number of its key segment and the number of its value segment (:func:`lines`).
         counts: for each row and phase, the index of the first token in the key segment, its index in the value segment,
             and the number of tokens (:func:`lines`).
         table: `counts` in device memory, int32 ``[B, phases, 3]``.
-        upper: True to read only the upper nibble of hierarchical codes (QuantSpec's draft).
+        upper: True to read only the upper nibble of QuantSpec's 8-bit codes, which is what its draft model attends to.
 
     Raises:
         NotServed: a segment has a format that no kernel reads.
@@ -326,9 +329,9 @@ def assembled(
 
 
 def shared_table(layer: KVLayer, counts: list[list[tuple[int, int, int]]]) -> Tensor:
-    """Return the table that tells kernels where each phase of a layer begins and how long it is, on the layer's device.
+    """Copy the table of a layer's phases (:attr:`Work.table`) to the layer's device, or reuse an equal one.
 
-    Layers of a cache with equal tables share one tensor, so that a step usually copies a single table.
+    Layers with equal tables share one tensor, so a step usually copies a single table to the GPU.
 
     Args:
         layer: a layer of the cache.

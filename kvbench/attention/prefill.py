@@ -50,12 +50,12 @@ def attend(
 
     Args:
         module: the model's attention module, from which transformers' ``sdpa`` function reads some attributes.
-        query: ``[B, Hq, q, D]``.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
         keys: ``[B, H, n, D]``.
         values: ``[B, H, n, Dv]``.
-        mask: one of: a mask ``[B or 1, 1, q, n]``; the padding of a batch, bool ``[B, n]`` (:func:`padding`); None for
-            causal attention.
-        scaling: factor on the scores; None for 1/sqrt(D).
+        mask: one of: a mask ``[B or 1, 1, q, n]``; bool ``[B, n]``, False at padding (:func:`padding`); None for causal
+            attention.
+        scaling: factor by which scores are multiplied; None for 1/sqrt(D).
         kwargs: other arguments of the attention interface, including sinks and a softcap.
         backend: SDPA back end. ``auto``: the fastest. ``stock``: the one that torch chooses.
 
@@ -95,11 +95,11 @@ def exact(
 
     Args:
         module: the model's attention module.
-        query: ``[B, Hq, q, D]``.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
         keys: ``[B, H, n, D]``.
         values: ``[B, H, n, Dv]``.
         mask: ``[B or 1, 1, q, n]``, or None for causal attention.
-        scaling: factor on the scores; None for 1/sqrt(D).
+        scaling: factor by which scores are multiplied; None for 1/sqrt(D).
         logits: the model's softcap and sinks.
         kwargs: other arguments of the attention interface.
 
@@ -125,21 +125,22 @@ def exact(
 def order(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, backend: Backend = "auto"
 ) -> AbstractContextManager[str]:
-    """Return a context manager in which SDPA tries the fastest back end first.
+    """Return a context manager that selects the fastest SDPA back end for a prompt.
 
-    For long causal prompts on Hopper and newer GPUs, that is cuDNN's kernel (experiments.kernels.prefill times both).
-    Newer versions of torch prefer it there by themselves.
+    For long causal prompts on Hopper and newer GPUs, this is cuDNN's kernel (experiments.kernels.prefill compares its
+    time with that of the others). Newer versions of torch prefer it there by themselves. In all other cases torch
+    chooses.
 
     Args:
-        query: ``[B, Hq, q, D]``.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
         keys: ``[B, H, n, D]``.
         values: ``[B, H, n, Dv]``.
-        mask: as for :func:`attend`. cuDNN is preferred only if this is None or the padding of the batch, not a mask for
-            every query and key.
-        backend: ``auto``, or ``stock`` to leave the order as torch has it.
+        mask: as for :func:`attend`. With a mask ``[B or 1, 1, q, n]``, torch chooses the back end.
+        backend: ``auto`` for the fastest; ``stock`` to let torch choose in all cases.
 
     Returns:
-        A context manager that yields the name of the path: ``sdpa:cudnn`` if it changes the order, else ``sdpa``.
+        A context manager. Its ``with ... as`` value is the name that results show: ``sdpa:cudnn`` if cuDNN is tried
+        first, else ``sdpa``.
     """
     long = query.shape[2] >= LONG and query.shape[2] == keys.shape[2] and (mask is None or mask.ndim == 2)
     if backend == "stock" or not long or not query.is_cuda or not _prefers(query.device):
@@ -191,7 +192,7 @@ def _serves(query: Tensor, keys: Tensor, values: Tensor) -> bool:
 
 
 def padding(request: dict[str, Any]) -> Tensor | None:
-    """Return the padding of a batch if it can replace the attention mask that a model requests.
+    """Return which tokens of a batch are padding, if a model can do with this in place of a full attention mask.
 
     The padding can replace the mask if four conditions hold: the request is for plain causal attention over a whole
     prompt; all padding is on the left; at least one row has padding; and the mask would have at least :data:`MASK`
@@ -218,7 +219,7 @@ def padding(request: dict[str, Any]) -> Tensor | None:
 
 
 def rows_of(mask: Tensor | None, first: int, last: int, width: int) -> Tensor | None:
-    """Return the rows of a prompt's mask that belong to some of its queries.
+    """Return the part of an attention mask that applies to queries `first` to `last`, excluding `last`.
 
     Args:
         mask: mask of the new queries, as :func:`attend` takes it. Padding ``[B, T]`` is expanded to a causal mask; the

@@ -32,7 +32,7 @@ _serving: ContextVar[Serve] = ContextVar("kvbench_recorded_step")
 
 
 class PassThrough(Cache):
-    """A stand-in for the cache while a step is recorded as a CUDA graph: it returns new keys and values unchanged."""
+    """Placeholder for the cache while a step is recorded as a CUDA graph; it stores nothing."""
 
     is_compileable = False
 
@@ -64,11 +64,11 @@ def attention(
 
     Args:
         module: the model's attention module.
-        query: ``[B, Hq, q, D]``.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
         key: keys of the new tokens, ``[B, H, q, D]``.
         value: values of the new tokens, ``[B, H, q, Dv]``.
         attention_mask: ignored; a recorded step reads from device memory which tokens are visible.
-        scaling: factor on the scores; None for 1/sqrt(D).
+        scaling: factor by which scores are multiplied; None for 1/sqrt(D).
         **kwargs: other arguments of the attention interface, including a softcap and sinks.
 
     Returns:
@@ -88,13 +88,13 @@ def attention(
 
 
 def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
-    """Compute the attention of the next layer with the function that :func:`recording` was given.
+    """Call the function that :func:`recording` was given, which stores a layer's new tokens and computes its attention.
 
     Args:
-        query: ``[B, Hq, q, D]``.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
         key: keys of the new tokens, ``[B, H, q, D]``.
         value: values of the new tokens, ``[B, H, q, Dv]``.
-        scaling: factor on the scores.
+        scaling: factor by which scores are multiplied.
         logits: the model's softcap and sinks.
 
     Returns:
@@ -107,13 +107,13 @@ def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Log
 def recorded_attention(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """Compute the attention of the next layer as :func:`serve` does, as a custom operation opaque to ``torch.compile``.
+    """Call :func:`serve` as a custom torch operation, into which ``torch.compile`` does not look.
 
     Args:
-        query: ``[B, Hq, q, D]``.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
         key: keys of the new tokens, ``[B, H, q, D]``.
         value: values of the new tokens, ``[B, H, q, Dv]``.
-        scaling: factor on the scores.
+        scaling: factor by which scores are multiplied.
         softcap: the model's softcap, or None.
         sinks: one logit per query head, or None.
 
@@ -130,12 +130,12 @@ def _(query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float 
 
 @contextmanager
 def recording(model: Any, serving: Serve) -> Iterator[None]:
-    """Switch a model to :func:`attention` for recorded steps inside the context, and back on exit.
+    """Make a model call `serving` for its attention inside the context, while a step is recorded as a CUDA graph.
 
     Args:
         model: model that already runs kvbench's attention.
-        serving: function that computes the attention of one layer (:data:`Serve`). It is called once per layer and
-            step, in the order of the layers.
+        serving: function that stores the new tokens of one layer and computes its attention (:data:`Serve`). It is
+            called once per layer in each step, and must infer the layer from the order of the calls.
     """
     # No mask function is registered under this name, so transformers makes no mask at all.
     AttentionInterface.register(NAME, attention)

@@ -32,15 +32,15 @@ def attend(
     scaling: float,
     logits: Logits = PLAIN,
 ) -> Tensor:
-    """Compute attention from the newest tokens to all cached tokens, in plain torch.
+    """Compute the attention of the newest tokens over all cached tokens, in plain torch.
 
     Args:
-        module: the model's attention module, needed for torch's SDPA if nothing is packed.
+        module: the model's attention module, which transformers' ``sdpa`` function takes; used if nothing is packed.
         layer: layer whose stores already contain the new tokens.
         query: queries of the new tokens, ``[B, Hq, q, D]``.
         mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
             dropped tokens; None for causal attention.
-        scaling: factor on the scores.
+        scaling: factor by which scores are multiplied.
         logits: the model's softcap and sinks.
 
     Returns:
@@ -65,7 +65,7 @@ def attend_rows(
     scaling: float,
     logits: Logits = PLAIN,
 ) -> Tensor:
-    """Compute attention from the newest tokens to all cached tokens, for rows with equal numbers of tokens per segment.
+    """Compute the attention of the newest tokens over all cached tokens, for rows whose segments are equally long.
 
     Args:
         module: the model's attention module.
@@ -73,7 +73,7 @@ def attend_rows(
         rows: rows with equal numbers of tokens in every segment.
         query: queries of these rows, ``[rows, Hq, q, D]``.
         mask: mask over the slots of these rows (:func:`mask_over_slots`), or None if every slot is visible.
-        scaling: factor on the scores.
+        scaling: factor by which scores are multiplied.
         logits: the model's softcap and sinks.
 
     Returns:
@@ -104,14 +104,14 @@ def merge_blocks(
     *,
     keep: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention block by block, merging the blocks with an online softmax.
+    """Compute attention one block of slots at a time, and combine the blocks by an online softmax.
 
     Args:
         layer: layer whose stores are read.
         rows: rows with equal numbers of tokens in every segment.
         query: queries of these rows, ``[rows, Hq, q, D]``.
         mask: mask over the slots of these rows (:func:`mask_over_slots`), or None if every slot is visible.
-        scaling: factor on the scores.
+        scaling: factor by which scores are multiplied.
         logits: the model's softcap and sinks.
         keep: True to return the probabilities as well, for a method that observes attention.
 
@@ -183,7 +183,7 @@ def one_token(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Te
         query: ``[B, Hq, 1, D]``.
         keys: ``[B, H, n, D]``.
         values: ``[B, H, n, Dv]``.
-        scaling: factor on the scores.
+        scaling: factor by which scores are multiplied.
 
     Returns:
         The output ``[B, 1, Hq, Dv]``.
@@ -195,15 +195,16 @@ def one_token(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Te
 
 
 def blocks(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
-    """Return the slot ranges (blocks) that attention reads one after the other, each small enough to decode at once.
+    """Divide the slots into blocks that are small enough to be dequantized at once.
 
     Args:
         layer: layer whose stores are read.
         rows: rows with equal numbers of tokens in every segment.
 
     Returns:
-        Pairs ``(first slot, one past the last slot)`` in the order in which they are read. A block has at most
-        :data:`BLOCK` tokens or, if that is more, as many as make :data:`ELEMENTS` elements of keys or values.
+        Pairs ``(first slot, one past the last slot)``, in the order in which attention must read them. A block has at
+        most :data:`BLOCK` tokens, or more as long as its keys and its values have at most :data:`ELEMENTS` elements
+        each.
     """
     keys, _ = layer.stores()
     count = len(range(*rows.indices(layer.batch)))
@@ -213,12 +214,12 @@ def blocks(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
 
 
 def mask_over_slots(layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Rearrange an attention mask so that its last dimension follows the slots of the stores, for some rows.
+    """Convert an attention mask over the tokens of the sequence to one over the slots in which a layer holds tokens.
 
     Args:
         layer: layer that holds the slots.
         rows: rows with equal numbers of tokens in every segment.
-        query: ``[B, Hq, q, D]``; only its shape and device are used.
+        query: queries of the new tokens, ``[B, Hq, q, D]``; only its shape and device are used.
         mask: ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and dropped tokens; None
             for causal attention.
 

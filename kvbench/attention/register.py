@@ -48,14 +48,15 @@ def attention(
 
     Args:
         module: the model's attention module.
-        query: ``[B, Hq, q, D]``, after RoPE.
-        key: a :class:`Handle` (what a kvbench cache returns from ``update``), or a tensor ``[B, H, n, D]`` if another
-            cache, or none, is in use.
-        value: the same :class:`Handle`, or a tensor ``[B, H, n, Dv]``.
+        query: queries of the new tokens, ``[B, Hq, q, D]``, after RoPE.
+        key: the :class:`Handle` that a kvbench cache returns from ``update`` in place of keys; or the keys,
+            ``[B, H, n, D]``, if another cache or none is in use.
+        value: the same :class:`Handle`; or the values, ``[B, H, n, Dv]``.
         attention_mask: one of: a bool mask ``[B, 1, q, kv]``, where kv counts all tokens seen so far, including padding
-            and dropped tokens; the padding of a long prompt, ``[B, q]`` (:func:`kvbench.attention.prefill.padding`);
+            and dropped tokens; for a long prompt, bool ``[B, q]``, False at padding
+            (:func:`kvbench.attention.prefill.padding`);
             None for causal attention.
-        scaling: factor on the scores; None for 1/sqrt(D).
+        scaling: factor by which scores are multiplied; None for 1/sqrt(D).
         **kwargs: other arguments of the attention interface, including a softcap, sinks and a sliding window.
 
     Returns:
@@ -93,7 +94,7 @@ def attention(
 
 
 def see_padding(layer: KVLayer, mask: Tensor | None, count: int) -> None:
-    """Record the padding of new prompt tokens in the cache; only the call for the first layer has an effect.
+    """Tell the cache where the new prompt tokens have padding; does nothing on any layer but the first.
 
     Args:
         layer: the layer whose attention is being computed.
@@ -116,19 +117,20 @@ def prompt(
     scaling: float,
     kwargs: dict[str, Any],
 ) -> Tensor:
-    """Compute prefill attention from new prompt tokens to all prompt tokens so far, in full precision.
+    """Compute the prefill attention of new prompt tokens over the prompt so far, in full precision.
 
-    After the prompt's last token, the method places the prompt's keys and values in the layer's stores.
+    The prompt may arrive in several chunks. After its last token, the method decides which tokens are packed, and the
+    keys and values of the prompt are written to the layer's stores.
 
     Args:
         module: the model's attention module.
         layer: layer that stores the new tokens.
-        query: ``[B, Hq, q, D]``.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
         keys: keys of the new tokens after RoPE, ``[B, H, q, D]``.
         stored: keys of the new tokens in the form that the layer stores: `keys` themselves, or the keys before RoPE.
         values: values of the new tokens, ``[B, H, q, Dv]``.
         mask: mask of the new queries, as :func:`kvbench.attention.prefill.attend` takes it.
-        scaling: factor on the scores.
+        scaling: factor by which scores are multiplied.
         kwargs: other arguments of the attention interface.
 
     Returns:
@@ -157,19 +159,19 @@ def stored_prompt(
     scaling: float,
     logits: Logits,
 ) -> Tensor:
-    """Store new prompt tokens in the format of the method, then compute attention from them to all cached tokens.
+    """Quantize and store new prompt tokens, then compute their attention over all stored tokens.
 
-    This is the prefill of methods that set ``quantized_prefill``: a prompt's tokens read quantized keys and values,
-    including their own.
+    This is the prefill of methods that set ``quantized_prefill``: the attention of the prompt reads quantized keys and
+    values too, including those of the token itself.
 
     Args:
         module: the model's attention module.
         layer: layer that stores the new tokens.
-        query: ``[B, Hq, q, D]``.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
         keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
         values: values of the new tokens, ``[B, H, q, Dv]``.
         mask: mask of the new queries, as :func:`kvbench.attention.prefill.attend` takes it.
-        scaling: factor on the scores.
+        scaling: factor by which scores are multiplied.
         logits: the model's softcap and sinks.
 
     Returns:
@@ -198,21 +200,21 @@ def step(
     scaling: float,
     logits: Logits,
 ) -> Tensor:
-    """Compute a decode step: append new tokens to the stores, and compute attention from them to all cached tokens.
+    """Append the new tokens of a decode step to a layer's stores, and compute their attention over all cached tokens.
 
-    If ``layer.progress.span`` is set, that many tokens are processed at a time, and the method may pack or drop tokens
-    in between. A long chunk then gives the same results as single steps
-    (:func:`kvbench.decoding.perplexity.decode_nll`).
+    If ``layer.progress.span`` is set (for perplexity, :func:`kvbench.decoding.perplexity.decode_nll`), the new tokens
+    are processed that many at a time, and the method may pack or drop tokens in between. One call with many tokens then
+    gives the same results as one call for each of these parts.
 
     Args:
         module: the model's attention module.
         layer: layer that stores the new tokens.
-        query: ``[B, Hq, q, D]``.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
         keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
         values: values of the new tokens, ``[B, H, q, Dv]``.
         mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
             dropped tokens; None for causal attention.
-        scaling: factor on the scores.
+        scaling: factor by which scores are multiplied.
         logits: the model's softcap and sinks.
 
     Returns:
@@ -249,19 +251,20 @@ def append_and_attend(
     scaling: float,
     logits: Logits,
 ) -> Tensor:
-    """Append new tokens to the stores, and compute attention from all of them at once to all cached tokens.
+    """Append new tokens to a layer's stores, and compute their attention in one pass, without packing in between.
 
-    New tokens see each other in full precision. The exception is a method that sets ``eager``: it packs them first.
+    New tokens see each other in full precision, unless the method sets ``eager``, which packs them before their
+    attention is computed.
 
     Args:
         module: the model's attention module.
         layer: layer that stores the new tokens.
-        query: ``[B, Hq, q, D]``.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
         keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
         values: values of the new tokens, ``[B, H, q, Dv]``.
         mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
             dropped tokens; None for causal attention.
-        scaling: factor on the scores.
+        scaling: factor by which scores are multiplied.
         logits: the model's softcap and sinks.
 
     Returns:
@@ -275,12 +278,16 @@ def append_and_attend(
 
 
 def mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Return the attention mask of a call; takes the arguments of transformers' mask interface.
+    """Create the attention mask of a forward pass; transformers calls this as its mask function.
+
+    Args:
+        *args: positional arguments of transformers' mask interface.
+        **kwargs: keyword arguments of the same interface.
 
     Returns:
         The mask that transformers' ``sdpa`` would get: bool ``[B, 1, q, kv]``, where kv counts all tokens seen so far,
-        including padding and dropped tokens, or None. For a long prompt with left padding, the padding ``[B, T]``
-        instead (:func:`kvbench.attention.prefill.padding`).
+        including padding and dropped tokens, or None. For a long prompt with left padding, bool ``[B, T]`` instead,
+        False at padding (:func:`kvbench.attention.prefill.padding`).
     """
     padding = prefill.padding(kwargs)
     return sdpa_mask(*args, **kwargs) if padding is None else padding
@@ -293,7 +300,7 @@ def register() -> None:
 
 
 def check_served(model: PreTrainedModel) -> None:
-    """Raise ModelError if kvbench's attention cannot serve a model; the message gives the reason."""
+    """Raise ModelError if kvbench does not support a model's attention; the message gives the reason."""
     config, name = model.config.get_text_config(decoder=True), type(model).__name__
     if "num_attention_heads" not in config.to_dict() and not hasattr(config, "num_attention_heads"):
         raise ModelError(f"{name} has no attention heads, so it has no keys and values to cache; {INSTEAD}")
@@ -345,7 +352,7 @@ def attach(model: PreTrainedModel) -> None:
         model: causal language model.
 
     Raises:
-        ModelError: kvbench's attention cannot serve the model (:func:`check_served`).
+        ModelError: kvbench does not support the model's attention (:func:`check_served`).
     """
     register()
     check_served(model)

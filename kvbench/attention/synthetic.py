@@ -21,13 +21,14 @@ FULL = Format("full", 16)
 
 @dataclass
 class Piece:
-    """One segment of a synthetic layer's keys or values.
+    """Description of one segment of keys or values, from which :func:`part` generates random contents.
 
     Args:
         format: storage format of the tokens.
         lengths: number of tokens in each row of the batch.
-        scale: standard deviation of values in full precision. In packed formats, the step between codes is uniform
-            between 0.5 and 1.5 times ``4 * scale / levels``, so that packed values have a similar spread.
+        scale: standard deviation of elements in full precision. In packed formats, quantization steps are drawn
+            uniformly from 0.5 to 1.5 times ``4 * scale / levels``, which gives dequantized elements a similar spread;
+            ``levels`` is the largest code.
         room: number of tokens for which the buffers have room beyond the longest row.
     """
 
@@ -38,7 +39,7 @@ class Piece:
 
 
 def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype, rng: torch.Generator) -> Part:
-    """Return a segment with random contents.
+    """Generate a segment with random contents, in the form in which kernels read it.
 
     In a full-precision segment, the tokens of row r begin at index r of that row's buffer, not at index 0. The offset
     is deliberate: a kernel that ignores it reads NaN.
@@ -47,7 +48,7 @@ def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype,
         piece: format and number of tokens.
         side: ``key`` or ``value``.
         heads: number of KV heads.
-        channels: channels of a head.
+        channels: number of channels of a head.
         dtype: dtype of tokens in full precision.
         rng: random generator; the buffers are created on its device.
     """
@@ -80,7 +81,7 @@ def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype,
 
 
 def groups_of(form: Format, tokens: Tensor) -> Tensor:
-    """Return the index of the group to which each token belongs, in a per-channel format.
+    """Return the number of the quantization group to which each token belongs, in a per-channel format.
 
     Args:
         form: a format with axis ``channel``.
@@ -107,7 +108,7 @@ def read(held: Part, side: str, row: int, heads: slice, first: int, count: int, 
         heads: KV heads to return.
         first: index of the first token in the segment's buffer.
         count: number of tokens.
-        channels: channels of a head.
+        channels: number of channels of a head.
 
     Returns:
         fp32 ``[heads, count, channels]``.
@@ -146,7 +147,7 @@ def layer(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> Work:
-    """Return a layer with random contents, in the form that kernels take.
+    """Generate a layer with random contents, as the argument `work` of a kernel.
 
     Args:
         keys: segments of keys; the last one must be in full precision.
@@ -176,12 +177,12 @@ def layer(
 
 
 def exact(query: Tensor, work: Work, scaling: float, heads: slice | None = None) -> Tensor:
-    """Compute attention to the dequantized tokens in fp32, as the reference for a kernel's output.
+    """Compute attention over the dequantized tokens in fp32, as the reference for a kernel's output.
 
     Args:
-        query: ``[B, Hq, q, D]``.
-        work: the layer's stored keys and values.
-        scaling: factor on the scores.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
+        work: the layer's stored keys and values, as kernels read them.
+        scaling: factor by which scores are multiplied.
         heads: KV heads to compute; the output then contains only their query heads. None for all.
 
     Returns:

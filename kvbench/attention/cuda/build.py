@@ -46,13 +46,13 @@ class Build:
     A *team* is a group of warps that load tiles into the same ring buffer in shared memory.
 
     Args:
-        channels: channels of a head (macro ``D``).
+        channels: number of channels of a head (macro ``D``).
         team: number of warps in a team (``TEAM``); each warp serves 8 query rows.
         one_column: True if a CTA serves at most 4 query rows. They then occupy every other column of the matrix
             products (``ONECOL``).
         bf16: True if the query, the output and segments in full precision are bf16; False for fp16.
-        phases: for each phase (consecutive tokens whose formats do not change), the format of keys and the format of
-            values.
+        phases: one pair per phase, the format of its keys and the format of its values. A phase is a run of consecutive
+            tokens whose formats do not change.
         teams: number of teams in a CTA (``TEAMS``).
         stages: number of slots in a team's ring buffer (``STAGES``).
         resident: number of CTAs that a multiprocessor must be able to run at once (``MINB``).
@@ -126,7 +126,7 @@ def slot_bytes(form: Format, channels: int) -> int:
 
     Args:
         form: format of the keys or of the values.
-        channels: channels of a head.
+        channels: number of channels of a head.
     """
     if form.kind == "full":
         return 0
@@ -149,9 +149,9 @@ def build(
     The order of the candidates was measured on an H200.
 
     Args:
-        phases: for each phase (consecutive tokens whose formats do not change), the format of keys and the format of
-            values.
-        channels: channels of a head.
+        phases: one pair per phase, the format of its keys and the format of its values. A phase is a run of consecutive
+            tokens whose formats do not change.
+        channels: number of channels of a head.
         rows: number of query rows of a KV head, which is query heads per KV head times new tokens.
         bf16: True for a model in bf16, False for fp16.
         tuning: overrides of ``teams``, ``stages`` and ``resident`` (:class:`Build`), as pairs of name and value.
@@ -321,9 +321,9 @@ def kernel(
     """Compile the CUDA kernel and load it on a device; calls with equal arguments share one kernel.
 
     Args:
-        phases: for each phase (consecutive tokens whose formats do not change), the format of keys and the format of
-            values.
-        channels: channels of a head.
+        phases: one pair per phase, the format of its keys and the format of its values. A phase is a run of consecutive
+            tokens whose formats do not change.
+        channels: number of channels of a head.
         rows: number of query rows of a KV head, which is query heads per KV head times new tokens.
         bf16: True for a model in bf16, False for fp16.
         device: index of the GPU.

@@ -40,8 +40,8 @@ def refuses(query: Tensor, work: Work) -> str | None:
     """Return the reason why this kernel cannot compute the attention of a step, as results show it; None if it can.
 
     Args:
-        query: ``[B, Hq, q, D]``.
-        work: the layer's stored keys and values.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
+        work: the layer's stored keys and values, as kernels read them.
     """
     reason = available()
     if reason:
@@ -82,9 +82,9 @@ def problem(
     The kernel is compiled to find out.
 
     Args:
-        phases: for each phase (consecutive tokens whose formats do not change), the format of keys and the format of
-            values.
-        channels: channels of a head.
+        phases: one pair per phase, the format of its keys and the format of its values. A phase is a run of consecutive
+            tokens whose formats do not change.
+        channels: number of channels of a head.
         rows: number of query rows of a KV head, which is query heads per KV head times new tokens.
         bf16: True for a model in bf16, False for fp16.
         device: index of the GPU.
@@ -101,12 +101,14 @@ def problem(
 def attend(
     query: Tensor, work: Work, scaling: float, tuning: tuple[tuple[str, int], ...] = (), splits: int | None = None
 ) -> Tensor:
-    """Compute attention from the newest tokens to all cached tokens.
+    """Compute the attention of the newest tokens over all cached tokens.
 
     Args:
-        query: ``[B, Hq, q, D]``, fp16 or bf16. It is copied if its channels are not contiguous.
-        work: the layer's stored keys and values. :func:`refuses` must have returned None for them.
-        scaling: factor on the scores.
+        query: queries of the new tokens, ``[B, Hq, q, D]``, fp16 or bf16. It is copied if its channels are not
+            contiguous.
+        work: the layer's stored keys and values, as kernels read them. :func:`refuses` must have returned None for
+            them.
+        scaling: factor by which scores are multiplied.
         tuning: overrides of ``teams``, ``stages`` and ``resident`` (for benchmarks), as pairs of name and value.
         splits: number of CTAs that share the tokens of a head, at most 128. None for the number that
             :func:`best_splits` estimates to be fastest.
@@ -160,8 +162,8 @@ def extras(query: Tensor, work: Work) -> tuple[bool, int]:
     """Return the arguments `softcap` and `sinks` of :func:`kvbench.attention.cuda.build.kernel` for a step.
 
     Args:
-        query: ``[B, Hq, q, D]``.
-        work: the layer's stored keys and values, with the model's softcap and sinks.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
+        work: the layer's stored keys and values, as kernels read them, with the model's softcap and sinks.
 
     Returns:
         True if scores have a softcap; and the dtype of the attention sinks: 0 if there are none, 1 for the dtype of the
@@ -175,7 +177,7 @@ def factors(scaling: float, softcap: float | None) -> tuple[float, float]:
     """Return the two numbers with which the kernel scales and caps scores: ``scale`` and ``cap`` of ``struct Args``.
 
     Args:
-        scaling: factor on the scores.
+        scaling: factor by which scores are multiplied.
         softcap: the model's softcap, or None.
 
     Returns:

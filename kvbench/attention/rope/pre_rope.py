@@ -72,7 +72,7 @@ class Hooked:
     Args:
         attention: the attention module. An attribute of it refers to this object until :meth:`remove`.
         source: the projection that computes the keys; the hook is installed on it.
-        channels: channels of a head.
+        channels: number of channels of a head.
 
     Attributes:
         keys: pre-RoPE keys, ``[B, H, q, D]``; None before the first call and after :func:`take`.

@@ -45,8 +45,8 @@ def refuses(query: Tensor, work: Work) -> str | None:
     """Return the reason why this kernel cannot compute the attention of a step, as results show it; None if it can.
 
     Args:
-        query: ``[B, Hq, q, D]``.
-        work: the layer's stored keys and values.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
+        work: the layer's stored keys and values, as kernels read them.
     """
     if not (query.is_cuda or INTERPRETED):
         return f"tensors on {query.device.type}"
@@ -71,13 +71,14 @@ def refuses(query: Tensor, work: Work) -> str | None:
 
 
 def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
-    """Compute attention from the newest tokens to all cached tokens of a layer.
+    """Compute the attention of the newest tokens over all cached tokens of a layer.
 
     Args:
-        query: ``[B, Hq, q, D]``, with any strides; copied if its channels are not contiguous. New token i sees all
-            slots except the newest q - 1 - i.
-        work: the layer's stored keys and values. :func:`refuses` must have returned None for them.
-        scaling: factor on the scores.
+        query: queries of the new tokens, ``[B, Hq, q, D]``, with any strides; copied if its channels are not
+            contiguous. New token i sees all slots except the newest q - 1 - i.
+        work: the layer's stored keys and values, as kernels read them. :func:`refuses` must have returned None for
+            them.
+        scaling: factor by which scores are multiplied.
 
     Returns:
         The output ``[B, q, Hq, Dv]`` in the query's dtype.
@@ -159,8 +160,8 @@ def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tu
     """Return the compile-time arguments of the kernel that follow from the formats of a layer.
 
     Args:
-        forms: for each phase (consecutive tokens whose formats do not change), the format of keys and the format of
-            values.
+        forms: one pair per phase, the format of its keys and the format of its values. A phase is a run of consecutive
+            tokens whose formats do not change.
         full_step: number of tokens per iteration if keys and values are in full precision.
 
     Returns:

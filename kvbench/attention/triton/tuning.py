@@ -73,8 +73,8 @@ def tuning(signature: Iterable[tuple[Format, Format]]) -> Tuning:
     They do not depend on the number of tokens, so a growing cache needs no recompilation.
 
     Args:
-        signature: for each phase (consecutive tokens whose formats do not change), the format of keys and the format of
-            values.
+        signature: one pair per phase, the format of its keys and the format of its values. A phase is a run of
+            consecutive tokens whose formats do not change.
     """
     forms = [form for pair in signature for form in pair]
     bits = min((form.bits for form in forms), default=16)
