@@ -107,6 +107,14 @@ def test_rows_of_a_batch_are_written_one_by_one():
     same(made, wanted)
 
 
+def test_an_error_names_the_row_of_the_batch_not_of_the_append():
+    x = tokens(32, 64, torch.float16, batch=3)
+    segment = new(AffineQuantizer(4, 32), "key", x)
+    x[2, 0, 7, 5] = float("nan")
+    with pytest.raises(NonFiniteError, match=r"\(2, 0, 7, 5\)"):
+        segment.append(slice(1, 3), x[1:])
+
+
 def test_constant_groups_and_steps_below_fp16():
     rng = torch.Generator().manual_seed(0)
     for dtype in (torch.float16, torch.bfloat16):

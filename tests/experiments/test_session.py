@@ -292,7 +292,7 @@ def test_the_same_run_is_made_once(monkeypatch):
 
 
 def test_dry_run(empty, capsys, monkeypatch):
-    from experiments.predict import duration, expect, predicted
+    from experiments.predict import Work, duration, expect, predicted
 
     text = predicted([ITEM, ITEM], empty)
     assert text.count("python -m kvbench method=fp16 model=tiny dataset=mini") == 1
@@ -302,6 +302,11 @@ def test_dry_run(empty, capsys, monkeypatch):
     # 200 samples of 127 steps; a step reads 13.2 GB of weights and 2.1 GB of keys and values at 4.7 TB/s, about 3.2 ms
     assert 200 * 127 * 3e-3 < seconds < 200 * 127 * 6e-3
     assert 14 < peak / 2**30 < 17
+    batches = []
+    for samples in (4, 5, 8):
+        monkeypatch.setattr("experiments.predict.works", lambda run, samples=samples: [Work(samples, 64, 9, 4)])
+        batches.append(expect(qmsum)[0])
+    assert batches == pytest.approx([batches[0], 2 * batches[0], 2 * batches[0]]), "an incomplete batch takes as long"
     assert [duration(12), duration(120), duration(7200)] == ["12 s", "2.0 min", "2.0 h"]
 
 
