@@ -41,21 +41,23 @@ Signature = tuple[tuple[Format, Format], ...]
 
 @dataclass(frozen=True)
 class Build:
-    """A compile-time configuration of the CUDA kernel; ``cuda/header.cuh`` explains the macros that it sets.
+    """Compile-time configuration of the CUDA decode kernel, as values for the macros that ``cuda/header.cuh`` explains.
 
-    A *team* is a group of warps that load tiles into the same ring buffer in shared memory.
+    A *team* is a group of warps that load tiles into the same ring buffer in shared memory. A *query row* is the query
+    of one new token in one of the query heads that share a KV head.
 
     Args:
         channels: number of channels of a head (macro ``D``).
         team: number of warps in a team (``TEAM``); each warp serves 8 query rows.
-        one_column: True if a CTA serves at most 4 query rows. They then occupy every other column of the matrix
-            products (``ONECOL``).
+        one_column: True if a CTA serves at most 4 query rows (``ONECOL``). The kernel then leaves every other of the 8
+            columns of its matrix instructions empty, and does no work for the empty ones.
         bf16: True if the query, the output and segments in full precision are bf16; False for fp16.
         phases: one pair per phase, the format of its keys and the format of its values. A phase is a run of consecutive
             tokens whose formats do not change.
         teams: number of teams in a CTA (``TEAMS``).
         stages: number of slots in a team's ring buffer (``STAGES``).
-        resident: number of CTAs that a multiprocessor must be able to run at once (``MINB``).
+        resident: number of CTAs that a multiprocessor must be able to run at once (``MINB``), which bounds the
+            registers of a thread.
         softcap: True if scores have a softcap.
         sinks: dtype of the model's attention sinks, as a number. 0: no sinks; 1: the dtype of the query; 2: fp32.
     """
@@ -122,7 +124,7 @@ class Build:
 
 
 def slot_bytes(form: Format, channels: int) -> int:
-    """Return how many bytes the codes and parameters of one tile of 128 tokens take, or 0 in full precision.
+    """Return the bytes of codes, scales and minima of one tile of 128 tokens of a KV head; 0 in full precision.
 
     Args:
         form: format of the keys or of the values.
@@ -144,9 +146,9 @@ def build(
     softcap: bool = False,
     sinks: int = 0,
 ) -> Build:
-    """Return the fastest configuration that serves a given number of query rows and fits into shared memory.
+    """Choose the kernel configuration for a number of query rows: the fastest that fits into shared memory.
 
-    The order of the candidates was measured on an H200.
+    Which candidates are faster was measured on an H200. If none fits, the one with the smallest buffers is returned.
 
     Args:
         phases: one pair per phase, the format of its keys and the format of its values. A phase is a run of consecutive
@@ -193,7 +195,7 @@ class Kernel:
     Attributes:
         registers: number of registers per thread.
         spilled: bytes of local memory per thread, needed for what does not fit into registers.
-        resident: number of CTAs that the whole GPU can run at once.
+        resident: number of CTAs of this kernel that the whole GPU can run at once.
 
     Raises:
         RuntimeError: nvrtc or the driver reported an error, which the message contains.
@@ -253,7 +255,7 @@ class Kernel:
 
 
 def compiled(source: str, architecture: str) -> bytes:
-    """Compile CUDA source to machine code, or return it from the cache on disk if it has been compiled before.
+    """Return the machine code (cubin) of CUDA source, compiled by nvrtc or read from the cache on disk.
 
     Args:
         source: CUDA source text, including macro definitions.
@@ -284,7 +286,7 @@ def compiled(source: str, architecture: str) -> bytes:
 
 
 def ask(answer: tuple[Any, ...]) -> Any:
-    """Return the value of a cuda.bindings call without its error code; raise if the call has failed.
+    """Unwrap the result of a cuda.bindings call: drop its error code, and raise if that reports a failure.
 
     Args:
         answer: the tuple that the call returned: (error, value, ...).
@@ -318,7 +320,7 @@ def kernel(
     softcap: bool = False,
     sinks: int = 0,
 ) -> Kernel:
-    """Compile the CUDA kernel and load it on a device; calls with equal arguments share one kernel.
+    """Return the CUDA kernel for a layer's formats, compiled and loaded on a GPU; equal calls share one kernel.
 
     Args:
         phases: one pair per phase, the format of its keys and the format of its values. A phase is a run of consecutive

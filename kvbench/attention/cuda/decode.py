@@ -37,11 +37,14 @@ def available() -> str | None:
 
 
 def refuses(query: Tensor, work: Work) -> str | None:
-    """Return the reason why this kernel cannot compute the attention of a step, as results show it; None if it can.
+    """Return why this kernel cannot compute the attention of a decode step, or None if it can.
 
     Args:
         query: queries of the new tokens, ``[B, Hq, q, D]``.
         work: the layer's stored keys and values, as kernels read them.
+
+    Returns:
+        A short phrase, which a run's results show as the reason for another kernel or the reference path.
     """
     reason = available()
     if reason:
@@ -77,9 +80,7 @@ def refuses(query: Tensor, work: Work) -> str | None:
 def problem(
     phases: Signature, channels: int, rows: int, bf16: bool, device: int, softcap: bool = False, sinks: int = 0
 ) -> str | None:
-    """Return the reason why the kernel cannot be compiled for a GPU or run on it; None if it can.
-
-    The kernel is compiled to find out.
+    """Compile the kernel to find out if it works on a GPU; return the reason why it does not, or None if it does.
 
     Args:
         phases: one pair per phase, the format of its keys and the format of its values. A phase is a run of consecutive
@@ -159,30 +160,30 @@ def attend(
 
 
 def extras(query: Tensor, work: Work) -> tuple[bool, int]:
-    """Return the arguments `softcap` and `sinks` of :func:`kvbench.attention.cuda.build.kernel` for a step.
+    """Return whether a step needs the kernel's code for a softcap, and which code it needs for attention sinks.
 
     Args:
         query: queries of the new tokens, ``[B, Hq, q, D]``.
-        work: the layer's stored keys and values, as kernels read them, with the model's softcap and sinks.
+        work: the layer's stored keys and values, with the model's softcap and sinks.
 
     Returns:
-        True if scores have a softcap; and the dtype of the attention sinks: 0 if there are none, 1 for the dtype of the
-        query, 2 for fp32.
+        The arguments `softcap` and `sinks` of :func:`kvbench.attention.cuda.build.kernel`: True if scores have a
+        softcap; and the dtype of the sinks as a number: 0 if there are none, 1 for the dtype of the query, 2 for fp32.
     """
     sinks = work.logits.sinks
     return work.logits.softcap is not None, 0 if sinks is None else 1 if sinks.dtype == query.dtype else 2
 
 
 def factors(scaling: float, softcap: float | None) -> tuple[float, float]:
-    """Return the two numbers with which the kernel scales and caps scores: ``scale`` and ``cap`` of ``struct Args``.
+    """Return the kernel's arguments ``scale`` and ``cap``, which turn a product of query and key into a base-2 score.
 
     Args:
         scaling: factor by which scores are multiplied.
         softcap: the model's softcap, or None.
 
     Returns:
-        Without a softcap, ``scaling * log2(e)`` and 0. With one, ``2 * scaling * log2(e) / softcap`` and ``softcap *
-        log2(e)``.
+        Without a softcap, ``scaling * log2(e)`` and 0. With one, ``2 * scaling * log2(e) / softcap``, which is the
+        exponent that the kernel needs for tanh, and ``softcap * log2(e)``.
     """
     if softcap is None:
         return scaling * LOG2E, 0.0
@@ -190,15 +191,15 @@ def factors(scaling: float, softcap: float | None) -> tuple[float, float]:
 
 
 def pack(key: Part, value: Part) -> bytes:
-    """Return the buffers of one phase as the bytes of the struct that ``cuda/header.cuh`` defines.
+    """Serialize the buffer addresses of one phase as the C struct that ``cuda/header.cuh`` defines.
 
     Args:
         key: the phase's keys.
         value: the phase's values.
 
     Returns:
-        Four pointers for keys and four for values (words, lower plane, scales, minima; 0 if absent), and the capacities
-        of both buffers: tiles if packed, tokens if in full precision.
+        The bytes of the struct: four pointers for keys and four for values (words, lower plane of 8-bit codes, scales,
+        minima; 0 if absent), then the capacities of both buffers, in tiles if packed, in tokens if in full precision.
     """
     fields: list[int] = []
     capacity = []
@@ -215,14 +216,14 @@ def pack(key: Part, value: Part) -> bytes:
 
 @lru_cache(maxsize=4096)
 def best_splits(lines: int, resident: int, tiles: int, teams: int) -> int:
-    """Estimate the number of CTAs among which to divide the tokens of a head, so that a step takes the least time.
+    """Estimate among how many CTAs to split the tokens of a head (flash decoding) so that a step takes the least time.
 
     The estimate assumes that the time of a CTA is proportional to the number of tiles of one of its teams (groups of
     warps), plus one for its first loads and its merge. It also assumes that a nearly empty wave of CTAs takes as long
     as a full one.
 
     Args:
-        lines: number of KV heads to serve, times the number of sequences, times the number of blocks of query rows.
+        lines: number of CTAs without a split: KV heads times sequences times blocks of query rows.
         resident: number of CTAs that the GPU can run at once.
         tiles: number of tiles of a head.
         teams: number of teams in a CTA.
@@ -239,7 +240,7 @@ _workspaces: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
 
 
 def workspace(device: int, stream: int, floats: int, lines: int) -> tuple[Tensor, Tensor]:
-    """Return buffers in which the CTAs of a launch exchange partial results. Each stream has its own.
+    """Return the buffers in which the CTAs of a launch exchange partial results; each CUDA stream has its own.
 
     If the buffers are too small, larger ones are allocated. The old ones are kept, because a CUDA graph captured
     earlier may still write to them.

@@ -31,9 +31,7 @@ OTHERWISE = (
 
 
 def attach(model: PreTrainedModel) -> Callable[..., Tensor]:
-    """Install hooks on a model that capture its pre-RoPE keys.
-
-    Repeated calls are harmless.
+    """Install hooks on a model that capture the keys before RoPE in each layer; repeated calls are harmless.
 
     Args:
         model: causal language model.
@@ -70,7 +68,7 @@ class Hooked:
     """A hook on an attention module that captures its pre-RoPE keys on every call and keeps those of the latest call.
 
     Args:
-        attention: the attention module. An attribute of it refers to this object until :meth:`remove`.
+        attention: the attention module. This object is stored in an attribute of it until :meth:`remove`.
         source: the projection that computes the keys; the hook is installed on it.
         channels: number of channels of a head.
 
@@ -112,9 +110,10 @@ def take(module: nn.Module) -> Tensor | None:
 def stored(
     layer: KVLayer, keys: Tensor, before: Tensor | None, module: nn.Module, position_ids: Tensor | None
 ) -> Tensor:
-    """Return new keys in the form that a layer stores, before or after RoPE, and record their positions.
+    """Choose the keys that a layer stores, those before or those after RoPE, and record their positions if needed.
 
-    Positions are recorded only if the layer or its :attr:`follower` holds pre-RoPE keys.
+    Positions are needed only if the layer, or the layer of another cache that receives the same keys, holds pre-RoPE
+    keys.
 
     Args:
         layer: layer that will store the keys.

@@ -66,7 +66,7 @@ class Rotary:
         return self._applied(keys, cos, sin)
 
     def turn(self, keys: Tensor, by: int | Sequence[int]) -> Tensor:
-        """Move keys to later positions: a key at position s becomes the key at position s + by.
+        """Rotate keys to later positions: the key of a token at position s becomes its key at position s + by.
 
         Args:
             keys: keys after RoPE, ``[B, H, n, D]``.
@@ -108,13 +108,13 @@ class Rotary:
 def rotary(model: PreTrainedModel, what: str = "position=cache", instead: str = "method.position=original") -> Rotary:
     """Return the rotary position embedding of a model, after checking that kvbench can use it to move keys.
 
-    The checks run the model on two tokens. Successive rotations must add up, and every layer must use this embedding.
-    The result is remembered on the model.
+    The model is run on two tokens to check that two rotations in succession equal one by the sum of their distances,
+    and that every layer uses this embedding. The result is cached on the model.
 
     Args:
         model: causal language model.
-        what: the setting that needs the rotation, for the error message.
-        instead: a setting that works without it, for the hint.
+        what: name of the setting that needs the rotation, with which the error message begins.
+        instead: advice at the end of the error message, such as a setting that works without the rotation.
 
     Raises:
         ModelError: the model has no rotary embedding, has several kinds of it, changes its frequencies with the length,
@@ -187,17 +187,18 @@ class _Spy(DynamicCache):
 def probed(
     model: PreTrainedModel, before: Callable[[int], Tensor | None] = lambda layer: None
 ) -> dict[int, tuple[Tensor, Tensor | None]]:
-    """Run a model on one token at positions 0 and :data:`PROBED`, and return the keys that each layer computes.
+    """Run a model on the same token at positions 0 and :data:`PROBED`, and return the keys that each layer computes.
 
-    For each position, the token is a separate row of the batch. A token that has no others to attend to has the same
-    hidden states at any position, so its two keys differ only by the rotation.
+    The two tokens are separate rows of the batch, so each attends only to itself. Its hidden states therefore do not
+    depend on its position, and the two keys of a layer differ only by the rotation.
 
     Args:
         model: causal language model.
         before: function called with a layer's number while its attention runs; returns the keys before RoPE, or None.
 
     Returns:
-        For each layer's number, the keys after RoPE, ``[2, H, 1, D]``, and the result of `before`.
+        A dict from the number of each layer to a pair: its keys after RoPE, ``[2, H, 1, D]``, and the result of
+        `before`.
     """
     training, spy = model.training, _Spy(before)
     ids = torch.full((2, 1), min(7, model.config.get_text_config(decoder=True).vocab_size - 1), device=model.device)

@@ -40,7 +40,7 @@ ASM_AT8 = tl.constexpr(
 
 
 def number(kind: str, bits: int, axis: str = "channel", group: int = 0, window: int = 0) -> int:
-    """Encode a format as the single integer that kernels take.
+    """Encode a format as the single integer that kernels take as compile-time argument.
 
     Bits 0-1 of the integer contain the kind, bit 2 the axis, bits 4-8 the width of a code, bits 12-19 the group size,
     and bits 20 and up the window.
@@ -50,7 +50,8 @@ def number(kind: str, bits: int, axis: str = "channel", group: int = 0, window: 
         bits: bits of a code; 16 in full precision.
         axis: one of :data:`AXES`; empty in full precision.
         group: number of tokens (axis ``channel``) or channels (axis ``token``) that share parameters.
-        window: number of tokens in a block whose groups may cross tile boundaries; 0 if no group does.
+        window: :attr:`kvbench.attention.phases.Format.window`: number of tokens that are packed at a time, if groups
+            may cross tile boundaries; 0 if no group does.
     """
     return KINDS.index(kind) | (AXES.index(axis or "channel") << 2) | (bits << 4) | (group << 12) | (window << 20)
 
@@ -100,7 +101,7 @@ def group(form):
 
 @triton.constexpr_function
 def window(form):
-    """Return the number of tokens in a block whose groups may cross tile boundaries; 0 if no group does.
+    """Return how many tokens are packed at a time if groups may cross tile boundaries; 0 if no group does.
 
     Args:
         form: the encoded format (:func:`number`).
@@ -110,7 +111,7 @@ def window(form):
 
 @triton.constexpr_function
 def cuts(form):
-    """Return the number of groups into which a block of :func:`window` tokens is divided.
+    """Return the number of groups into which :func:`window` tokens are divided.
 
     Args:
         form: the encoded format (:func:`number`), with a window.
@@ -120,7 +121,7 @@ def cuts(form):
 
 @triton.constexpr_function
 def meeting(form):
-    """Return an upper bound on the number of groups that have tokens in one tile, for groups that may cross tiles.
+    """Return an upper bound on the groups per channel that have tokens in one tile, if groups may cross tiles.
 
     Args:
         form: the encoded format (:func:`number`), with a window.
@@ -130,7 +131,7 @@ def meeting(form):
 
 @triton.constexpr_function
 def width(form):
-    """Return the number of bits of one field of a word.
+    """Return the number of bits of one field: the part of an int16 word that belongs to one token.
 
     This is the number of bits of a code, except that 8-bit codes have two fields of 4 bits, in two planes.
 
@@ -154,8 +155,8 @@ def fields(form):
 def rows(form):
     """Return the number of word rows in a tile of 128 tokens.
 
-    A word row contains one token per field. So this is also the number of tokens of a tile that are in the same field
-    of their words.
+    The tokens of a tile are divided over the fields: a word row contains one token per field. So this is also the
+    number of tokens in a tile whose codes are in the same field of their words.
 
     Args:
         form: the encoded format (:func:`number`).
@@ -189,7 +190,7 @@ def blocks(form, channels):
 
 @triton.constexpr_function
 def run(form):
-    """Return how many consecutive fields of a tile use the same parameters, for a format with axis ``channel``.
+    """Return how many consecutive fields of a tile hold tokens of the same group, for a per-channel format.
 
     Args:
         form: the encoded format (:func:`number`).
@@ -199,9 +200,9 @@ def run(form):
 
 @triton.constexpr_function
 def lift(form, i):
-    """Return the factor by which to multiply unpacked codes to get the codes (codes / 16 for hierarchical ones).
+    """Return the factor that turns unpacked codes into the integer codes, or into a 16th of them for hierarchical ones.
 
-    Unpacked codes are tiny fp16 numbers: the codes multiplied by a negative power of two.
+    Unpacking yields tiny fp16 numbers: the codes divided by a power of two, which this factor cancels.
 
     Args:
         form: the encoded format.
@@ -214,7 +215,7 @@ def lift(form, i):
 
 @triton.jit
 def field(words, FORM: tl.constexpr, i: tl.constexpr, ASM: tl.constexpr):
-    """Unpack the codes of one field of a block of words.
+    """Extract the codes of one field from a block of words, as fp16 numbers scaled by a power of two.
 
     An unpacked code is an fp16 number with the value code * 2**(place - 24). Here `place` is the position of the
     field's lowest bit within its byte, or 0 for 8-bit codes. :func:`lift` returns the factor that cancels the power of
@@ -227,7 +228,7 @@ def field(words, FORM: tl.constexpr, i: tl.constexpr, ASM: tl.constexpr):
         ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
 
     Returns:
-        fp16 codes in the shape of a block of words.
+        fp16 numbers as described above, in the shape of a block of words.
     """
     if bits(FORM) == 8:
         # the upper nibble from one plane, the lower from the other: 8 bits are still an fp16 subnormal
@@ -252,7 +253,7 @@ def field(words, FORM: tl.constexpr, i: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def field_at(words, FORM: tl.constexpr, i, ASM: tl.constexpr):
-    """Unpack the codes of one field of a block of words, where the index of the field is known only at run time.
+    """Extract the codes of one field like :func:`field`, but with an index that is known only at run time.
 
     Args:
         words: tuple with one block of int16 words per plane (:func:`planes`), all of the same shape.
@@ -286,10 +287,11 @@ def field_at(words, FORM: tl.constexpr, i, ASM: tl.constexpr):
 
 @triton.jit
 def meaning(FORM: tl.constexpr, scale, second):
-    """Convert stored parameters of groups to fp32: the step between codes, and the value of code 0.
+    """Convert stored scales and minima (or zero points) to a form that is the same in every kind of format.
 
-    A value is then step * code + value of code 0 in every kind of format. For hierarchical codes, the step returned
-    here is that of the upper nibble, 16 times too large; :func:`lift` contains the missing factor 1/16.
+    That form is two fp32 numbers per group: the step between codes, and the element for which code 0 stands. A code c
+    then stands for step * c + element of code 0. For hierarchical codes, the step returned here is that of the upper
+    nibble, 16 times too large; :func:`lift` contains the missing factor 1/16.
 
     Args:
         FORM: the encoded format.
@@ -297,7 +299,7 @@ def meaning(FORM: tl.constexpr, scale, second):
         second: block of stored minima (zero points if the kind is ATOM), fp16, of the same shape.
 
     Returns:
-        The steps and the values of code 0, both fp32 in the shape of `scale`.
+        The steps and the elements for code 0, both fp32 in the shape of `scale`.
     """
     scale = scale.to(tl.float32)
     second = second.to(tl.float32)
@@ -312,7 +314,7 @@ def meaning(FORM: tl.constexpr, scale, second):
 
 @triton.jit
 def of_tokens(PARAMS, CHANNEL_GROUPS: tl.constexpr, first, tokens):
-    """Load the parameters of consecutive tokens, for a format with axis ``token``.
+    """Load the scales and minima (or zero points) of consecutive tokens, for a per-token format.
 
     All groups of a token are loaded at once: one fp16 number per token for one group, and one 32-bit or 64-bit integer
     that contains two or four fp16 numbers otherwise. :func:`group_of` extracts the parameters of a group.
@@ -340,10 +342,10 @@ def of_tokens(PARAMS, CHANNEL_GROUPS: tl.constexpr, first, tokens):
 
 @triton.jit
 def ready(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr):
-    """Convert loaded parameters of tokens to the form in which a loop carries them to its next iteration.
+    """Prepare loaded scales and minima of tokens for use in the next iteration of a loop.
 
-    With one group per token they are converted to fp32 (:func:`meaning`). Several groups stay packed in an integer
-    until :func:`group_of` extracts them, which saves registers.
+    If a token has one group, they are converted to fp32 (:func:`meaning`). If it has several, they stay packed in an
+    integer until :func:`group_of` extracts them, which saves registers.
 
     Args:
         stored: the result of :func:`of_tokens`.
@@ -367,7 +369,7 @@ def group_of(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, c: tl.con
         c: index of the group, known at compile time.
 
     Returns:
-        The step between codes and the value of code 0 (:func:`meaning`), both fp32 ``[N]``.
+        The step between codes and the element for code 0 (:func:`meaning`), both fp32 ``[N]``.
     """
     if CHANNEL_GROUPS == 1:
         parameters = stored
@@ -379,17 +381,17 @@ def group_of(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, c: tl.con
 
 @triton.jit
 def channel_parameters(PARTS, FORM: tl.constexpr, KEY_DIM: tl.constexpr, number, query, alone, ONE_ROW: tl.constexpr):
-    """Load the parameters of one group of keys with axis ``channel``, and apply them to the query.
+    """Fold the scales and minima of one group of tokens into the query, for keys in a per-channel format.
 
-    Scaling the query once per group replaces scaling every key. The minima become a bias, which is the same for all
-    keys of the group.
+    All keys of the group have the same scale in a channel. So the query is multiplied by the scales once, in place of
+    every key. The minima become a bias of the scores, which is the same for all keys of the group.
 
     Args:
         PARTS: pointers of the keys (:func:`kvbench.attention.triton.kernel.located`).
         FORM: encoded format of the keys.
         KEY_DIM: channels of a key, D.
         number: index of the group, counted from the one to which the pointers point.
-        query: normalised query ``[D, R]``, with one column per query row.
+        query: query ``[D, R]``, with one column per query row, normalised by powers of two to fit into fp16.
         alone: the only row of the query, ``[D]``; used only if `ONE_ROW`.
         ONE_ROW: True if the query has only one row. The bias is then a sum over a vector.
 

@@ -42,11 +42,14 @@ TOGETHER: dict[Any, int] = {}
 
 
 def refuses(query: Tensor, work: Work) -> str | None:
-    """Return the reason why this kernel cannot compute the attention of a step, as results show it; None if it can.
+    """Return why this kernel cannot compute the attention of a decode step, or None if it can.
 
     Args:
         query: queries of the new tokens, ``[B, Hq, q, D]``.
         work: the layer's stored keys and values, as kernels read them.
+
+    Returns:
+        A short phrase, which a run's results show as the reason for the reference path.
     """
     if not (query.is_cuda or INTERPRETED):
         return f"tensors on {query.device.type}"
@@ -140,15 +143,17 @@ def pointers(side: Part) -> tuple[Tensor, ...]:
 
 
 def extent(side: Part) -> tuple[int, int]:
-    """Return the sizes of a phase's buffers, from which the kernel computes addresses.
+    """Return how many tiles or tokens, and how many rows of scales, a head has in the buffers of a phase.
+
+    The kernel computes addresses from these two numbers.
 
     Args:
         side: the keys or the values of a phase (consecutive tokens whose formats do not change).
 
     Returns:
-        The capacity of the buffer of a head, in tiles if packed and in tokens if in full precision; and the number of
-        rows of parameters (scales and minima) of a head, which is 0 in full precision. The second number matters only
-        for per-channel formats, which have one row per group of tokens.
+        The capacity of a head's part of the buffer, in tiles if packed and in tokens if in full precision; and the
+        number of rows in a head's part of the scales and minima, which is 0 in full precision. The second number
+        matters only for per-channel formats, which have one row per group of tokens.
     """
     if side.buffer is not None:
         return side.buffer.shape[2], 0
@@ -157,7 +162,7 @@ def extent(side: Part) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tuple[tuple, tuple]:  # type: ignore[type-arg]
-    """Return the compile-time arguments of the kernel that follow from the formats of a layer.
+    """Compute those compile-time arguments of the kernel that depend on the formats of a layer.
 
     Args:
         forms: one pair per phase, the format of its keys and the format of its values. A phase is a run of consecutive
@@ -178,7 +183,7 @@ def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tu
 
 
 def together(kernel: Any, device: torch.device, chosen: Tuning, warps: int) -> int:
-    """Return how many programs (Triton's thread blocks) of a compiled kernel the GPU can run at once.
+    """Return how many thread blocks (Triton's programs) of a compiled kernel the GPU can run at once.
 
     Args:
         kernel: the compiled kernel, whose registers and shared memory limit the number.
@@ -195,13 +200,13 @@ def together(kernel: Any, device: torch.device, chosen: Tuning, warps: int) -> i
 
 
 def split(steps: int, programs: int, at_once: int) -> int:
-    """Return how many programs should share the tiles of each block of query rows.
+    """Choose among how many programs (thread blocks) to split the cached tokens of a head, as in flash decoding.
 
-    The number fills whole waves of programs, because a nearly empty wave takes as long as a full one.
+    Preferably all waves of programs on the GPU are full, because a nearly empty wave takes as long as a full one.
 
     Args:
         steps: number of tiles in the longest row of the batch.
-        programs: number of blocks of query rows, counted over all sequences and KV heads.
+        programs: number of programs without a split: blocks of query rows, counted over all sequences and KV heads.
         at_once: number of programs that the GPU can run at once.
     """
     best, least = 1, float("inf")
@@ -218,9 +223,9 @@ def split(steps: int, programs: int, at_once: int) -> int:
 
 @lru_cache(maxsize=64)
 def counters(device: torch.device, cells: int) -> Tensor:
-    """Return counters of finished programs, which are zero before each launch.
+    """Return counters that tell which program of a launch finishes last; they are zero before and after each launch.
 
-    All calls share them, because every merge resets those that it used.
+    All launches share them, because the program that merges the results resets the counter that it used.
 
     Args:
         device: the GPU.
@@ -240,7 +245,7 @@ def scratch(device: torch.device, parts: int, rows: int, channels: int, cells: i
         parts: number of partial results, counted over all blocks of query rows.
         rows: number of query rows of a program.
         channels: channels of a value.
-        cells: number of merges, one per block of query rows.
+        cells: number of blocks of query rows, counted over all sequences and KV heads; each is merged separately.
 
     Returns:
         A buffer for maxima and sums, fp32; a buffer for weighted values, fp32; and counters of finished programs,

@@ -24,7 +24,9 @@ from kvbench.attention.triton.walk import load_query, walk
 
 @triton.constexpr_function
 def whole(key, value):
-    """Return True if one iteration can process a whole tile: keys and values are packed in fields of equal width.
+    """Return True if the kernel can process a whole tile of a phase in one iteration.
+
+    It can if keys and values are both packed, in fields of equal width.
 
     Args:
         key: encoded format of the phase's keys (:func:`kvbench.attention.triton.codes.number`).
@@ -50,9 +52,9 @@ def part(key, value, full):
 
 @triton.jit
 def located(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, cell, extent, groups, tile):
-    """Return the pointers of a phase's keys or values, moved to one sequence and KV head and, if packed, to a tile.
+    """Offset the buffer pointers of a phase's keys or values to one sequence and KV head and, if packed, to a tile.
 
-    If groups may cross tile boundaries, the pointers to their parameters are not moved to the tile, because the number
+    If groups may cross tile boundaries, the pointers to scales and minima are not moved to the tile, because the number
     of a group follows from a token's index in the segment. The index of the tile's first token is then appended to the
     result.
 
@@ -63,7 +65,8 @@ def located(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, cell, extent, gro
         CHANNELS: channels of a key or of a value.
         cell: index of the pair of sequence and KV head: ``sequence * KV heads + KV head``, int64.
         extent: room of a head's buffer, in tiles if packed and in tokens if in full precision.
-        groups: number of rows that the parameters of a head have; used only for per-channel formats.
+        groups: number of rows of a head's scales and of its minima, one per group of tokens; used only for per-channel
+            formats.
         tile: index of the tile in which the phase begins.
 
     Returns:
@@ -91,10 +94,10 @@ def located(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, cell, extent, gro
 
 @triton.jit
 def span(table_ptr, KEY: tl.constexpr, VALUE: tl.constexpr, PART_TOKENS: tl.constexpr):
-    """Read a phase's line of the table, and divide its tokens into whole tiles and parts of tiles.
+    """Read where a phase lies from the table of phases, and divide its tokens into whole tiles and parts of tiles.
 
-    Whole tiles are in the middle; parts precede and follow them. If tiles of the phase cannot be processed whole
-    (:func:`whole`), all tokens are in parts.
+    A phase may begin and end within a tile. So whole tiles are in the middle, and parts of tiles precede and follow
+    them. If tiles of the phase cannot be processed whole (:func:`whole`), all tokens are in parts.
 
     Args:
         table_ptr: pointer to the line: first key token, first value token, number of tokens.
@@ -109,7 +112,8 @@ def span(table_ptr, KEY: tl.constexpr, VALUE: tl.constexpr, PART_TOKENS: tl.cons
         lead: number of tokens in the phase's first tile that precede the phase.
         tile, tiles: index of the first whole tile, and how many whole tiles there are.
         begin, before: index of the first part, and how many parts precede the whole tiles.
-        behind, pieces: index of the first part after the whole tiles, and how many parts there are in total.
+        behind, pieces: index of the first part after the whole tiles, and how many parts there are before and after
+        them.
     """
     key_first = tl.load(table_ptr)
     value_first = tl.load(table_ptr + 1)
@@ -138,7 +142,7 @@ def span(table_ptr, KEY: tl.constexpr, VALUE: tl.constexpr, PART_TOKENS: tl.cons
 
 @triton.jit
 def price(SPAN, WHOLE_COST: tl.constexpr, PART_COST: tl.constexpr):
-    """Return the estimated cost of processing a phase, as the sum over its whole tiles and parts of tiles.
+    """Return the estimated cost of a phase: the sum of the costs of its whole tiles and parts of tiles.
 
     Args:
         SPAN: the phase's division into tiles and parts (:func:`span`).
@@ -151,16 +155,16 @@ def price(SPAN, WHOLE_COST: tl.constexpr, PART_COST: tl.constexpr):
 
 @triton.jit
 def share(low, high, at, steps, cost: tl.constexpr):
-    """Return which of some consecutive iterations a program has to do.
+    """Return the range of iterations that a program has to do, out of a series of iterations of equal cost.
 
-    The costs of all iterations of a launch are laid end to end, and each program gets an interval of this sum. It does
-    the iterations that begin in its interval.
+    To balance the load, the costs of all iterations over a head's tokens are laid end to end on a line, and each
+    program gets an interval of the line. It does the iterations that begin in its interval.
 
     Args:
         low: start of the program's interval.
         high: end of the program's interval, exclusive.
-        at: total cost of everything before the first of these iterations.
-        steps: number of these iterations.
+        at: place of the series on the line: total cost of everything before its first iteration.
+        steps: number of iterations in the series.
         cost: cost of one iteration.
 
     Returns:
@@ -205,7 +209,9 @@ def phase(
     cap,
     CAPPED: tl.constexpr,
 ):
-    """Process the tiles and parts of tiles of a phase that begin in a program's interval of costs (:func:`share`).
+    """Add a program's share of one phase to its running softmax and weighted sum of values.
+
+    The share is the tiles and parts of tiles that begin in the program's interval of costs (:func:`share`).
 
     Args:
         state: running maximum of the scores in bits (base-2 logarithms), ``[R]``; running sum of the weights, ``[R]``;
@@ -313,10 +319,10 @@ def decode(
     SINKS: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Compute the attention of the new tokens of a step to every token of all phases.
+    """Compute the attention of a step's new tokens over all cached tokens, in whatever formats they are stored.
 
-    Grid: (blocks of R query rows, parts of the work, sequences x KV heads). Each program takes an equal part of the
-    costs of all phases.
+    Grid: (blocks of R query rows, parts into which the tokens are split, sequences x KV heads). Tokens are split such
+    that the programs have equal estimated costs (:func:`share`).
 
     Args:
         q_ptr: pointer to the queries, ``[B, Hq, q, D]``.
@@ -335,7 +341,8 @@ def decode(
         q_head: stride of the queries over heads, in elements.
         q_token: stride of the queries over new tokens, in elements.
         heads: number of KV heads.
-        scaling: ``scaling * log2(e)``; with a softcap, ``2 * scaling * log2(e) / softcap``.
+        scaling: the model's factor s on scores, converted for base-2 exponentials: ``s * log2(e)``; with a softcap,
+            ``2 * s * log2(e) / softcap``.
         cap: ``softcap * log2(e)``; 0 without a softcap.
         fused: largest number of partial results that the last program to finish merges. More are left to a second
             launch, :func:`kvbench.attention.triton.merge.merge`.

@@ -40,7 +40,7 @@ def place_of(
 
 @triton.jit
 def rounded(x, LIMIT: tl.constexpr):
-    """Clamp a block to the range of the output's dtype.
+    """Clamp a block to the range of the output's dtype, so that converting it does not yield infinities.
 
     Args:
         x: block of fp32 numbers.
@@ -75,7 +75,7 @@ def write_part(stat_ptr, acc_ptr, index, top, total, acc, valid, BLOCK_ROWS: tl.
 
 @triton.jit
 def sink_of(sinks_ptr, head, row, valid, GROUP: tl.constexpr, NEW_TOKENS: tl.constexpr, SINKS: tl.constexpr):
-    """Load the attention sinks of query rows of one KV head, converted to bits (times log2(e)).
+    """Load the attention sinks of some query rows of a KV head, as base-2 logarithms (multiplied by log2(e)).
 
     Args:
         sinks_ptr: pointer to the sinks, one logit per query head.

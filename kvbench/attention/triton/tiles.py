@@ -53,7 +53,7 @@ TINY = tl.constexpr(2.0**-24)
 
 @triton.jit
 def exact_dot(a, b, ASM: tl.constexpr):
-    """Return the matrix product of two blocks in full precision.
+    """Return the matrix product of two fp16 or bf16 blocks (not codes), accumulated in fp32.
 
     Args:
         a: block ``[M, K]``, fp16 or bf16.
@@ -69,7 +69,7 @@ def exact_dot(a, b, ASM: tl.constexpr):
 
 @triton.jit
 def words_of(PARTS, FORM: tl.constexpr, base, at):
-    """Load a block of words from each plane.
+    """Load a block of the int16 words that hold packed codes, from one plane or, for 8-bit codes, from both.
 
     Args:
         PARTS: pointers of keys or of values (:func:`kvbench.attention.triton.kernel.located`).
@@ -89,7 +89,7 @@ def words_of(PARTS, FORM: tl.constexpr, base, at):
 
 @triton.jit
 def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: tl.constexpr, COUNT: tl.constexpr):
-    """Load the scales and minima of `COUNT` adjacent blocks of `N` tokens, for a format with axis ``token``.
+    """Load the scales and minima (or zero points) of `COUNT` adjacent blocks of `N` tokens, for a per-token format.
 
     Args:
         PARTS: pointers of keys or of values (:func:`kvbench.attention.triton.kernel.located`).
@@ -113,9 +113,9 @@ def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: t
 
 @triton.jit
 def readied(stored, FORM: tl.constexpr, CHANNELS: tl.constexpr, COUNT: tl.constexpr):
-    """Convert the scales and minima from :func:`parameters_of` to the form in which they wait in registers.
+    """Prepare scales and minima from :func:`parameters_of` for use in the next iteration of a loop.
 
-    A kernel loads the parameters of a tile one iteration of its loop before it uses them.
+    A kernel loads those of a tile one iteration before it uses them, and keeps them in registers until then.
 
     Args:
         stored: the result of :func:`parameters_of`.
@@ -235,7 +235,7 @@ def tile_scores(
 
 @triton.jit
 def within(start, WORD_ROWS: tl.constexpr, PART_TOKENS: tl.constexpr):
-    """Return the word row in which a part of a tile begins.
+    """Return the row of words, within a tile, in which the codes of a part of the tile begin.
 
     A tile is stored as rows of int16 words. Each word has several fields, and each field holds the code of another
     token. All tokens of the part are in the same field.
@@ -325,7 +325,7 @@ def part_scores(
 
 @triton.jit
 def room(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, COUNT: tl.constexpr):
-    """Return a factor that brings the products weight * scale into the range of fp16, and its inverse.
+    """Return a power of two that brings the products weight * scale into the range of fp16, and its inverse.
 
     Weights are at most 1. Without the factor, the product of a small weight and a small scale would be an fp16
     subnormal and lose bits.
@@ -337,7 +337,7 @@ def room(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, COUNT: tl.con
         COUNT: number of runs of tokens in `stored`.
 
     Returns:
-        The factor, which is a power of two, and its inverse: fp32 scalars.
+        The factor and its inverse, fp32 scalars.
     """
     # the largest scale of these tokens bounds every product weight * scale
     for i in tl.static_range(COUNT):
@@ -354,7 +354,7 @@ def room(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, COUNT: tl.con
 
 @triton.jit
 def tile_values(PARTS, FORM: tl.constexpr, VALUE_DIM: tl.constexpr, tile, stored, weights, biases, ASM: tl.constexpr):
-    """Multiply the weights of a whole tile by its packed values.
+    """Compute the weighted sum of a whole tile of packed values, split into a sum of codes and a sum of minima.
 
     Args:
         PARTS: pointers of the values; they point to the phase's first tile.
@@ -363,7 +363,8 @@ def tile_values(PARTS, FORM: tl.constexpr, VALUE_DIM: tl.constexpr, tile, stored
         tile: index of the tile, counted from the one to which `PARTS` point.
         stored: parameters of the tile's tokens (:func:`readied`).
         weights: softmax weights before normalisation, at most 1: a tuple of ``[tokens of a field, R]``, one per field.
-        biases: running sums of weight * minimum: a tuple of ``[tokens of a field, R]``, one per group of channels.
+        biases: running sums of weight * minimum, kept per token and added up at the end of the loop: a tuple of
+            ``[tokens of a field, R]``, one per group of channels.
         ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
 
     Returns:
@@ -410,7 +411,7 @@ def part_values(
     PART_TOKENS: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Multiply the weights of a part of a tile by its values, packed or in full precision.
+    """Compute the weighted sum of the values of a part of a tile, packed or in full precision.
 
     Args:
         PARTS: pointers of the values; if packed, they point to the phase's first tile.
@@ -421,7 +422,8 @@ def part_values(
         tokens: indices of the tokens in the buffer, ``[PART_TOKENS]``; used if in full precision.
         stored: parameters of the part's tokens (:func:`readied`).
         weights: softmax weights before normalisation, at most 1: a tuple with one block, ``[PART_TOKENS, R]``.
-        biases: running sums of weight * minimum: a tuple of ``[PART_TOKENS, R]``, one per group of channels.
+        biases: running sums of weight * minimum, kept per token and added up at the end of the loop: a tuple of
+            ``[PART_TOKENS, R]``, one per group of channels.
         PART_TOKENS: number of tokens in the part.
         ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
 

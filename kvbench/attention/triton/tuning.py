@@ -10,7 +10,7 @@ from kvbench.attention.phases import Format
 
 @dataclass(frozen=True)
 class Tuning:
-    """Launch parameters of the Triton kernel for the formats of a layer.
+    """Launch parameters of the Triton decode kernel; a *program* is Triton's thread block.
 
     Args:
         warps: number of warps of a program with up to 8 query rows and heads of more than 64 channels. With fewer
@@ -21,7 +21,8 @@ class Tuning:
         full_step: number of tokens per iteration if keys and values are in full precision.
         max_rows: largest number of query rows of a program. More rows are spread over several programs, which then read
             the same tiles, all but the first from the L2 cache.
-        fused: largest number of partial results that the last program merges. More are merged by a second kernel.
+        fused: largest number of partial results of a head that the last program to finish merges. If there are more, a
+            second kernel merges them.
         resident: number of programs that a multiprocessor runs at once; 0 to compute it from the kernel's registers and
             shared memory.
     """
@@ -68,7 +69,7 @@ WINDOWED = 2.0
 
 
 def tuning(signature: Iterable[tuple[Format, Format]]) -> Tuning:
-    """Return the launch parameters for the formats of a layer.
+    """Look up the launch parameters of the Triton kernel for the formats of a layer.
 
     They do not depend on the number of tokens, so a growing cache needs no recompilation.
 
@@ -82,7 +83,7 @@ def tuning(signature: Iterable[tuple[Format, Format]]) -> Tuning:
 
 
 def costs(key: Format, value: Format, part: int) -> tuple[int, int]:
-    """Estimate the cost of one iteration of the kernel, to divide the work of a launch equally between programs.
+    """Estimate the cost of one iteration of the kernel's loops, so that work can be divided equally between programs.
 
     Args:
         key: format of keys.
