@@ -31,13 +31,15 @@ def states(item: Item, plan: Plan) -> list[str]:
 def _state(item: Item, path: Path, plan: Plan) -> str:
     try:
         content = stored.content(path)
+        cells = content["cells"]
+        count = sum(cell["ours"] is not None for cell in cells)
+        text = f"{scale(item, path.parent, content)}: {count} of {len(cells)} cell{'s' * (len(cells) != 1)}"
+        names = {name for cell in cells for name in cell["runs"]}
     except DataError as error:
         return str(error).splitlines()[0]
-    cells = content["cells"]
-    count = sum(cell["ours"] is not None for cell in cells)
-    text = f"{scale(item, path.parent, content)}: {count} of {len(cells)} cell{'s' * (len(cells) != 1)}"
-    faults = list(_faults({name for cell in cells for name in cell["runs"]}, plan.runs))
-    return "; ".join([text, *faults])
+    except (KeyError, TypeError, AttributeError) as error:  # JSON, but not a result
+        return f"{path} is damaged: not the cells of an item ({type(error).__name__}: {error})."
+    return "; ".join([text, *_faults(names, plan.runs)])
 
 
 def scale(item: Item, folder: Path, content: Mapping[str, Any]) -> str:

@@ -42,9 +42,9 @@ class Server(ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
+            reason = str(getattr(error, "strerror", None) or error).rstrip(".")
             raise KvbenchError(
-                f"port {port} cannot be used: {getattr(error, 'strerror', None) or error}.\n"
-                "  hint: name another port: --serve PORT (0: any free one)"
+                f"port {port} cannot be used: {reason}.\n  hint: name another port: --serve PORT (0: any free one)"
             ) from error
 
     @property
@@ -67,7 +67,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        names = {f"{host}:{self.server.server_port}" for host in (HOST, "localhost")}
+        port = self.server.server_port
+        names = {f"{host}:{port}" for host in (HOST, "localhost")}
+        if port == 80:  # browsers leave it out
+            names |= {HOST, "localhost"}
         if self.headers.get("Host") not in names:  # a name of another site that leads here could read the runs
             return self._answer(403, "text/plain", b"This server answers to 127.0.0.1 only.\n")
         address = urlsplit(self.path)

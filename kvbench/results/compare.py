@@ -166,7 +166,8 @@ def _names(a: RunStore, b: RunStore) -> tuple[str, str]:
     names = labels(whole, beside=("model", "dataset")) if len(whole) == 2 else [m.get("label", "?") for m, _ in runs]
     headings = []
     for store, (_, config), name in zip((a, b), runs, names, strict=True):
-        model, data = ((config.get(group) or {}).get("name", "?") for group in ("model", "dataset"))
+        choices = (config.get(group) for group in ("model", "dataset"))
+        model, data = (choice.get("name", "?") if isinstance(choice, dict) else "?" for choice in choices)
         headings.append(f"{store.run_id}  {name}, {model}, {data}")
     return headings[0], headings[1]
 

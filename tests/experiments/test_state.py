@@ -70,7 +70,8 @@ def test_points_of_another_machine_that_are_missing(plan):
     assert states(ITEM, plan)[0].endswith("; missing below results/h200: lost.json")
 
 
-def test_a_damaged_result_does_not_end_the_list(plan):
+@pytest.mark.parametrize("text", ['{"cells', "[]", "{}", '{"cells": [{"ours": 1.0}], "data": "mini", "limit": 4}'])
+def test_a_damaged_result_does_not_end_the_list(plan, text):
     cells(plan.out / ITEM.id)
-    (plan.out / ITEM.id / "cells.json").write_text('{"cells')
+    (plan.out / ITEM.id / "cells.json").write_text(text)
     assert "cells.json is damaged" in states(ITEM, plan)[0]

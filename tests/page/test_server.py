@@ -75,6 +75,18 @@ def test_other_names_and_paths_are_refused(tmp_path):
         assert server.socket.getsockname()[0] == "127.0.0.1"
 
 
+def test_browsers_leave_out_port_80(tmp_path):
+    write(tmp_path, 1)
+    with serving(tmp_path) as server:
+        address = server.server_address
+        server.server_port = 80
+        for host, status in (("127.0.0.1", 200), ("localhost", 200), ("evil.example", 403), ("127.0.0.1:81", 403)):
+            connection = http.client.HTTPConnection(*address)
+            connection.request("GET", "/data.json", headers={"Host": host})
+            assert connection.getresponse().status == status
+            connection.close()
+
+
 def test_a_folder_without_runs_is_served(tmp_path):
     with serving(tmp_path / "later") as server:
         assert json.loads(get(server, "/data.json")[2])["runs"] == []
@@ -90,5 +102,5 @@ def test_a_port_that_is_taken_is_said(tmp_path, capsys):
         port = other.getsockname()[1]
         assert report.main(["--results", str(tmp_path), "--serve", str(port)]) == 1
         assert f"port {port} cannot be used" in capsys.readouterr().err
-    with pytest.raises(KvbenchError, match="port 70000 cannot be used"):
+    with pytest.raises(KvbenchError, match=r"port 70000 cannot be used: .*65535\.\n"):
         Server(Report(list, reader(), tmp_path, tmp_path), 70000)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
+from experiments.page.made import run_id, write
 from kvbench.cli import report
 from kvbench.results import compare
 from kvbench.results.store import RunStore
@@ -56,3 +58,13 @@ def test_the_command(pair: tuple[Path, str, str], capsys: pytest.CaptureFixture[
         assert "first" in capsys.readouterr().out
     assert report.main(["--results", str(folder), "--compare", a, "zzz"]) == 1
     assert "no run zzz" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("group", ["model", "dataset"])
+@pytest.mark.parametrize("value", [[1], "mini", None])
+def test_a_damaged_config_does_not_end_the_comparison(tmp_path: Path, group: str, value: object) -> None:
+    write(tmp_path, 1)
+    store = write(tmp_path, 2)
+    config_path = store.path / "config.yaml"
+    config_path.write_text(yaml.safe_dump({**(store.config() or {}), group: value}))
+    assert report.main(["--results", str(tmp_path), "--compare", run_id(1), run_id(2)]) == 0

@@ -12,8 +12,8 @@ async function poll() {
   try {
     const answer = await fetch(`data.json?mark=${encodeURIComponent(live.mark)}`, { cache: "no-store" });
     if (answer.status === 200) {
-      live.mark = answer.headers.get("X-Mark") || "";
       refresh(await answer.json());
+      live.mark = answer.headers.get("X-Mark") || "";  // data that cannot be shown are asked for again, and said again
     }
     if (live.failed) about();
     live.failed = 0;
