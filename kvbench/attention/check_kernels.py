@@ -38,13 +38,13 @@ Attend = Callable[[Tensor, Work, float], Tensor]
 
 
 def kernels(names: str) -> dict[str, Any]:
-    """Import the kernels in `names`, and print a line about each that cannot be imported.
+    """Import kernels by name, and print a line about each that cannot be imported.
 
     Args:
         names: keys of :data:`KERNELS`, separated by commas.
 
     Returns:
-        The imported modules by name.
+        A dict from the name of each kernel that could be imported to its module.
     """
     modules = {}
     for name in names.split(","):

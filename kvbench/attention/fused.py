@@ -21,7 +21,8 @@ from kvbench.cache.options import Kernels
 def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN) -> Tensor | None:
     """Compute the attention of a decode step with a fused kernel, or return None if no kernel can or should.
 
-    The name of the kernel that was used, or the reason why none could be, is added to ``layer.paths``.
+    If kernels were considered, the name of the one that was used, or the reason why none could be, is added to
+    ``layer.paths``.
 
     Args:
         layer: layer whose stores already contain the new tokens.

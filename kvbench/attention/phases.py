@@ -89,7 +89,7 @@ class Work:
     are all in one segment, so that formats do not change within a phase.
 
     Args:
-        phases: for each phase, from oldest slots to newest, a pair: the segment of its keys and the segment of its
+        phases: for each phase, in the order of the slots, a pair: the segment of its keys and the segment of its
             values. In the last phase both are in full precision, and it ends with the newest tokens.
         table: where each phase lies in each row of the batch, int32 ``[B, phases, 3]`` on the layer's device. The three
             numbers are the index of the phase's first token in the key segment, the index of the same token in the
@@ -145,7 +145,7 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
     Args:
         segment: segment of keys or of values.
         channels: number of channels of a head, which is also the group size of a quantizer with ``group_size=None``.
-        upper: True to read only the upper nibble of QuantSpec's 8-bit codes, which is what its draft model attends to.
+        upper: True to read only the upper nibble of QuantSpec's 8-bit codes, as QuantSpec's drafts do.
 
     Raises:
         NotServed: no kernel reads the segment's format; only the reference path does.
@@ -282,7 +282,7 @@ def work(layer: KVLayer, upper: bool = False) -> Work:
 
     Args:
         layer: a layer whose prompt is complete.
-        upper: True to read only the upper nibble of QuantSpec's 8-bit codes, which is what its draft model attends to.
+        upper: True to read only the upper nibble of QuantSpec's 8-bit codes, as QuantSpec's drafts do.
 
     Raises:
         NotServed: the cache holds pre-RoPE keys, a segment has a format that no kernel reads, or packed keys and values
@@ -309,7 +309,7 @@ def assembled(
         counts: for each row and phase, the index of the first token in the key segment, its index in the value segment,
             and the number of tokens (:func:`lines`).
         table: `counts` in device memory, int32 ``[B, phases, 3]``.
-        upper: True to read only the upper nibble of QuantSpec's 8-bit codes, which is what its draft model attends to.
+        upper: True to read only the upper nibble of QuantSpec's 8-bit codes, as QuantSpec's drafts do.
 
     Raises:
         NotServed: a segment has a format that no kernel reads.

@@ -102,7 +102,7 @@ def read(held: Part, side: str, row: int, heads: slice, first: int, count: int, 
     """Return consecutive tokens of one row of a segment, dequantized.
 
     Args:
-        held: the segment.
+        held: the segment, as kernels read it.
         side: ``key`` or ``value``.
         row: row of the batch.
         heads: KV heads to return.

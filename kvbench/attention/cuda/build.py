@@ -75,7 +75,7 @@ class Build:
 
     @property
     def rows(self) -> int:
-        """Number of query rows that a CTA serves."""
+        """Largest number of query rows that a CTA can serve."""
         return 4 if self.one_column else 8 * self.team
 
     @property

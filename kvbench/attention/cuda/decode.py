@@ -110,7 +110,8 @@ def attend(
         work: the layer's stored keys and values, as kernels read them. :func:`refuses` must have returned None for
             them.
         scaling: factor by which scores are multiplied.
-        tuning: overrides of ``teams``, ``stages`` and ``resident`` (for benchmarks), as pairs of name and value.
+        tuning: values for ``teams``, ``stages`` and ``resident`` in place of the chosen ones, for benchmarks, as pairs
+            of name and value (:class:`kvbench.attention.cuda.build.Build`).
         splits: number of CTAs that share the tokens of a head, at most 128. None for the number that
             :func:`best_splits` estimates to be fastest.
 
@@ -182,8 +183,8 @@ def factors(scaling: float, softcap: float | None) -> tuple[float, float]:
         softcap: the model's softcap, or None.
 
     Returns:
-        Without a softcap, ``scaling * log2(e)`` and 0. With one, ``2 * scaling * log2(e) / softcap``, which is the
-        exponent that the kernel needs for tanh, and ``softcap * log2(e)``.
+        Without a softcap, ``scaling * log2(e)`` and 0. With one, ``2 * scaling * log2(e) / softcap``, from which the
+        kernel computes tanh by a base-2 exponential, and ``softcap * log2(e)``.
     """
     if softcap is None:
         return scaling * LOG2E, 0.0

@@ -112,8 +112,8 @@ def stored(
 ) -> Tensor:
     """Choose the keys that a layer stores, those before or those after RoPE, and record their positions if needed.
 
-    Positions are needed only if the layer, or the layer of another cache that receives the same keys, holds pre-RoPE
-    keys.
+    Positions are needed only if the layer or its :attr:`follower` (the same layer of a draft model's cache) holds
+    pre-RoPE keys.
 
     Args:
         layer: layer that will store the keys.

@@ -108,8 +108,8 @@ class Rotary:
 def rotary(model: PreTrainedModel, what: str = "position=cache", instead: str = "method.position=original") -> Rotary:
     """Return the rotary position embedding of a model, after checking that kvbench can use it to move keys.
 
-    The model is run on two tokens to check that two rotations in succession equal one by the sum of their distances,
-    and that every layer uses this embedding. The result is cached on the model.
+    The checks are that two rotations in succession equal one by the sum of their distances, and that every layer uses
+    this embedding, for which the model is run on two tokens. The result is cached on the model.
 
     Args:
         model: causal language model.

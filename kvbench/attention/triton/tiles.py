@@ -147,7 +147,7 @@ def tile_scores(
     ONE_ROW: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Compute the scores of a whole tile of packed keys.
+    """Compute the attention scores of all query rows with a whole tile of packed keys.
 
     Args:
         PARTS: pointers of the keys; they point to the phase's first tile.
@@ -269,7 +269,7 @@ def part_scores(
     ONE_ROW: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Compute the scores of a part of a tile, packed or in full precision.
+    """Compute the attention scores of all query rows with the keys of a part of a tile, packed or in full precision.
 
     Args:
         PARTS: pointers of the keys; if packed, they point to the phase's first tile.
