@@ -119,7 +119,10 @@ def _age_of_analysis(folder: Path) -> list[str] | None:
     path = folder / "about.json"
     if not path.exists():
         return None
-    code = stored.content(path).get("code")
+    try:
+        code = stored.content(path).get("code")
+    except (DataError, AttributeError):  # damaged, or not the description of an analysis
+        return None
     if code is None:
         return [codes.UNKNOWN]
     return [] if code == code_digest() else ["analysis"]

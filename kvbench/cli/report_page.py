@@ -172,7 +172,7 @@ def reader() -> Callable[[RunStore], Entry | None]:
             print(f"skipped: {problem}", file=sys.stderr)
             return None
         metrics, config = store.metrics(), store.config() or {}
-        shown = marked(store, metrics, config, code) if metrics else begun(store)
+        shown = marked(store, metrics, config, code) if metrics else begun(store, code)
         return Entry(store, shown, config, command(config) if config else "", changes(config))
 
     return read

@@ -46,10 +46,14 @@ def marked(
     return {**metrics, "status": status, "older": older}
 
 
-def begun(store: RunStore) -> dict[str, Any]:
+def begun(store: RunStore, code: Callable[[Mapping[str, Any]], codes.Code] = sources.code) -> dict[str, Any]:
     """Return provisional metrics of a run that has no valid `metrics.json`, so that lists can include the run.
 
     They are derived from `config.yaml` and the samples stored so far.
+
+    Args:
+        store: the run.
+        code: function that takes a configuration and returns digests of the present source code that it would run.
     """
     written = store.config() or {}
     config = {group: value if isinstance(value := written.get(group), dict) else {} for group in GROUPS}
@@ -60,7 +64,7 @@ def begun(store: RunStore) -> dict[str, Any]:
         rows = []
     counts, parts = codes.kinds(rows)
     samples = {"done": len(rows), "requested": None, "truncated": 0}
-    older = codes.older(counts, parts, sources.code(config))
+    older = codes.older(counts, parts, code(config))
     return {
         **ranking.failed(config, ""),
         "run_id": store.run_id,

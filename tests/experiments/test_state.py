@@ -75,3 +75,11 @@ def test_a_damaged_result_does_not_end_the_list(plan, text):
     cells(plan.out / ITEM.id)
     (plan.out / ITEM.id / "cells.json").write_text(text)
     assert "cells.json is damaged" in states(ITEM, plan)[0]
+
+
+@pytest.mark.parametrize("text", ['{"code', "[]"])
+def test_an_analysis_with_a_damaged_description_is_incomplete(plan, text):
+    cells(plan.out / ITEM.id, "attention-1")
+    analysis(plan.runs, "attention-1", code=code_digest())
+    (plan.runs / "attention-1" / "about.json").write_text(text)
+    assert states(ITEM, plan)[0].endswith("; 1 of 1 run is incomplete")
