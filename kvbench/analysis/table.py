@@ -54,8 +54,8 @@ def told_apart(outcome: Outcome, names: Sequence[str] = ERRORS) -> list[tuple[st
     """Compare each pair of methods over the same prompts, in units of the standard error of their difference.
 
     For each figure, the difference of the two methods is taken prompt by prompt, and its mean is divided by its
-    standard error. A pair counts as distinguished if this quotient exceeds :data:`SIGNIFICANT` for at least one figure,
-    which takes two prompts or more.
+    standard error, which requires at least two prompts. A pair counts as distinguished if the absolute value of this
+    quotient exceeds :data:`SIGNIFICANT` for at least one figure.
 
     Args:
         outcome: the result of the analysis.

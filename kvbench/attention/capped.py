@@ -154,7 +154,9 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def causal(module: torch.nn.Module, query: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> bool:
-    """Return True if an attention call needs a causal mask that was not passed, by the rule of transformers' ``sdpa``.
+    """Return True if a causal mask must be applied, by the rule of transformers' ``sdpa``.
+
+    That is the case only if no mask is given, there is more than one query, and ``is_causal`` is True.
 
     Args:
         module: the model's attention module; its attribute ``is_causal`` is used unless `kwargs` contain ``is_causal``.

@@ -2,7 +2,7 @@
 
 It reads keys and values one block of tokens at a time, in any format, and merges the blocks by log-sum-exp in fp32
 (online softmax; Cocktail eq. 4-5 and LogQuant eq. 4 are this merge over storage formats). At any time, at most one
-block of one segment is decoded to full precision, and keys and values are never concatenated.
+block of one segment is dequantized to full precision, and keys and values are never concatenated.
 """
 
 from __future__ import annotations
@@ -202,9 +202,9 @@ def blocks(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
         rows: rows with equal numbers of tokens in every segment.
 
     Returns:
-        Pairs ``(first slot, one past the last slot)``, in the order in which attention must read them. A block has at
-        most :data:`BLOCK` tokens, or more as long as its keys and its values have at most :data:`ELEMENTS` elements
-        each.
+        Pairs ``(first slot, one past the last slot)``, in the order in which attention must read them. The largest
+        number of tokens in a block is the larger of two numbers: :data:`BLOCK`, and the number of tokens whose keys (or
+        values, if these have more channels) have :data:`ELEMENTS` elements over all rows and heads.
     """
     keys, _ = layer.stores()
     count = len(range(*rows.indices(layer.batch)))

@@ -52,8 +52,9 @@ def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | s
         seconds: measuring time per back end.
 
     Returns:
-        For each back end, by name, its time, or the error message if it does not take these shapes. In models with
-        grouped heads each is measured a second time as ``NAME, heads packed`` (:func:`run`).
+        For each back end, by name, its time, or the error message if it does not support these shapes. For models with
+        grouped-query attention, every back end is also timed with the query heads of a group stacked along the query
+        dimension (`packed` of :func:`run`), under the name ``NAME, heads packed``.
     """
     model = MODELS[at.model]
     shape = (at.batch, model.heads, at.context, model.channels)

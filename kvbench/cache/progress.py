@@ -75,7 +75,7 @@ class Padding:
             self.started = [self.started[i] for i in order]
 
     def clone(self) -> Padding:
-        """Return a copy with lists of its own."""
+        """Return a copy that shares no list with the original."""
         return Padding(
             None if self.starts is None else list(self.starts), None if self.started is None else list(self.started)
         )
@@ -172,10 +172,11 @@ class Progress:
     plain_mask: tuple[Any, bool, Tensor] | None = field(init=False, default=None)
 
     def see(self, mask: Tensor | None, batch: int, count: int) -> None:
-        """Record the left padding of new prompt tokens: that of the prompts if they are known, else that of the mask.
+        """Record the left padding of new prompt tokens.
 
-        If the batch has several rows for each known prompt (beam search), the prompts and the method's state are
-        repeated to match.
+        If the cache was made for given prompts (``prefill.prompts``), the padding is taken from them; otherwise it is
+        inferred from the mask. If the batch has several rows for each given prompt (beam search), the prompts and the
+        method's state are repeated to match.
 
         Args:
             mask: attention mask ``[B or 1, heads or 1, q, kv]``, bool (True = attend) or additive; or a padding mask,
@@ -219,7 +220,7 @@ class Progress:
             raise CacheError("there are masked tokens after the prompt: pad the whole conversation once, on the left")
 
     def reset(self) -> None:
-        """Forget padding and RoPE positions, and end chunked prefill, to take the same prompts again."""
+        """Forget padding and RoPE positions, and end chunked prefill, so that the cache can read its prompts again."""
         self.padding, self.positions = Padding(), RopePositions()
         self.prefill.open = False
 
@@ -236,9 +237,9 @@ class Progress:
             self.method_state.select(order)
 
     def clone(self) -> Progress:
-        """Return a copy for a cloned cache, whose rows can then be changed without effect on this one.
+        """Return a copy for a clone of the cache; changes to the rows of either cache do not affect the other.
 
-        The copy starts without records of NaN and Inf, without deferred jobs and without tables.
+        Records of NaN and Inf, deferred jobs, tables in device memory and the last mask are not copied.
         """
         return replace(
             self,

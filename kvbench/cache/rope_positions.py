@@ -70,12 +70,13 @@ class RopePositions:
         return torch.where(which > 0, columns + offsets[which], 0)
 
     def shift(self, by: Sequence[int]) -> None:
-        """Move the records of each row to later columns; positions stay the same.
+        """Shift the tokens of each row to later columns, behind new padding; their position ids do not change.
 
-        Needed after a rollback in which rows lose different numbers of tokens: those that lose more get more padding.
+        Needed after a rollback in which rows lose different numbers of tokens: rows that lose more get more padding on
+        the left.
 
         Args:
-            by: for each row, the number of columns.
+            by: for each row, the number of columns by which its tokens are shifted.
         """
         self.runs = [[(c + n, p) for c, p in runs] for runs, n in zip(self.runs, by, strict=True)]
 

@@ -89,8 +89,8 @@ class RuntimeConfig:
             of the heads and their cache; None for one process.
         retry: ``oom`` also repeats runs that ran out of memory; None repeats only failed and interrupted ones.
         rerun: True to repeat samples whose stored results were made by older code.
-        mix_code: True to add new samples to stored ones that were made by older code, and to mark the run in tables.
-            False raises an error instead.
+        mix_code: what to do if samples are missing, other stored samples were made by older code, and `rerun` is False:
+            True adds the missing samples and marks the run in tables; False raises an error.
         kernels: implementation of decode attention on a GPU: ``auto`` (the fastest that supports the case), ``cuda``,
             ``triton`` or ``reference`` (plain torch).
         graphs: whether decode steps are replayed as CUDA graphs: ``auto`` (if a step can be captured and the answer is

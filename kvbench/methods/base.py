@@ -181,7 +181,11 @@ class Method(Traits):
         buffers instead; tests check that both agree to the byte.
 
         Args:
-            at: shape of the layer, and the numbers of prompt tokens and generated tokens.
+            at: everything on which the bytes depend: shape of the layer, length of the prompt, and number of tokens so
+                far (not a setting string of the command line).
+
+        Returns:
+            The bytes by part: codes, scales, full-precision tokens (``window``) and indices.
 
         Raises:
             ConfigError: the method defines no formula.

@@ -163,11 +163,13 @@ class Cocktail(Method):
         return Reach("method.chunk_size", self.chunk_size, self.chunk_size - 1, of_prompt=True)
 
     def identity(self) -> dict[str, Any]:
-        """Return what to hash into a run's id for the encoder and, with ``reorder=False``, for the way of storing.
+        """Return the extra entries that are hashed into a run's id.
 
-        The entry of the encoder replaces its name. It is the version of kvbench's BM25, a hash of the files in a model
-        folder, or the model and URL of an OpenAI endpoint other than the default. For any other encoder there is no
-        entry, and its name is hashed.
+        Returns:
+            Up to two entries. ``encoder`` is hashed instead of the encoder's name: the version of kvbench's BM25, a
+            hash of the files in a model folder, or the model and URL of an OpenAI endpoint other than the default. It
+            is absent for other encoders, whose name is hashed. ``reorder`` is present only with ``reorder=False``, and
+            records that chunks are stored in the order of the text.
         """
         return self._encoder_identity() | ({} if self.reorder else {"reorder": "false: runs in place"})
 
@@ -400,7 +402,7 @@ class Cocktail(Method):
 
         On a layer with a sliding window, the widths of the visible chunks are assumed to have the same shares as in the
         whole prompt. With ``reorder=False`` the bytes depend on the order of the chunks; unless ``at.widths`` gives
-        this order, a random one is assumed.
+        this order, a random one is assumed. Arguments and result are those of :meth:`Method.layer_bytes`.
 
         Raises:
             ConfigError: neither ``at.widths``, ``at.chunks`` nor `split` gives the widths, or the chunks have more

@@ -38,5 +38,8 @@ class FP16(Method):
         return hidden
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of all tokens that a later token can see, in full precision."""
+        """Predict the bytes of all tokens that a later token can see, in full precision.
+
+        Arguments and result are those of :meth:`Method.layer_bytes`.
+        """
         return at.both(at.tokens - at.hidden)

@@ -211,7 +211,10 @@ class H2O(ScoredMethod):
         return tail
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of the kept tokens and, with ``evict=steps``, of their attention sums."""
+        """Predict the bytes of the kept tokens and, with ``evict=steps``, of their attention sums.
+
+        Arguments and result are those of :meth:`Method.layer_bytes`.
+        """
         if self.evict == "prefill":
             return super().layer_bytes(at)
         resident = sum(self.split(at.tokens - at.hidden))

@@ -213,7 +213,10 @@ class HFQuantized(Method):
                 store.tail.drop_front(rows, excess)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of the sinks, of the residual, and of the tokens that the backend packs."""
+        """Predict the bytes of the sinks, of the residual, and of the tokens that the backend packs.
+
+        Arguments and result are those of :meth:`Method.layer_bytes`.
+        """
         total = KVBytes()
         for side, axis in zip(SIDES, (self.axis_key, self.axis_value), strict=True):
             residual, recent = self.window(side)

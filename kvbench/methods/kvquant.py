@@ -289,6 +289,7 @@ class KVQuant(RecencyMethod):
         """Predict the bytes of sinks, codes, codebooks, thresholds and outliers.
 
         The prediction assumes that the share of outliers among the keys is the same as during calibration.
+        Arguments and result are those of :meth:`Method.layer_bytes`.
         """
         wide = at.heads * at.channels
         here = at.tokens - whole(at.hidden, self.unit(wide), self.first_tokens)

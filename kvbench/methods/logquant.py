@@ -179,7 +179,8 @@ class LogQuant(Method):
     def make_quantizer(self, side: Side, channels: int | None = None) -> AffineQuantizer:
         """Return the quantizer of the keys or the values.
 
-        A group of tokens never spans two flushes: each block of W tokens is divided into groups of its own.
+        Tokens are quantized W at a time, where W is the window (:attr:`W`). Each such block of W tokens is divided into
+        groups separately, so no group contains tokens of two blocks.
 
         Args:
             side: ``key`` or ``value``.
@@ -295,7 +296,10 @@ class LogQuant(Method):
         return torch.cat(order) + layer.start(row)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of the tokens in full precision, the sinks included, and of the quantized tokens."""
+        """Predict the bytes of the tokens in full precision, the sinks included, and of the quantized tokens.
+
+        Arguments and result are those of :meth:`Method.layer_bytes`.
+        """
         if self.whole_window(at.window):
             return at.both(at.tokens - at.hidden)
         demoted = flushes(at.tokens - min(self.sinks, at.tokens), self.W) * self.W

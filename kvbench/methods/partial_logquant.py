@@ -141,7 +141,10 @@ class PartialLogQuant(LogQuant):
             tail.keep(rows, remaining(W, tail.length(rows), layer.device))
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of keys and values, which differ in how many of them are in full precision."""
+        """Predict the bytes of keys and values, which differ in how many of them are in full precision.
+
+        Arguments and result are those of :meth:`Method.layer_bytes`.
+        """
         if self.whole_window(at.window):
             return at.both(at.tokens - at.hidden)
         assert self.quantizer is not None

@@ -133,8 +133,10 @@ class QuantSpec(RecencyMethod):
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if the quantizer, `gamma` or an option of the draft cannot be used.
 
-        :meth:`check_rule` lists the requirements on the quantizer and on `gamma`. The draft must be ``upper``, ``full``
-        or the name of another method. With ``gamma > 0`` it must differ from the target, in its cache or its weights.
+        :meth:`check_rule` lists the requirements on the quantizer and on `gamma`. `draft` must be ``upper`` (the draft
+        reads the upper nibbles of the target's cache), ``full`` (it reads the target's whole cache), or the name of
+        another method (it has a cache of its own, with `draft_options`). With ``gamma > 0``, the draft must differ from
+        the target: ``upper`` requires ``target=int8``, and ``full`` requires 4-bit `draft_weights`.
         """
         super().check(head_dim, max_length)
         self._check_draft(head_dim, max_length)
@@ -335,7 +337,7 @@ class QuantSpec(RecencyMethod):
         """Predict the bytes of one layer for one sequence.
 
         ``at.view`` selects what is counted: the target's cache and the draft's own cache (if it has one), only the
-        target's cache, or only what the draft reads.
+        target's cache, or only what the draft reads. Arguments and result are those of :meth:`Method.layer_bytes`.
         """
         own = self.draft_method.layer_bytes(at) if self.own_cache and at.view != "target" else KVBytes()
         if self.own_cache and at.view == "draft":

@@ -297,7 +297,10 @@ class RecencyMethod(Method):
         return torch.cat([torch.arange(sinks), torch.arange(n - store.tail.length(one), n)]) + layer.start(row)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of one layer for one sequence: sinks, packed tokens and window."""
+        """Predict the bytes of one layer for one sequence: sinks, packed tokens and window.
+
+        Arguments and result are those of :meth:`Method.layer_bytes`.
+        """
         if not self.packs(at.layer, at.window):
             return at.both(at.tokens - at.hidden)
         here = at.tokens - whole(at.hidden, self.unit(at.heads * at.channels), self.sinks)

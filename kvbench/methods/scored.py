@@ -27,10 +27,11 @@ class ScoredMethod(Method):
     A subclass defines only :meth:`score`, which returns the scores. Everything else follows from it: the choice of
     tokens, the stores, padding, sliding windows, and the count of bytes and its formula. All generated tokens are kept.
 
-    On a layer with a sliding window, the tokens that it already hides at the end of the prompt are dropped without
-    being scored, and a budget given as a share is a share of the others. While decoding, further tokens, also generated
-    ones, become hidden and are dropped. If heads hold different tokens, a slot is dropped only when its token is hidden
-    in every head, and slots are dropped in steps of 32 positions.
+    On a layer with a sliding window, prompt tokens that are already outside the window at the end of the prefill are
+    dropped without being scored. A budget given as a share is then a share of the remaining prompt tokens. While
+    decoding, stored tokens that leave the window are dropped too, generated ones included. If the heads hold different
+    tokens in one slot, the slot is dropped only when the tokens of all heads have left the window, and the number of
+    tokens outside the window is rounded down to a multiple of 32 for this.
 
     Args:
         budget: number (int) or share (float) of the prompt tokens to keep.
@@ -184,13 +185,14 @@ class ScoredMethod(Method):
         """
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return `hidden`: every hidden token can be dropped, because tokens are not stored in groups."""
+        """Return `hidden`: each token outside the window can be dropped, because tokens are not stored in groups."""
         return hidden
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
         """Drop tokens that a sliding window hides; arguments as for :meth:`Method.forget`.
 
-        If heads hold different tokens in the same slot, the slot is dropped once its token is hidden in every head.
+        If the heads hold different tokens in one slot, the slot is dropped once the tokens of all heads are hidden,
+        where `hidden` is rounded down to a multiple of 32.
         """
         if layer.order[rows.indices(layer.batch)[0]] is None:
             super().forget(layer, rows, hidden)
@@ -198,5 +200,8 @@ class ScoredMethod(Method):
             forget(layer, rows, hidden)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of kept and generated tokens, assuming that a sliding window hides no kept token."""
+        """Predict the bytes of kept and generated tokens, assuming that a sliding window hides no kept token.
+
+        Arguments and result are those of :meth:`Method.layer_bytes`.
+        """
         return at.both(min(sum(self.split(at.shown)) + at.generated, at.tokens - at.hidden))

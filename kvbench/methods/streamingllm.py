@@ -231,7 +231,10 @@ class StreamingLLM(Method):
         return torch.cat([first, torch.arange(n - (slots - sinks), n)]) + layer.start(row)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of sinks and window."""
+        """Predict the bytes of sinks and window.
+
+        Arguments and result are those of :meth:`Method.layer_bytes`.
+        """
         if self.evict == "steps":
             return at.both(self.held(at.tokens, at.window))
         grown = self.held(at.prompt, at.window) + at.generated

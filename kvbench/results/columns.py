@@ -105,7 +105,11 @@ def columns(lines: Sequence[RunLine], place: str | None = None) -> list[Column[R
 
 
 def status(run: Metrics) -> str:
-    """Describe a run's status for a table, for example ``older code: method`` or ``error``; empty if it is ok."""
+    """Describe a run's status for a table; empty if the run is ok.
+
+    Examples: ``error``; ``oom: 2 GiB more`` for a run that ran out of memory when it asked for another 2 GiB;
+    ``older code: method`` for a run with samples that were made before the code of the method changed.
+    """
     if run.status == "ok":
         return ""
     if run.status == "older":

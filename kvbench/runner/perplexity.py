@@ -31,7 +31,7 @@ class TextSpans:
     Args:
         method: the configured method. If it is speculative, its cache is used without drafting.
         loaded: the loaded model.
-        task: the data set. Its scorer is called with empty answers, because nothing is generated.
+        task: the data set. Its scorer is called with empty predictions, because nothing is generated.
         machine: names of the device and the dtype, which are copied into each row.
         options: kernels and back ends that the caches use.
     """

@@ -122,14 +122,15 @@ class Efficiency(Task):
             )
 
     def samples(self) -> Iterator[Sample]:
-        """Yield one sample for each point that is known before anything has been measured."""
+        """Yield a sample for every measurement point that is known before any measurement has run."""
         return self.next_samples({})
 
     def next_samples(self, rows: Mapping[str, Row]) -> Iterator[Sample]:
-        """Yield one sample for each point that is known so far, including those already measured.
+        """Yield a sample for every measurement point that is known so far, including those already measured.
 
-        The next batch size may depend on whether the previous one fitted into memory. With ``batches=grow``, it is
-        known only after the previous one has been measured.
+        Batch sizes may depend on earlier measurements: after one that ran out of memory, larger ones are left out, and
+        `bisect` adds sizes in between. With ``batches=grow``, each size is known only once the previous one has been
+        measured.
 
         Args:
             rows: stored rows of the points already measured, by sample id.

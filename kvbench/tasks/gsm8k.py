@@ -79,7 +79,10 @@ class GSM8K(Records):
         object.__setattr__(self, "_tokenizer", tokenizer)
 
     def check(self) -> None:
-        """Raise ConfigError if an option is invalid, or changes examples that ``style=logquant`` has fixed."""
+        """Raise ConfigError if an option is invalid, or would change the few-shot examples of ``style=logquant``.
+
+        This style prescribes its five examples, so `shots`, `shots_seed` and `order` must keep their defaults.
+        """
         super().check()
         if self.style == "logquant" and (self.shots, self.shots_seed, self.order) != (5, 1234, "sampled"):
             raise ConfigError(

@@ -322,7 +322,7 @@ def of_tokens(PARAMS, CHANNEL_GROUPS: tl.constexpr, first, tokens):
     Args:
         PARAMS: pair of pointers, to scales and to minima (or zero points). They point to the phase's first tile.
         CHANNEL_GROUPS: number of groups into which the channels of a token are divided: 1, 2 or 4.
-        first: index of the first token, counted from the phase's first tile, a scalar.
+        first: index of the first token, a scalar, counted from the first token of the phase's first tile.
         tokens: offsets of the tokens from `first`, ``[N]``.
 
     Returns:
@@ -387,11 +387,11 @@ def channel_parameters(PARTS, FORM: tl.constexpr, KEY_DIM: tl.constexpr, number,
     every key. The minima become a bias of the scores, which is the same for all keys of the group.
 
     Args:
-        PARTS: pointers of the keys (:func:`kvbench.attention.triton.kernel.located`).
+        PARTS: pointers to the buffers of the keys (:func:`kvbench.attention.triton.kernel.located`).
         FORM: encoded format of the keys.
         KEY_DIM: channels of a key, D.
         number: index of the group, counted from the one to which the pointers point.
-        query: query ``[D, R]``, with one column per query row, normalised by powers of two to fit into fp16.
+        query: normalised query (:mod:`kvbench.attention.triton.tiles`), ``[D, R]``, with one column per query row.
         alone: the only row of the query, ``[D]``; used only if `ONE_ROW`.
         ONE_ROW: True if the query has only one row. The bias is then a sum over a vector.
 

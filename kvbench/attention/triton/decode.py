@@ -223,9 +223,11 @@ def split(steps: int, programs: int, at_once: int) -> int:
 
 @lru_cache(maxsize=64)
 def counters(device: torch.device, cells: int) -> Tensor:
-    """Return counters that tell which program of a launch finishes last; they are zero before and after each launch.
+    """Return counters that show which program of a launch finishes last; they are zero before and after each launch.
 
-    All launches share them, because the program that merges the results resets the counter that it used.
+    A launch that also merges its partial results uses one counter for each sequence, KV head and block of query rows.
+    It counts the programs that have stored their partial result. The last of them merges these results and resets the
+    counter, so all launches can share one tensor.
 
     Args:
         device: the GPU.

@@ -219,11 +219,11 @@ def phase(
         q_ptr: pointer to the queries.
         row_at: offset of each query row from `q_ptr` in elements, ``[R]``.
         valid: which of the R query rows exist, bool ``[R]``.
-        normal: factor by which each query row is multiplied to normalise it, a power of two, ``[R]``.
+        normal: factor that brings the largest magnitude of each query row into [0.5, 1), a power of two, ``[R]``.
         factor: factor that converts a score of the normalised query to bits, ``[R]``.
         seen: number of tokens of the phase that each query row sees, ``[R]``; used only if `CAUSAL`.
-        KEYS: pointers of the phase's keys, as :func:`located` takes them.
-        VALUES: pointers of the phase's values, likewise.
+        KEYS: pointers to the buffers of the phase's keys, as :func:`located` takes them.
+        VALUES: pointers to the buffers of the phase's values, likewise.
         EXTENT: four sizes: `extent` and `groups` of :func:`located` for the keys, then for the values.
         SPAN: the phase's division into tiles and parts (:func:`span`).
         cell: index of the pair of sequence and KV head: ``sequence * KV heads + KV head``, int64.

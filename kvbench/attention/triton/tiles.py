@@ -6,9 +6,14 @@ token), those of values into the weights; minima become a bias of the score and 
 tokens is accumulated separately and then added in fp32, because a long chain of matrix instructions into one
 accumulator truncates, and always downwards, as codes are never negative.
 
+A *phase* is a run of consecutive tokens whose formats do not change. Its first tile is the one that contains its first
+token. An index "counted from the phase's first tile" is 0 for the first token of that tile, even if the phase begins
+later in the tile. The *normalised query* is the query with each row multiplied by a power of two that brings its
+largest magnitude into [0.5, 1). A *part of a tile* is a few consecutive tokens of it.
+
 Parameters of most functions:
-    PARTS: pointers of keys or of values, moved to the phase's first tile
-        (:func:`kvbench.attention.triton.kernel.located`).
+    PARTS: pointers to the buffers of keys or of values (words, scales and minima; not parts of tiles), moved to the
+        phase's first tile (:func:`kvbench.attention.triton.kernel.located`).
     FORM: their format (:func:`kvbench.attention.triton.codes.number`).
     KEY_DIM, VALUE_DIM: channels of a key, D, and of a value, Dv. R query rows are the columns of all products.
     stored: parameters of the iteration's tokens, loaded one iteration ahead (:func:`readied`); empty if per channel.
@@ -72,7 +77,7 @@ def words_of(PARTS, FORM: tl.constexpr, base, at):
     """Load a block of the int16 words that hold packed codes, from one plane or, for 8-bit codes, from both.
 
     Args:
-        PARTS: pointers of keys or of values (:func:`kvbench.attention.triton.kernel.located`).
+        PARTS: pointers to the buffers of keys or of values (:func:`kvbench.attention.triton.kernel.located`).
         FORM: their encoded format.
         base: offset of the block in words, a scalar.
         at: offsets within the block, the same for every block of a tile.
@@ -92,10 +97,10 @@ def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: t
     """Load the scales and minima (or zero points) of `COUNT` adjacent blocks of `N` tokens, for a per-token format.
 
     Args:
-        PARTS: pointers of keys or of values (:func:`kvbench.attention.triton.kernel.located`).
+        PARTS: pointers to the buffers of keys or of values (:func:`kvbench.attention.triton.kernel.located`).
         FORM: their encoded format.
         CHANNELS: channels of a key or of a value.
-        start: index of the first token of the first block, counted from the phase's first tile.
+        start: index of the first token of the first block, counted from the first token of the phase's first tile.
         N: number of tokens per block.
         COUNT: number of blocks.
 
@@ -150,12 +155,13 @@ def tile_scores(
     """Compute the attention scores of all query rows with a whole tile of packed keys.
 
     Args:
-        PARTS: pointers of the keys; they point to the phase's first tile.
+        PARTS: pointers to the buffers of the keys, moved to the phase's first tile.
         FORM: encoded format of the keys.
         KEY_DIM: channels of a key, D.
         tile: index of the tile, counted from the one to which `PARTS` point.
         stored: parameters of the tile's tokens (:func:`readied`); empty if keys have parameters per channel.
-        query: normalised query, a tuple of ``[D / groups, R]``, one per group of channels.
+        query: normalised query (each row multiplied by a power of two so that its largest magnitude is in [0.5, 1)), a
+            tuple of ``[D / groups, R]``, one per group of channels.
         sums: sums of the query over the channels of each group, a tuple of ``[R]``; if `ONE_ROW`, the query's only row,
             ``[D]``, in a tuple.
         factor: factor that converts a score of the normalised query to bits (base-2 logarithms), ``[R]``.
@@ -237,11 +243,11 @@ def tile_scores(
 def within(start, WORD_ROWS: tl.constexpr, PART_TOKENS: tl.constexpr):
     """Return the row of words, within a tile, in which the codes of a part of the tile begin.
 
-    A tile is stored as rows of int16 words. Each word has several fields, and each field holds the code of another
-    token. All tokens of the part are in the same field.
+    A tile is stored as rows of int16 words (word rows). Each word has several fields, and each field holds the code of
+    a different token. All tokens of the part are in the same field.
 
     Args:
-        start: index of the part's first token, counted from the phase's first tile.
+        start: index of the part's first token, counted from the first token of the phase's first tile.
         WORD_ROWS: number of word rows of a tile, which is also the number of tokens in a field.
         PART_TOKENS: number of tokens in a part; divides `WORD_ROWS`.
     """
@@ -272,14 +278,16 @@ def part_scores(
     """Compute the attention scores of all query rows with the keys of a part of a tile, packed or in full precision.
 
     Args:
-        PARTS: pointers of the keys; if packed, they point to the phase's first tile.
+        PARTS: pointers to the buffers of the keys, not to the part of the tile. If keys are packed, the pointers point
+            to the phase's first tile; `start` then selects the tokens.
         FORM: encoded format of the keys.
         KEY_DIM: channels of a key, D.
-        start: index of the part's first token, counted from the phase's first tile; used if packed. All tokens of the
-            part are in the same field.
+        start: index of the part's first token, counted from the first token of the phase's first tile; used if packed.
+            All tokens of the part are in the same field.
         tokens: indices of the tokens in the buffer, ``[PART_TOKENS]``; used if in full precision.
         stored: parameters of the part's tokens (:func:`readied`); empty if keys have parameters per channel.
-        query: normalised query, a tuple of ``[D / groups, R]``, one per group of channels.
+        query: normalised query (each row multiplied by a power of two so that its largest magnitude is in [0.5, 1)), a
+            tuple of ``[D / groups, R]``, one per group of channels.
         sums: sums of the query over the channels of each group, a tuple of ``[R]``; if `ONE_ROW`, the query's only row,
             ``[D]``, in a tuple.
         factor: factor that converts a score of the normalised query to bits (base-2 logarithms), ``[R]``.
@@ -331,10 +339,10 @@ def room(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, COUNT: tl.con
     subnormal and lose bits.
 
     Args:
-        stored: parameters of the iteration's tokens (:func:`readied`).
+        stored: parameters of the iteration's tokens (:func:`readied`), a tuple with one entry per block of tokens.
         FORM: encoded format of the values.
         CHANNEL_GROUPS: number of groups into which the channels of a value are divided.
-        COUNT: number of runs of tokens in `stored`.
+        COUNT: number of entries of `stored`: the number of fields for a whole tile, 1 for a part of a tile.
 
     Returns:
         The factor and its inverse, fp32 scalars.
@@ -357,7 +365,7 @@ def tile_values(PARTS, FORM: tl.constexpr, VALUE_DIM: tl.constexpr, tile, stored
     """Compute the weighted sum of a whole tile of packed values, split into a sum of codes and a sum of minima.
 
     Args:
-        PARTS: pointers of the values; they point to the phase's first tile.
+        PARTS: pointers to the buffers of the values, moved to the phase's first tile.
         FORM: encoded format of the values.
         VALUE_DIM: channels of a value, Dv.
         tile: index of the tile, counted from the one to which `PARTS` point.
@@ -414,11 +422,12 @@ def part_values(
     """Compute the weighted sum of the values of a part of a tile, packed or in full precision.
 
     Args:
-        PARTS: pointers of the values; if packed, they point to the phase's first tile.
+        PARTS: pointers to the buffers of the values, not to the part of the tile. If values are packed, the pointers
+            point to the phase's first tile; `start` then selects the tokens.
         FORM: encoded format of the values.
         VALUE_DIM: channels of a value, Dv.
-        start: index of the part's first token, counted from the phase's first tile; used if packed. All tokens of the
-            part are in the same field.
+        start: index of the part's first token, counted from the first token of the phase's first tile; used if packed.
+            All tokens of the part are in the same field.
         tokens: indices of the tokens in the buffer, ``[PART_TOKENS]``; used if in full precision.
         stored: parameters of the part's tokens (:func:`readied`).
         weights: softmax weights before normalisation, at most 1: a tuple with one block, ``[PART_TOKENS, R]``.

@@ -25,7 +25,7 @@ def load_query(
     dtype: tl.constexpr,
     ONE_ROW: tl.constexpr,
 ):
-    """Load the query rows of a program, normalise them, and split them by groups of channels.
+    """Load the query rows of a program, normalise them (multiply by `exponent`), and split them by groups of channels.
 
     Args:
         q_ptr: pointer to the queries.
@@ -157,8 +157,8 @@ def walk(
         top: running maximum of the scores, in bits (base-2 logarithms), ``[R]``.
         total: running sum of the weights, ``[R]``.
         acc: running weighted sum of the values, ``[Dv, R]``.
-        KEYS: pointers of the keys (:func:`kvbench.attention.triton.kernel.located`).
-        VALUES: pointers of the values, likewise.
+        KEYS: pointers to the buffers of the keys (:func:`kvbench.attention.triton.kernel.located`).
+        VALUES: pointers to the buffers of the values, likewise.
         KEY: encoded format of the keys (:func:`kvbench.attention.triton.codes.number`).
         VALUE: encoded format of the values.
         query: normalised query (:func:`load_query`, first result).

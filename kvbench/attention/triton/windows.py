@@ -55,13 +55,13 @@ def window_scores(
     group.
 
     Args:
-        PARTS: pointers of the keys (:func:`kvbench.attention.triton.kernel.located`).
+        PARTS: pointers to the buffers of the keys (:func:`kvbench.attention.triton.kernel.located`).
         FORM: encoded format of the keys.
         KEY_DIM: channels of a key, D.
         token: index of the first of the N tokens in their segment.
         codes: unpacked codes of the tokens, ``[N, D]`` (:func:`kvbench.attention.triton.codes.field`).
         lifted: factor on the unpacked codes (:func:`kvbench.attention.triton.codes.lift`).
-        query: normalised query ``[D, R]``, with one column per query row.
+        query: normalised query (:mod:`kvbench.attention.triton.tiles`), ``[D, R]``, with one column per query row.
         alone: the only row of the query, ``[D]``; used only if `ONE_ROW`.
         factor: factor that converts a score of the normalised query to bits (base-2 logarithms), ``[R]``.
         N: number of tokens.
@@ -87,7 +87,7 @@ def columns_of_groups(PARTS, FORM: tl.constexpr, KEY_DIM: tl.constexpr, first, g
     computes the scores for all groups.
 
     Args:
-        PARTS: pointers of the keys (:func:`kvbench.attention.triton.kernel.located`).
+        PARTS: pointers to the buffers of the keys (:func:`kvbench.attention.triton.kernel.located`).
         FORM: encoded format of the keys.
         KEY_DIM: channels of a key, D.
         first: index of the tile's first token in its segment.

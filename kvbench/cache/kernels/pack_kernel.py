@@ -126,10 +126,13 @@ def put_words(
 ):
     """Write a program's words into a tile without changing the codes of tokens that were packed earlier.
 
+    A tile is stored as rows of int16 words (word rows). A word contains the codes of several tokens, so only the bits
+    set in `written` are changed, unless `whole` is True.
+
     Args:
         words: pointer to the words of the segment.
         pairs: the words to write, ``[rows, channels / 2]``. Each int32 contains the words of two neighbouring channels.
-        written: for each word row, a mask of the bits to write, ``[rows]``.
+        written: for each word row, a mask of the bits to write, which are those of the tokens being packed, ``[rows]``.
         whole: True if all tokens of the tile are being packed, so that the old words need not be read.
         base: offset of the tile's first word from `words`.
         row: indices of the program's word rows within the tile, ``[rows]``.

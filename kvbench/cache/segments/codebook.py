@@ -262,7 +262,7 @@ class NuqSegment(Segment):
         return buffers
 
     def used(self, row: int) -> dict[str, int]:
-        """Return how many bytes the tokens of one row take, with that row's codebook and thresholds.
+        """Return how many bytes the tokens of one row take, including that row's codebook and thresholds.
 
         The result maps categories (fields of :class:`~kvbench.cache.bill.Parts`) to bytes.
         """

@@ -61,8 +61,8 @@ class HFSegment(Segment):
             x: tokens in full precision, ``[rows, H, n, D]``.
 
         Raises:
-            CacheError: the backend cannot quantize this number of tokens. (Along axis -1, a group of quanto runs over
-                the tokens and heads of one channel, so its size must divide tokens times heads.)
+            CacheError: the backend cannot quantize this number of tokens. With ``axis=-1``, quanto divides the elements
+                of each channel, over all heads and tokens, into groups, so the group size must divide heads x tokens.
         """
         for number, row in enumerate(range(*rows.indices(len(self.rows)))):
             new = x[number : number + 1]

@@ -35,8 +35,8 @@ def block_of(width: int) -> int:
 class Outliers:
     """The outliers of a segment of quantized tokens, that is, the elements that stay in full precision.
 
-    Each is an entry of a value and a 16-bit index. The index numbers the elements of one block of tokens
-    (:func:`block_of`). The entries of a row are in the order of their blocks.
+    Each outlier is stored as an entry: its value, and a 16-bit index that gives its place among the elements of its
+    block of tokens (:func:`block_of`). The entries of a row are sorted by block.
 
     Args:
         batch: number of rows.

@@ -52,8 +52,8 @@ class RollingSegment(FullSegment):
         Args:
             rows: rows of the batch that hold, and have dropped before, the same number of tokens.
             count: number of tokens to drop.
-            evicted: number of tokens that each row has dropped since the prompt began, these included. The keys of the
-                sinks are rotated by this number of positions.
+            evicted: number of tokens that each row has dropped since the prompt began, including the `count` tokens of
+                this call. The keys of the sinks are rotated by this number of positions.
         """
         if not evicted or not self.sinks:
             self.drop_front(rows, count)
@@ -81,7 +81,7 @@ class RollingSegment(FullSegment):
         Without rotation of keys, nothing is saved.
 
         Args:
-            moves: the rolls that are about to happen, each for some rows.
+            moves: the moves that are about to be made, each for a range of rows.
         """
         if self.originals is None or 0 not in self.turned:
             return
@@ -95,11 +95,14 @@ class RollingSegment(FullSegment):
         return self.capacity, self.sinks, list(self.starts), list(self.lengths), list(self.turned)
 
     def follow(self, other: RollingSegment, moves: Sequence[Move]) -> None:
-        """Copy the bookkeeping of a segment that has rolled from the same state; the caller copies on the device.
+        """Update the bookkeeping as if this segment had rolled, by copying that of another segment that has rolled.
+
+        Both segments must have been in the same state (:meth:`state`) before. The tokens of this segment are not moved:
+        the caller moves them on the device.
 
         Args:
             other: the segment that has rolled, usually that of another layer.
-            moves: its rolls.
+            moves: the moves that `other` made when it rolled; the caller applies the same ones to this segment.
         """
         self.remember(moves)
         self.starts[:], self.lengths[:], self.turned[:] = other.starts, other.lengths, other.turned

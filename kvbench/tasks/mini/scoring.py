@@ -12,19 +12,31 @@ Scorer = Callable[[str, str, Mapping[str, Any]], dict[str, float]]
 
 
 def exact(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Score a short answer: ``score`` is 1 if the prediction equals it, ``contained`` if it contains it; else 0."""
+    """Score a short answer.
+
+    Returns:
+        Two scores, each 1 or 0: ``score`` is 1 if the prediction equals the answer, ``contained`` is 1 if the
+        prediction contains the answer.
+    """
     return {"score": exact_match(prediction, [answer]), "contained": contains(prediction, [answer])}
 
 
 def words(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Score a copied text by exact match (``score``) and by the share of it before the first wrong word (``words``)."""
+    """Score a copied text.
+
+    Returns:
+        Two scores: ``score`` is 1 if the prediction equals the text, else 0; ``words`` is the share of the text's words
+        that the prediction copies before its first wrong word.
+    """
     return {"score": exact_match(prediction, [answer]), "words": prefix_share(prediction, answer)}
 
 
 def values(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Score a list of values by the share that the prediction contains (``score``) and by exact match (``exact``).
+    """Score a list of values.
 
-    The wanted values are ``meta["parts"]``. The share is RULER's recall.
+    Returns:
+        Two scores: ``score`` is RULER's recall, the share of the values in ``meta["parts"]`` that the prediction
+        contains; ``exact`` is 1 if the prediction equals the whole answer, else 0.
     """
     return {"score": recall(prediction, meta["parts"]), "exact": exact_match(prediction, [answer])}
 
