@@ -361,7 +361,7 @@ class Cocktail(Method):
             plan.placed(layer.index)
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop packed chunks of which the sliding window hides every token, and hidden tokens in full precision."""
+        """Drop packed chunks whose tokens are all hidden by the sliding window, and hidden tokens in full precision."""
         if not self.reorder:
             return in_place.forget(layer, rows, hidden, self.plans(layer))
         first_seen = whole(hidden, CHUNK)
@@ -431,8 +431,8 @@ class Cocktail(Method):
     def chunk_widths(self, at: Setting) -> tuple[int, ...]:
         """Return the bits of each chunk of a prompt (2, 4 or 16), in the order of the text.
 
-        These are ``at.widths`` if given. Otherwise they are made up, with the counts ``at.chunks``, or else with the
-        shares `split`.
+        These are ``at.widths`` if given. Otherwise the numbers of INT2 and INT4 chunks are those of ``at.chunks``, or
+        else follow from the shares `split`. Their order then matters only with ``reorder=False``, and is random.
 
         Raises:
             ConfigError: none of the three is given.

@@ -202,7 +202,7 @@ class HFQuantized(Method):
             store.tail.append(rows, x[:, :, border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """If the residual is full, quantize it and all tokens before it anew, except for sinks and `recent` tokens."""
+        """If the residual is full, quantize all tokens again, except for the sinks and the newest `recent` tokens."""
         for side, store in zip(SIDES, layer.stores(), strict=True):
             if self.sinks:
                 store.fill_sinks(rows, self.sinks, layer.real_tokens(rows.indices(layer.batch)[0]))

@@ -32,9 +32,9 @@ else:
 def indices(n: int, W: int) -> list[int]:
     """Return the positions of the tokens that are in full precision after `n` tokens, in ascending order (Algorithm 1).
 
-    Whenever there are 3 W of them, half of the oldest 2 W are quantized (a flush): the second, the fourth and so on.
-    The density of full-precision tokens thus halves each time the distance doubles. Their number is 2 W + n mod W if n
-    >= 3 W, and n otherwise.
+    Whenever 3 W tokens are in full precision, every other one of the oldest 2 W is quantized (a flush): the second, the
+    fourth and so on. The density of full-precision tokens thus halves each time the distance from the newest token
+    doubles. Their number is 2 W + n mod W if n >= 3 W, and n otherwise.
 
     Args:
         n: number of tokens so far.
@@ -263,7 +263,7 @@ class LogQuant(Method):
         return hidden if self.whole_window(layer.window) else 0
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop the quantized tokens of each flush of which the sliding window hides every token.
+        """Drop the quantized tokens of each flush whose tokens are all hidden by the sliding window.
 
         If the layer quantizes nothing, because its sliding window is so short, drop all hidden tokens instead.
         """

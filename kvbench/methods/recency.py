@@ -107,7 +107,8 @@ class RecencyMethod(Method):
         """Return how many hidden tokens are dropped together on a layer with a sliding window.
 
         Packed tokens that share groups can be dropped only as whole groups. Without such groups, the number is 32, so
-        that codes are moved in one step out of 32. With :attr:`evict` nothing is packed, and the number is 1.
+        that the remaining codes are moved only in every 32nd step. With :attr:`evict` nothing is packed, and the number
+        is 1.
 
         Args:
             width: channels of a token over all heads.

@@ -122,7 +122,7 @@ class HFSegment(Segment):
         self.lengths = [self.lengths[i] for i in order]
 
     def clone(self) -> HFSegment:
-        """Return an independent copy. It shares the quantized tensors, which are never written in place."""
+        """Return an independent copy; both share the quantized tensors, which are never written in place."""
         twin = super().clone()
         assert isinstance(twin, HFSegment)
         twin.rows = list(self.rows)

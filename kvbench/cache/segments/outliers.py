@@ -22,9 +22,10 @@ INDICES = 1 << 16
 
 
 def block_of(width: int) -> int:
-    """Return how many consecutive tokens form a block: as many as a 16-bit index can address element by element.
+    """Return how many consecutive tokens form a block: the largest number whose elements 16 bits can distinguish.
 
-    The result is rounded down to a power of two and at most 128, so that blocks divide tiles of 128 tokens.
+    The number is rounded down to a power of two, and is at most 128, so that each tile of 128 tokens consists of whole
+    blocks.
 
     Args:
         width: number of channels of a token, over all heads.
