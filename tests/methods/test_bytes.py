@@ -156,7 +156,7 @@ def test_cocktails_chunks_are_given_or_shares_say_them():
     assert kv_bytes(method, 3200, **SHAPE) == KVBytes(codes=codes, scales=scales, window=exact)
     with pytest.raises(ConfigError, match=r"split=\[10,30,60\]"):
         kv_bytes(load_method("cocktail"), 3200, **SHAPE)
-    with pytest.raises(ConfigError, match="more than 3200 tokens"):
+    with pytest.raises(ConfigError, match="more tokens than the sequence, which has 3200"):
         kv_bytes(method, 3200, chunks=(100, 1), **SHAPE)
 
 
