@@ -96,31 +96,39 @@ def restless() -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(**ARCHITECTURE, initializer_range=0.1)).eval()
 
 
-def calibrations(*names: str) -> str:
-    """A folder with KVQuant's calibrations of random models: 3 and 4 bits, 5% outliers and none."""
-    for name in names:
-        calibrated(name)
-    return str(calibration_folder())
-
-
 @cache
-def calibration_folder() -> Path:
-    """A folder of this process."""
+def calibrations(*names: str) -> str:
+    """A folder with KVQuant's calibrations of random models: 3 and 4 bits, 5% outliers and none.
+
+    It holds no others: models of one shape have equal weights, so that a calibration of any of them fits all.
+    """
+    folder = temporary_folder()
+    for name in names:
+        for path in calibrated(name):
+            (folder / path.name).hardlink_to(path)
+    return str(folder)
+
+
+def temporary_folder() -> Path:
+    """A new folder that is removed when this process ends."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 @cache
-def calibrated(name: str) -> None:
-    """Calibrate KVQuant for a random model, once in this process."""
+def calibrated(name: str) -> list[Path]:
+    """Calibrate KVQuant for a random model, once in this process; the files with and without outliers."""
     from kvbench.calibration import file
     from kvbench.calibration.calibrate import calibrate
 
     sequences, _ = padded_batch([96, 96], seed=9)
+    folder, paths = temporary_folder(), []
     for share in (0.05, 0.0):
         made = calibrate(model(name), sequences, name=name, bits=(3, 4), outliers=share, fisher=name == "llama")
-        file.save(made, calibration_folder() / f"{name}-{100 * share:g}pct.safetensors")
+        paths.append(folder / f"{name}-{100 * share:g}pct.safetensors")
+        file.save(made, paths[-1])
+    return paths
 
 
 @contextmanager

@@ -131,7 +131,7 @@ def test_wrong_calls_are_refused(llama):
     cache = load_method("fp16").new_cache(llama)
     with pytest.raises(ValueError, match="max_new_tokens=0"):
         generate(llama, cache, ids, max_new_tokens=0)
-    with pytest.raises(ValueError, match="need a tokenizer"):
+    with pytest.raises(ValueError, match="require a tokenizer"):
         generate(llama, cache, ids, max_new_tokens=2, stop=["x"])
     with pytest.raises(ValueError, match="2 seeds were given for a batch of 1"):
         generate(llama, cache, ids, max_new_tokens=2, sampling=Sampling(1.0, 1.0, [1, 2]))
