@@ -370,3 +370,10 @@ def test_the_encoder_behind_a_name_is_part_of_the_run(tmp_path, monkeypatch):
         found.append(identity(str(tmp_path / "encoder")))
     assert len({str(each) for each in found}) == len(found)
     assert identity("minilm") == identity("org/model") == {}
+
+
+def test_rows_of_a_copy_of_the_plans_are_its_own():
+    first, second = (ChunkPlan(Chunked(0, 8, [], "", "input"), Widths((), None, None)) for _ in range(2))
+    plans = Plans([first, second])
+    plans.clone().select([1, 1, 0])
+    assert plans.rows == [first, second]
