@@ -75,6 +75,11 @@ def model(name: str = "llama", dtype: torch.dtype = torch.float32) -> PreTrained
     return model_class(config_class(**{**ARCHITECTURE, **extra})).to(dtype).eval()
 
 
+def fresh(name: str = "llama") -> PreTrainedModel:
+    """A model of its own with the weights of :func:`model`, to which no test has attached a cache."""
+    return model.__wrapped__(name)
+
+
 def capped(name: str, **more: object) -> PreTrainedModel:
     """A model of :data:`CAPPED` whose caps and sinks change much: large scores, and sinks that are no zeros."""
     config_class, model_class, extra = CAPPED[name]

@@ -102,7 +102,7 @@ def test_numbers_of_layers_are_stars_and_other_numbers_are_not() -> None:
 
 
 def test_the_layers_of_a_model_are_replaced_by_their_plan() -> None:
-    model = copy.deepcopy(zoo.model("llama"))
+    model = zoo.fresh("llama")
     count, heads = sum(p.numel() for p in model.parameters()), zoo.model("llama").model.layers[0].self_attn
     team: Any = SimpleNamespace(size=2, rank=1, device=torch.device("cpu"))
     shard(model, team)

@@ -70,7 +70,7 @@ def test_random_weights_do_not_depend_on_the_number_of_devices() -> None:
 
 @pytest.mark.parametrize("name", ["kivi", "kvquant", "h2o"])
 def test_hooks_change_nothing_of_what_comes_out(name: str) -> None:
-    whole, spread = zoo.model("llama"), deepcopy(zoo.model("llama"))
+    whole, spread = zoo.model("llama"), zoo.fresh("llama")
     connect(spread, balanced(spread, TWO))
     assert placement(spread).devices == tuple(TWO)
     ids, mask = zoo.padded_batch([50, 30])
@@ -144,7 +144,7 @@ def test_two_gpus_say_what_one_says(name: str) -> None:
     gpus = [torch.device("cuda", index) for index in range(2)]
     made = []
     for devices in (gpus[:1], gpus):
-        model = deepcopy(zoo.model("llama"))
+        model = zoo.fresh("llama")
         where = balanced(model, devices)
         for part, device in where.items():
             model.get_submodule(part).to(device)
