@@ -1,4 +1,4 @@
-"""What holds for all tests: Triton's interpreter where there is no GPU, and a garbage collector that is quick."""
+"""Set-up of all tests: Triton's interpreter where there is no GPU, and a garbage collector that is quick."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""What a run left on disk, checked against the schema of `metrics.json`."""
+"""Files of a run on disk, checked against the schema of `metrics.json`."""
 
 from __future__ import annotations
 

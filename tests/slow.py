@@ -60,7 +60,7 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Te
 def kivi_past(
     keys: Tensor, values: Tensor, *, bits: int, group: int, residual: int, sinks: int = 0, key_axis: str = "channel"
 ) -> tuple[Tensor, Tensor]:
-    """What KIVI holds of a past ``[B, H, T, D]``, dequantized; groups of `group` tokens and of `group` channels."""
+    """KIVI's contents of a past ``[B, H, T, D]``, dequantized; groups of `group` tokens and of `group` channels."""
     n = max(keys.shape[2] - sinks, 0)
     keys, values = keys.clone(), values.clone()
     for first in range(sinks, sinks + n - n % residual, group):

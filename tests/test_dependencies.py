@@ -1,4 +1,4 @@
-"""What is imported is declared, what is declared is imported; the versions of Python that are served are said once."""
+"""Imported packages are declared and declared ones imported; the supported versions of Python stand in one place."""
 
 from __future__ import annotations
 

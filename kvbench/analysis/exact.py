@@ -22,7 +22,7 @@ SPIKE = 10.0
 
 @dataclass(frozen=True)
 class Profile:
-    """How exact attention is distributed over tokens, for q queries of one layer.
+    """Distribution of exact attention over tokens, for q queries of one layer.
 
     A *spike* is a token whose probability is more than :data:`SPIKE` times the mean, that is, above ``SPIKE / n`` for a
     query that sees n tokens. LogQuant's Figure 1 shows such "high attention scores" without giving a threshold.

@@ -30,7 +30,7 @@ from kvbench.util.table import table
 
 @dataclass(frozen=True)
 class Row:
-    """What the roofline predicts for one model, method, batch size, prompt length and GPU: a row of the table.
+    """A row of the table: the roofline's prediction for one model, method, batch size, prompt length and GPU.
 
     Args:
         model: name of the model.

@@ -46,7 +46,7 @@ class Tier:
 
 @dataclass(frozen=True)
 class Layer:
-    """How a layer stores its tokens: runs of tokens in one format each, then the newest in full precision.
+    """Layout of a layer's tokens: runs of tokens in one format each, then the newest in full precision.
 
     Args:
         tiers: the runs, in the order in which they are stored.

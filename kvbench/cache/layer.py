@@ -42,7 +42,7 @@ from kvbench.errors import CacheError, NonFiniteError
 
 
 class Handle:
-    """What a layer's ``update`` returns to the model in place of key and value tensors.
+    """Handle that a layer's ``update`` returns to the model in place of key and value tensors.
 
     Only kvbench's attention can use it. Any other attempt to read it as a tensor raises CacheError.
 

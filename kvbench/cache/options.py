@@ -11,7 +11,7 @@ Backend = Literal["auto", "stock"]
 
 @dataclass(frozen=True)
 class Options:
-    """Which kernels serve a cache, and how its prompt is computed; ``cache.options = Options(...)`` sets them.
+    """Choice of kernels and of the prefill of a cache; ``cache.options = Options(...)`` sets it.
 
     Args:
         kernels: kernel that computes attention in decode steps. ``auto``: the fastest that can serve the step, or

@@ -46,7 +46,7 @@ class Policy(Protocol[L]):
 
     @property
     def observe_prompt(self) -> int:
-        """Which attention probabilities over the prompt the method needs; :meth:`place` receives them as `scores`.
+        """Attention probabilities over the prompt that the method needs; :meth:`place` receives them as `scores`.
 
         0: none. n > 0: those of the prompt's last n tokens as queries. -1: for each prompt token, the sum of the
         probabilities that all queries give it.

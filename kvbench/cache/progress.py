@@ -83,7 +83,7 @@ class Padding:
 
 @dataclass
 class Prefill:
-    """How far the prefill of a cache has come, and what is known about its prompts.
+    """Progress of a cache's prefill, with the known facts about its prompts.
 
     Args:
         prompts: the prompts for which the caller made the cache; None if only the attention mask shows their padding.

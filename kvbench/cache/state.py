@@ -19,7 +19,7 @@ from kvbench.errors import CacheError
 
 
 class LayerState:
-    """What one layer of a cache holds: its stores, the positions of their tokens, and counts.
+    """State of one layer of a cache: its stores, the positions of their tokens, and counts.
 
     :class:`kvbench.cache.layer.KVLayer` adds prefill, decoding and rollback.
 

@@ -33,7 +33,7 @@ class Codebook:
 
 @dataclass
 class SideFit:
-    """What was fitted to the keys or to the values of a layer.
+    """Parameters fitted to the keys or to the values of a layer.
 
     Args:
         thresholds: upper and lower outlier threshold of each key channel, fp16 ``[2, C]``; None for values.

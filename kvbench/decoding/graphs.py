@@ -103,7 +103,7 @@ class Captured:
 
     @property
     def stepping(self) -> str:
-        """How steps are run, for results: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
+        """Text for results on how steps run: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
         if not self.compile:
             return "graph"
         layers = compiled.decoder_layers(self.step.model)

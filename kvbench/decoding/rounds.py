@@ -145,7 +145,7 @@ class CapturedDrafter(Drafter):
 
     @property
     def stepping(self) -> str:
-        """How passes are run, for results: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
+        """Text for results on how passes run: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
         return "graph (not compiled: the draft has weights of its own)" if self.refused else self.draft.stepping
 
     @property

@@ -9,7 +9,7 @@ from kvbench.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class HubSource:
-    """Where a data set's files are on the hub: repository, revision and path.
+    """Place of a data set's files on the hub: repository, revision and path.
 
     Args:
         hub_id: name of the dataset repository, for example ``zai-org/LongBench``; None if the data is only local.

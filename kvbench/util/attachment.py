@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class Placement:
-    """Where a model's weights are: on which devices, and split over which processes; recorded when it is loaded.
+    """Placement of a model's weights: on which devices, and split over which processes; recorded when it is loaded.
 
     Args:
         team: the processes that hold a slice of the model each, for tensor parallelism
@@ -27,7 +27,7 @@ class Placement:
 
 @dataclass
 class Attachment:
-    """What kvbench stores on a model object, as ``model._kvbench``.
+    """State that kvbench stores on a model object, as ``model._kvbench``.
 
     ``method.detach(model)`` removes all of it except the placement.
 

@@ -11,7 +11,7 @@ from kvbench.tasks.mini.draft import Draft, Setting
 
 @dataclass(frozen=True)
 class Entry:
-    """How one task of `mini` is generated and scored.
+    """Generator and scores of one task of `mini`.
 
     Args:
         make: function that generates the task's part of a sample (a draft): the texts that hold the answers, and the

@@ -39,7 +39,7 @@ class Question:
 
 @dataclass
 class Draft:
-    """What a task generates for a sample: texts with the answers (records) and questions about them, but no filler.
+    """Content of a sample without its filler: texts with the answers (records), and questions about them.
 
     Args:
         style: key in :data:`kvbench.tasks.mini.templates.WRAPPERS` of the instructions around the context.
@@ -74,7 +74,7 @@ class Writer(Protocol):
 
 @dataclass
 class Setting:
-    """What a task gets to generate one sample: its random numbers, its length, and whether it is for training.
+    """Input from which a task generates one sample: its random numbers, its length, and whether it is for training.
 
     Args:
         rng: the sample's own stream of random numbers.
