@@ -182,6 +182,8 @@ def test_the_exponent_of_spikes():
     noisy = np.stack([visible / np.maximum(distances, 1) * random.uniform(0.5, 1.5, 7) for _ in range(8)])
     whole, error = spikes.jackknifed(noisy, np.stack([visible] * 8), distances)
     assert 0 < error < 0.5 and abs(whole + 1) < 4 * error
+    without = [spikes.exponent_of(np.delete(noisy, i, 0).sum(0), 7 * visible, distances) for i in range(8)]
+    assert error == pytest.approx(math.sqrt(7) * np.std(without))  # n = 8
     assert math.isnan(spikes.jackknifed(noisy[:1], visible[None], distances)[1])
 
 

@@ -86,6 +86,13 @@ def test_the_presets_own_checkpoint_keeps_the_presets_rules(tmp_path: Path) -> N
     assert base["chat"] == "template"  # of the same architecture, with a template where the preset has none
 
 
+def test_a_longer_context_than_the_presets_has_no_limit_of_prompts(tmp_path: Path) -> None:
+    numbers = {**of_preset("llama2-7b-chat"), "max_position_embeddings": 8192}
+    place = folder(tmp_path / "my-llama", chat=True, **numbers)
+    model = composed("model=llama2-7b-chat", f"model.path={place}")["model"]
+    assert (model["max_length"], model["prompt_limit"], model["dtype"]) == (8192, None, "float16")
+
+
 def test_a_data_sets_limit_for_the_preset_counts_for_its_checkpoint_alone(tmp_path: Path) -> None:
     rules = PromptRules(limits={"llama3-8b-instruct": 77}, limit=5)
     sample = Sample(id="a", task="t", prompt="p", answers=(), max_new_tokens=1, rules=rules)
