@@ -158,10 +158,11 @@ class KVCache(Cache):
         asking = sys._getframe(1).f_globals.get("__name__") if speculation is not None else None
         if speculation is not None and asking == "transformers.generation.utils" and not self.said_slow:
             self.said_slow = True
+            drafts = f"up to {speculation.most}" if speculation.gamma == "auto" else speculation.gamma
             warnings.warn(
                 "transformers' own generate() does not speculate: it generates one token per step, "
                 "although this cache's method "
-                f"drafts {speculation.gamma} tokens per round. Use `from kvbench.decoding.custom import "
+                f"drafts {drafts} tokens per round. Use `from kvbench.decoding.custom import "
                 "custom_generate` and "
                 "model.generate(..., past_key_values=cache, custom_generate=custom_generate)",
                 stacklevel=2,

@@ -252,7 +252,15 @@ def _method(method: Mapping[str, Any], quantizer: Mapping[str, Any], model: Mode
 
 def _combinations(checked: RunConfig) -> None:
     """Raise ConfigError for values of different groups that contradict each other."""
-    model, decoding = checked.model, checked.decoding
+    model, decoding, method = checked.model, checked.decoding, checked.method
+    if method.meaningless is not None and not checked.task.times_only:
+        raise ConfigError(
+            method.meaningless,
+            getattr(method, method.meaningless.rpartition(".")[2]),
+            f"makes the generated text meaningless, so that nothing can be scored on dataset={checked.task.name}",
+            allowed="null, or a data set on which only times and memory are measured",
+            hint="add dataset=efficiency/tpot model.weights=random",
+        )
     for key, new in (
         ("decoding.max_new_tokens", decoding.max_new_tokens),
         ("dataset.max_new_tokens", getattr(checked.task, "max_new_tokens", None)),

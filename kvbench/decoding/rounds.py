@@ -132,7 +132,7 @@ class CapturedDrafter(Drafter):
         capture: bool = True,
     ) -> None:
         super().__init__(model, cache, speculation)
-        device, gamma = model.get_input_embeddings().weight.device, speculation.gamma
+        device, gamma = model.get_input_embeddings().weight.device, speculation.most
         upper = speculation.draft == "upper"
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         draft = Draft(model, self.cache, batch, gamma, how, vocabulary, device, upper)
@@ -161,7 +161,7 @@ class CapturedDrafter(Drafter):
         Raises:
             NotCaptured: one of the passes cannot be captured.
         """
-        for captured, tokens in ((self.draft, 1), (self.target_pass, self.speculation.gamma + 1)):
+        for captured, tokens in ((self.draft, 1), (self.target_pass, self.speculation.most + 1)):
             step = captured.step
             step.cache.settle()
             starts = torch.tensor(step.cache.progress.padding.starts or [0] * len(step.tokens), device=step.device)
@@ -176,7 +176,7 @@ class CapturedDrafter(Drafter):
         Args:
             limits: maximum number of drafts to accept in each row; not used.
         """
-        return self.speculation.gamma
+        return self.speculation.most
 
     def propose(
         self,

@@ -37,6 +37,9 @@ class Round:
             was left until its limit.
         accepted: number of drafts that each row accepted.
         emitted: number of tokens that each row gained, the end-of-sequence token included.
+        draft_seconds: duration of all drafts of the round; None: not measured apart.
+        verify_seconds: duration of the verification; None: not measured apart.
+        flush_seconds: duration of packing or dropping tokens before the round; None: not measured apart.
     """
 
     seconds: float
@@ -44,6 +47,9 @@ class Round:
     drafted: list[int]
     accepted: list[int]
     emitted: list[int]
+    draft_seconds: float | None = None
+    verify_seconds: float | None = None
+    flush_seconds: float | None = None
 
 
 @torch.inference_mode()
@@ -88,7 +94,7 @@ def decode(
     width = cache.get_seq_length()
     while any(n and not ended for n, ended in zip(left, stopping.ended, strict=True)):
         active = [n > 0 and not ended for n, ended in zip(left, stopping.ended, strict=True)]
-        limits = [min(speculation.gamma, n - 1) if on else 0 for n, on in zip(left, active, strict=True)]
+        limits = [min(speculation.most, n - 1) if on else 0 for n, on in zip(left, active, strict=True)]
         started, recorded = now(token), drafter.seconds
         token = token.masked_fill(~torch.tensor(active, device=token.device), pad_token_id)
         token, done = _round(drafter, token, active, limits, stopping, sampling, generators)

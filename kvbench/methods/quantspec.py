@@ -18,7 +18,7 @@ from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.base import SIDES, Method, Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.recency import RecencyMethod
-from kvbench.methods.speculation import OWN_VIEWS, Speculation, Weights
+from kvbench.methods.speculation import AUTO, OWN_VIEWS, Speculation, Weights
 from kvbench.util.requirements import Package
 from kvbench.util.schema import bounded
 
@@ -55,6 +55,9 @@ class QuantSpec(RecencyMethod):
 
     Args:
         gamma: tokens drafted per round (paper: 1 to 6, chosen by search). 0: no speculation; the target alone decodes.
+            ``auto``: 1 to 8, chosen for each round from measured times and the running acceptance
+            (:class:`kvbench.decoding.gamma.Gamma`). The target's greedy tokens do not depend on the choice, but the
+            choice depends on the machine, and sampled tokens differ from run to run.
         draft: cache that the draft reads. ``upper``: the upper nibbles of the target's cache (QuantSpec). ``full``:
             both nibbles of it, to isolate the effect of the draft's weights (Fig. 5). The name of another method
             (``streamingllm`` and ``snapkv``, which are the paper's baselines, or ``kivi``, ``logquant``, ...): a second
@@ -68,14 +71,19 @@ class QuantSpec(RecencyMethod):
             with which the paper's sparse baselines verify their drafts.
         sensitive_layers: L_S, number of first layers whose keys and values stay in full precision for target and draft;
             less than the model's number of layers.
+        forced_acceptance: probability with which each draft is accepted, by chance and independently of its token, to
+            measure the speed at a certain acceptance with random weights. The text is then meaningless, so that only
+            the data sets of times and memory (``dataset=efficiency``) accept it. None: drafts are accepted by
+            comparison with the target.
     """
 
-    gamma: int = bounded(4, minimum=0, maximum=64)
+    gamma: int | Literal["auto"] = bounded(4, minimum=0, maximum=64)
     draft: str = "upper"
     draft_options: Any = None
     draft_weights: Weights = "same"
     target: Literal["int8", "fp16"] = "int8"
     sensitive_layers: int = bounded(0, minimum=0)
+    forced_acceptance: float | None = bounded(None, minimum=0.0, maximum=1.0)
 
     @property
     def G(self) -> int:
@@ -86,11 +94,32 @@ class QuantSpec(RecencyMethod):
     @property
     def speculation(self) -> Speculation | None:
         """Settings of speculative decoding; None for ``gamma=0``."""
-        return Speculation(gamma=self.gamma, draft=self.draft, weights=self.draft_weights) if self.gamma else None
+        if not self.gamma:
+            return None
+        return Speculation(
+            gamma=self.gamma, draft=self.draft, weights=self.draft_weights, forced=self.forced_acceptance
+        )
+
+    @property
+    def _longest(self) -> int:
+        """Largest number of tokens drafted in a round."""
+        return max(AUTO) if self.gamma == "auto" else self.gamma
+
+    @property
+    def meaningless(self) -> str | None:
+        """Setting that makes generated text meaningless: ``method.forced_acceptance``; None if it is not set."""
+        return None if self.forced_acceptance is None else "method.forced_acceptance"
 
     def alone(self) -> QuantSpec:
         """Return the method with the same target but no draft, for perplexity, which generates no tokens."""
-        return replace(self, gamma=0)
+        return replace(self, gamma=0, forced_acceptance=None)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the hyper-parameters by name; `forced_acceptance` only if it is set, so that older run ids hold."""
+        named = super().hyperparameters()
+        if self.forced_acceptance is None:
+            del named["forced_acceptance"]
+        return named
 
     @property
     def needs_prompts(self) -> bool:  # type: ignore[override]
@@ -163,12 +192,20 @@ class QuantSpec(RecencyMethod):
                 name,
                 "does not have keys grouped per channel and values grouped per token, as quantspec requires (sec. 4.2)",
             )
-        if self.gamma >= self.G:
+        if self._longest >= self.G:
             raise ConfigError(
                 "method.gamma",
                 self.gamma,
-                f"must be smaller than half of the double buffer, quantizer.key.group_size={self.G}",
+                f"must be smaller than half of the double buffer, quantizer.key.group_size={self.G}"
+                + (f"; auto chooses from 1 to {self._longest}" if self.gamma == "auto" else ""),
                 allowed=f"0 to {self.G - 1}",
+            )
+        if self.forced_acceptance is not None and not self.gamma:
+            raise ConfigError(
+                "method.forced_acceptance",
+                self.forced_acceptance,
+                "has no effect with method.gamma=0, which drafts nothing",
+                hint="method.gamma=4",
             )
         super().check_rule()
 
@@ -330,8 +367,8 @@ class QuantSpec(RecencyMethod):
         layer that packs no tokens, it has room for all tokens instead.
         """
         if not self.packs(layer.index, None):
-            return self.full(layer, side, capacity=layer.expected_length() + self.gamma + 1)
-        return self.full(layer, side, capacity=2 * self.G + self.gamma + 1, slack=0)
+            return self.full(layer, side, capacity=layer.expected_length() + self._longest + 1)
+        return self.full(layer, side, capacity=2 * self.G + self._longest + 1, slack=0)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
         """Predict the bytes of one layer for one sequence.

@@ -70,6 +70,11 @@ class Traits:
         return False
 
     @property
+    def meaningless(self) -> str | None:
+        """Dotted key of the setting that makes the generated text meaningless, so that only times count; or None."""
+        return None
+
+    @property
     def speculation(self) -> Speculation | None:
         """Settings of speculative decoding; None for plain decoding with one token per step."""
         return None

@@ -116,6 +116,9 @@ def is_baseline(config: Mapping[str, Any]) -> bool:
 def short_name(config: Mapping[str, Any]) -> str:
     """Return the names of method and quantizer as tables show them, for example ``kivi int2``.
 
+    Speculation with a forced acceptance, whose text is meaningless, is labelled so: ``quantspec (forced acceptance
+    0.9)``.
+
     Args:
         config: the configuration. The method's name is that of its preset (``method.preset``, which the command line
             sets); without a preset, it is the name of the module that defines the method.
@@ -124,7 +127,9 @@ def short_name(config: Mapping[str, Any]) -> str:
     name = target.rsplit(".", 2)[-2] if target.count(".") >= 2 else target.rsplit(".", 1)[-1].lower()
     name = str(preset or name)
     quantizer = (config.get("quantizer") or {}).get("name")
-    return name if quantizer in (None, "none") else f"{name} {quantizer}"
+    forced = config["method"].get("forced_acceptance")
+    label = "" if forced is None else f" (forced acceptance {forced:g})"
+    return name + label if quantizer in (None, "none") else f"{name} {quantizer}{label}"
 
 
 def content_digest(content: Any) -> str:

@@ -147,6 +147,8 @@ class Task:
     adaptive: ClassVar[bool] = False
     #: True if a run must not be spread over several processes
     single_process: ClassVar[bool] = False
+    #: True if only times and memory are measured, so that the content of the generated text does not matter
+    times_only: ClassVar[bool] = False
 
     def samples(self) -> Iterator[Sample]:
         """Yield all samples within the configured limit, in a fixed order."""

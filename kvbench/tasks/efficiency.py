@@ -58,6 +58,7 @@ class Efficiency(Task):
     scorer_version = 1
     adaptive = True
     single_process = True
+    times_only = True
 
     name: str = "efficiency"
     prompts: tuple[int, ...] = bounded((128, 512), minimum=SHORTEST, maximum=MOST_TOKENS)

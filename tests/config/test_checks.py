@@ -247,3 +247,21 @@ def test_launchers_are_packages_of_sweeps(machine, name, module, hint) -> None:
     machine.asked.clear()
     check_launcher("local", multirun=False)
     assert machine.asked == []
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        ({}, "method.forced_acceptance=0.9: makes the generated text meaningless, so that nothing can be scored on"),
+        ({"_target_": "kvbench.tasks.efficiency.Efficiency", "name": "efficiency"}, ""),
+    ],
+)
+def test_a_forced_acceptance_is_for_times_only(tmp_path: Any, dataset: dict[str, Any], said: str) -> None:
+    target, takes = "kvbench.methods.quantspec.QuantSpec", ["hierarchical"]
+    quantspec = {"_target_": target, "takes": takes, "forced_acceptance": 0.9, "gamma": "auto"}
+    form = {"bits": 8, "kind": "hierarchical"}
+    key, value = {**form, "group_size": 128, "axis": "channel"}, {**form, "group_size": "head_dim", "axis": "token"}
+    settings = config(tmp_path)
+    settings |= {"method": quantspec, "quantizer": {"name": "hierarchical", "key": key, "value": value}}
+    settings["dataset"] = dataset or settings["dataset"]
+    refused(lambda: check(settings), said)

@@ -122,6 +122,9 @@ def test_sensitive_layers_and_an_fp16_target_pack_nothing():
     ("options", "key"),
     [
         ({"gamma": 65}, "method.gamma"),
+        ({"gamma": "many"}, "method.gamma=many: must be a whole number or one of auto"),
+        ({"forced_acceptance": 1.5}, "method.forced_acceptance=1.5: must be at most 1"),
+        ({"forced_acceptance": 0.9, "gamma": 0}, "method.forced_acceptance=0.9: has no effect with method.gamma=0"),
         ({"draft": "kivvi"}, "method.draft=kivvi"),
         ({"draft": "kivi", "draft_options": {"residul": 64}}, "method.draft_options.residul"),
         ({"draft": "quantspec"}, "method.draft"),
@@ -182,6 +185,28 @@ def test_what_the_draft_was_calibrated_with_is_part_of_the_identity(tmp_path):
 def test_gamma_stays_below_the_group():
     with pytest.raises(ConfigError, match="gamma"):
         small(8, gamma=8)
+    with pytest.raises(ConfigError, match=r"method\.gamma=auto: .*group_size=8; auto chooses from 1 to 8"):
+        small(8, gamma="auto")
+
+
+def test_gamma_may_be_chosen_for_each_round():
+    settings, fixed = load_method("quantspec", gamma="auto").speculation, load_method("quantspec", gamma=3).speculation
+    assert (settings.gamma, settings.choices, settings.most) == ("auto", (1, 2, 3, 4, 5, 6, 7, 8), 8)
+    assert (fixed.gamma, fixed.choices, fixed.most) == (3, (3,), 3)
+    layer = KVCache(load_method("quantspec", gamma="auto"), 1).layers[0]
+    zoo.feed(layer, *zoo.random_kv(255, channels=16))
+    room = layer.stores()[0].segments[-1].capacity
+    assert room == 2 * 128 + 8 + 1  # the double buffer, and the longest round
+
+
+def test_forced_acceptance_is_for_times_only():
+    method = load_method("quantspec", forced_acceptance=0.9)
+    assert method.speculation.forced == 0.9 and method.meaningless == "method.forced_acceptance"
+    assert method.hyperparameters()["forced_acceptance"] == 0.9
+    plain = load_method("quantspec")
+    assert plain.speculation.forced is None and plain.meaningless is None
+    assert "forced_acceptance" not in plain.hyperparameters()  # run ids from before the option hold
+    assert method.alone().forced_acceptance is None
 
 
 def test_what_the_draft_needs_is_asked_for_before_a_run(monkeypatch):

@@ -88,6 +88,8 @@ def test_a_local_checkpoint_counts_by_content_not_by_place(tmp_path):
 def test_names_for_people():
     assert short_name(config("r", "kivi")) == "kivi int2"
     assert short_name(config("r", "fp16")) == "fp16"
+    forced = config("r", method={"preset": "quantspec", "forced_acceptance": 0.9}, quantizer={"name": "none"})
+    assert short_name(forced) == "quantspec (forced acceptance 0.9)"
 
 
 def checkpoint(folder, content=b"weights", place=None, size=40 << 20):
