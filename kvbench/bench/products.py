@@ -15,8 +15,8 @@ from torch import Tensor
 from kvbench.bench import ceiling, report
 from kvbench.bench.choices import shape_of
 from kvbench.bench.clock import Time, copies, replayed
-from kvbench.decoding import matvec
 from kvbench.errors import KvbenchError
+from kvbench.linear import matvec
 from kvbench.profiling.roofline import Shape
 from kvbench.util.table import table
 

@@ -3,7 +3,7 @@
 At batch 1, a stock forward pass spends a third of a step in dozens of small kernels per layer: norms, RoPE,
 activations. Each decoder layer is compiled separately by ``torch.compile``, with attention as one opaque operation, so
 that all layers share one compilation, which takes seconds. With a single row, linear layers are matrix-vector products.
-In 16 bits these use a dedicated kernel (:mod:`kvbench.decoding.matvec`), and layers that read the same input (queries,
+In 16 bits these use a dedicated kernel (:mod:`kvbench.linear.matvec`), and layers that read the same input (queries,
 keys, values; gate and up) become one product with a joint weight.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvbench.decoding import matvec
+from kvbench.linear import matvec
 
 #: linear layers of one module that read the same input
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))

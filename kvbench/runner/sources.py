@@ -44,10 +44,7 @@ SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "decoding": (
         ("kvbench.decoding",),
-        tuple(
-            f"kvbench.decoding.{name}"
-            for name in ("captured", "graphs", "compiled", "replay", "matvec", "matvec_kernel", "step")
-        ),
+        tuple(f"kvbench.decoding.{name}" for name in ("captured", "graphs", "compiled", "replay", "step")),
     ),
     "runner": (
         ("kvbench.runner",),
@@ -63,8 +60,8 @@ SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "kvbench.cache.kernels",
             "kvbench.attention.triton",
             "kvbench.attention.cuda",
-            *(f"kvbench.decoding.{name}" for name in ("captured", "graphs", "compiled", "replay", "matvec")),
-            *(f"kvbench.decoding.{name}" for name in ("matvec_kernel", "step")),
+            "kvbench.linear",
+            *(f"kvbench.decoding.{name}" for name in ("captured", "graphs", "compiled", "replay", "step")),
         ),
         (),
     ),

@@ -82,13 +82,6 @@ def test_a_configuration_is_the_fastest_that_fits() -> None:
     ]  # fmt: skip
 
 
-def test_a_call_of_the_driver_gives_its_value_or_raises() -> None:
-    fine, failed = SimpleNamespace(value=0), SimpleNamespace(value=700)
-    assert cuda_build.ask((fine, 5)) == 5 and cuda_build.ask((fine,)) == () and cuda_build.ask((fine, 1, 2)) == (1, 2)
-    with pytest.raises(RuntimeError, match="CUDA: namespace"):
-        cuda_build.ask((failed, 5))
-
-
 def test_the_source_is_all_of_its_files_in_order() -> None:
     text = cuda_build.source()
     assert text.index("struct Args") < text.index("decode(") and len(cuda_build.PARTS) == 8

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from kvbench.attention import fused, phases
-from kvbench.decoding import compiled, graphs, matvec
+from kvbench.decoding import compiled, graphs
 from kvbench.decoding.autoregressive import decode
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.step import Step
 from kvbench.decoding.stopping import Stopping
+from kvbench.linear import matvec
 from kvbench.methods import load_method
 from tests import zoo
 from tests.decoding.recorded_oracle import Oracle, part

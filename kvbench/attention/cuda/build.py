@@ -1,24 +1,18 @@
 """Compilation of the CUDA decode kernel for a configuration (:class:`Build`), by nvrtc, once per machine.
 
-nvrtc comes with every CUDA build of torch and compiles the kernel in about a second; neither nvcc nor a host compiler
-is needed. The machine code is kept in the user's cache folder.
+The module :mod:`kvbench.util.nvrtc` compiles, loads and launches it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import hashlib
-import os
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from kvbench.attention.phases import Format
-from kvbench.util import atomic
+from kvbench.util import nvrtc
 
 KINDS = {"full": 0, "affine": 1, "atom": 2, "hierarchical": 3}
 AXES = {"": 0, "channel": 0, "token": 1}
@@ -185,17 +179,12 @@ def build(
     return candidate
 
 
-class Kernel:
+class Kernel(nvrtc.Function):
     """The CUDA kernel, compiled for one configuration and loaded on one device.
 
     Args:
         build: configuration to compile.
         device: index of the GPU to load the kernel on.
-
-    Attributes:
-        registers: number of registers per thread.
-        spilled: bytes of local memory per thread, needed for what does not fit into registers.
-        resident: number of CTAs of this kernel that the whole GPU can run at once.
 
     Raises:
         RuntimeError: nvrtc or the driver reported an error, which the message contains.
@@ -203,103 +192,7 @@ class Kernel:
 
     def __init__(self, build: Build, device: int) -> None:
         self.build = build
-        major, minor = torch.cuda.get_device_capability(device)
-        binary = compiled(build.macros() + source(), f"sm_{major}{minor}")
-        with torch.cuda.device(device):  # a module belongs to the context that is current when it is loaded
-            self._load(binary, device)
-
-    def _load(self, binary: bytes, device: int) -> None:
-        from cuda.bindings import driver
-
-        build = self.build
-        self.module = ask(driver.cuModuleLoadData(binary))
-        self.function = ask(driver.cuModuleGetFunction(self.module, b"decode"))
-        attribute = driver.CUfunction_attribute
-        ask(
-            driver.cuFuncSetAttribute(
-                self.function, attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, build.shared
-            )
-        )
-        self.registers = ask(driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, self.function))
-        self.spilled = ask(driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, self.function))
-        fit = ask(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, build.warps * 32, build.shared))
-        self.resident = fit * torch.cuda.get_device_properties(device).multi_processor_count
-        self._launch = driver.cuLaunchKernel
-
-    def launch(self, grid: tuple[int, int, int], arguments: bytes, stream: int) -> None:
-        """Launch the kernel on a CUDA stream.
-
-        Args:
-            grid: numbers of CTAs in the three dimensions of the grid.
-            arguments: bytes of the kernel's only argument, ``struct Args`` in ``cuda/header.cuh``.
-            stream: handle of the CUDA stream.
-
-        Raises:
-            RuntimeError: the driver reported an error, which the message names.
-        """
-        buffer = ctypes.create_string_buffer(arguments, len(arguments))
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
-        ask(
-            self._launch(
-                self.function,
-                *grid,
-                self.build.warps * 32,
-                1,
-                1,
-                self.build.shared,
-                stream,
-                ctypes.addressof(pointers),
-                0,
-            )
-        )
-
-
-def compiled(source: str, architecture: str) -> bytes:
-    """Return the machine code (cubin) of CUDA source, compiled by nvrtc or read from the cache on disk.
-
-    Args:
-        source: CUDA source text, including macro definitions.
-        architecture: GPU architecture, such as ``sm_90``.
-
-    Raises:
-        RuntimeError: nvrtc could not compile the source; the message contains its log.
-    """
-    from cuda.bindings import nvrtc
-
-    options = [f"--gpu-architecture={architecture}", "--std=c++17", "-default-device"]
-    words = "\n".join([repr(nvrtc.nvrtcVersion()), *options, source])
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = base / "kvbench" / "kernels" / f"{hashlib.sha256(words.encode()).hexdigest()[:32]}.cubin"
-    if path.is_file():
-        return path.read_bytes()
-    program = ask(nvrtc.nvrtcCreateProgram(source.encode(), b"decode.cu", 0, [], []))
-    if nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])[0].value:
-        log = bytearray(ask(nvrtc.nvrtcGetProgramLogSize(program)))
-        nvrtc.nvrtcGetProgramLog(program, log)
-        raise RuntimeError(f"nvrtc could not compile the decode kernel: {log.decode(errors='replace')}")
-    binary = bytearray(ask(nvrtc.nvrtcGetCUBINSize(program)))
-    ask(nvrtc.nvrtcGetCUBIN(program, binary))
-    with contextlib.suppress(OSError):  # without a writable cache, the next process compiles again, for a second
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(path, bytes(binary))
-    return bytes(binary)
-
-
-def ask(answer: tuple[Any, ...]) -> Any:
-    """Unwrap the result of a cuda.bindings call: drop its error code, and raise if that reports a failure.
-
-    Args:
-        answer: the tuple that the call returned: (error, value, ...).
-
-    Returns:
-        The value if there is exactly one, else a tuple of all values.
-
-    Raises:
-        RuntimeError: the call failed; the message names the error.
-    """
-    if answer[0].value:
-        raise RuntimeError(f"CUDA: {answer[0]!r}")
-    return answer[1] if len(answer) == 2 else answer[1:]
+        super().__init__(build.macros() + source(), "decode", device, build.warps * 32, build.shared)
 
 
 @cache

@@ -16,6 +16,7 @@ from torch import Tensor
 from kvbench.attention.cuda.build import Signature, kernel
 from kvbench.attention.phases import Part, Work
 from kvbench.cache.segments.layout import TILE
+from kvbench.util.nvrtc import missing as available
 
 LOG2E = math.log2(math.e)
 #: largest number of (sequence, KV head) pairs: CUDA's limit on the second and third dimension of a grid
@@ -23,19 +24,6 @@ LINES = 65535
 
 
 @cache
-def available() -> str | None:
-    """Return the reason why this machine cannot compile or run the kernel, or None if it can."""
-    try:
-        from cuda.bindings import driver, nvrtc  # noqa: F401
-    except ImportError:
-        return "the package cuda-bindings is not installed"
-    if not torch.cuda.is_available():
-        return "there is no GPU"
-    if torch.cuda.get_device_capability() < (8, 0):
-        return "the GPU is older than sm_80"
-    return None
-
-
 def refuses(query: Tensor, work: Work) -> str | None:
     """Return why this kernel cannot compute the attention of a decode step, or None if it can.
 

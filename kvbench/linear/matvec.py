@@ -2,7 +2,7 @@
 
 Such a product takes as long as reading its matrix. The compiler chooses among its own kernels by timing them, so the
 choice differs between processes: a step took 8.2 ms in one process and 0.44 ms more in another. The kernels of
-libraries are optimised for many rows. The kernel here (:mod:`kvbench.decoding.matvec_kernel`) has fixed block shapes
+libraries are optimised for many rows. The kernel here (:mod:`kvbench.linear.matvec_kernel`) has fixed block shapes
 and requests everything that a program reads before it sums (``python -m kvbench.bench products``;
 results/h200/README.md). Products in fp32, and those that it cannot compute (:func:`served`), go to torch's library.
 """
@@ -112,7 +112,7 @@ def compiles(dtype: torch.dtype, rows: int, columns: int, bias: bool, device: to
 
 def launch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute a product with kvbench's kernel and return it; the arguments must be valid for :func:`served`."""
-    from kvbench.decoding.matvec_kernel import product
+    from kvbench.linear.matvec_kernel import product
 
     rows, columns = weight.shape
     own_rows, block, warps = shape(columns)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import library
 
-from kvbench.decoding import matvec
+from kvbench.linear import matvec
 from tests.attention.interpreter import require
 
 SIZES = [(8, 64), (7, 96), (1, 8), (33, 40)]

@@ -1,0 +1,144 @@
+"""Compilation of CUDA source by nvrtc, once per machine, and launches of the compiled functions.
+
+nvrtc comes with every CUDA build of torch and compiles a kernel in about a second; neither nvcc nor a host compiler is
+needed. The machine code is kept in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvbench.util import atomic
+
+#: options of nvrtc in addition to the architecture
+OPTIONS = ("--std=c++17", "-default-device")
+
+
+def missing() -> str | None:
+    """Return the reason why this machine cannot compile or run CUDA kernels, or None if it can."""
+    try:
+        from cuda.bindings import driver, nvrtc  # noqa: F401
+    except ImportError:
+        return "the package cuda-bindings is not installed"
+    if not torch.cuda.is_available():
+        return "there is no GPU"
+    if torch.cuda.get_device_capability() < (8, 0):
+        return "the GPU is older than sm_80"
+    return None
+
+
+class Function:
+    """A CUDA function (kernel), compiled and loaded on one device.
+
+    Args:
+        source: CUDA source text, including macro definitions.
+        name: name of the function, declared ``extern "C"``.
+        device: index of the GPU to load the function on.
+        threads: number of threads of a CTA.
+        shared: bytes of dynamic shared memory of a CTA.
+
+    Attributes:
+        registers: number of registers per thread.
+        spilled: bytes of local memory per thread, needed for what does not fit into registers.
+        fit: number of CTAs that a multiprocessor can run at once.
+        resident: number of CTAs that the whole GPU can run at once.
+
+    Raises:
+        RuntimeError: nvrtc or the driver reported an error, which the message contains.
+    """
+
+    def __init__(self, source: str, name: str, device: int, threads: int, shared: int) -> None:
+        self.threads, self.shared = threads, shared
+        major, minor = torch.cuda.get_device_capability(device)
+        binary = compiled(source, f"sm_{major}{minor}", name)
+        with torch.cuda.device(device):  # a module belongs to the context that is current when it is loaded
+            self._load(binary, name, device)
+
+    def _load(self, binary: bytes, name: str, device: int) -> None:
+        from cuda.bindings import driver
+
+        self.module = ask(driver.cuModuleLoadData(binary))
+        self.function = ask(driver.cuModuleGetFunction(self.module, name.encode()))
+        attribute = driver.CUfunction_attribute
+        most = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        ask(driver.cuFuncSetAttribute(self.function, most, self.shared))
+        self.registers = ask(driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, self.function))
+        self.spilled = ask(driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, self.function))
+        self.fit = ask(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, self.threads, self.shared))
+        self.resident = self.fit * torch.cuda.get_device_properties(device).multi_processor_count
+        self._launch = driver.cuLaunchKernel
+
+    def launch(self, grid: tuple[int, int, int], arguments: bytes, stream: int) -> None:
+        """Launch the function on a CUDA stream.
+
+        Args:
+            grid: numbers of CTAs in the three dimensions of the grid.
+            arguments: bytes of the function's only argument, a struct.
+            stream: handle of the CUDA stream.
+
+        Raises:
+            RuntimeError: the driver reported an error, which the message names.
+        """
+        buffer = ctypes.create_string_buffer(arguments, len(arguments))
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
+        ask(
+            self._launch(
+                self.function, *grid, self.threads, 1, 1, self.shared, stream, ctypes.addressof(pointers), 0
+            )
+        )  # fmt: skip
+
+
+def compiled(source: str, architecture: str, name: str = "kernel") -> bytes:
+    """Return the machine code (cubin) of CUDA source, compiled by nvrtc or read from the cache on disk.
+
+    Args:
+        source: CUDA source text, including macro definitions.
+        architecture: GPU architecture, such as ``sm_90``.
+        name: name of the kernel, for messages.
+
+    Raises:
+        RuntimeError: nvrtc could not compile the source; the message contains its log.
+    """
+    from cuda.bindings import nvrtc
+
+    options = [f"--gpu-architecture={architecture}", *OPTIONS]
+    words = "\n".join([repr(nvrtc.nvrtcVersion()), *options, source])
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = base / "kvbench" / "kernels" / f"{hashlib.sha256(words.encode()).hexdigest()[:32]}.cubin"
+    if path.is_file():
+        return path.read_bytes()
+    program = ask(nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []))
+    if nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])[0].value:
+        log = bytearray(ask(nvrtc.nvrtcGetProgramLogSize(program)))
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise RuntimeError(f"nvrtc could not compile the {name} kernel: {log.decode(errors='replace')}")
+    binary = bytearray(ask(nvrtc.nvrtcGetCUBINSize(program)))
+    ask(nvrtc.nvrtcGetCUBIN(program, binary))
+    with contextlib.suppress(OSError):  # without a writable cache, the next process compiles again, for a second
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write(path, bytes(binary))
+    return bytes(binary)
+
+
+def ask(answer: tuple[Any, ...]) -> Any:
+    """Unwrap the result of a cuda.bindings call: drop its error code, and raise if that reports a failure.
+
+    Args:
+        answer: the tuple that the call returned: (error, value, ...).
+
+    Returns:
+        The value if there is exactly one, else a tuple of all values.
+
+    Raises:
+        RuntimeError: the call failed; the message names the error.
+    """
+    if answer[0].value:
+        raise RuntimeError(f"CUDA: {answer[0]!r}")
+    return answer[1] if len(answer) == 2 else answer[1:]
