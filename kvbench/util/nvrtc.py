@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from kvbench.util import atomic
 OPTIONS = ("--std=c++17", "-default-device")
 
 
+@cache
 def missing() -> str | None:
     """Return the reason why this machine cannot compile or run CUDA kernels, or None if it can."""
     try:

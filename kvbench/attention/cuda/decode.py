@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ LOG2E = math.log2(math.e)
 LINES = 65535
 
 
-@cache
 def refuses(query: Tensor, work: Work) -> str | None:
     """Return why this kernel cannot compute the attention of a decode step, or None if it can.
 
