@@ -303,11 +303,13 @@ class Case:
             tpot, expected = plain.tpot_s, plain.expected_tpot_s
         else:
             light, extra = draft_weights(shape, weights, plan.weights)
-            plain = self.step("target", weights, plan.gamma + 1)
-            draft, yields = self.step("draft", light), accepted(args.acceptance, plan.gamma)
+            draft, rounds = self.step("draft", light), []
+            for gamma in plan.choices:  # auto: the fastest of them
+                checked, yields = self.step("target", weights, gamma + 1), accepted(args.acceptance, gamma)
+                rounds.append(((gamma * draft.tpot_s + checked.tpot_s) / yields, gamma, checked, yields))
+            tpot, gamma, plain, yields = min(rounds, key=lambda round_: round_[:2])
             verify_s, draft_s = plain.tpot_s, draft.tpot_s
-            tpot = (plan.gamma * draft_s + verify_s) / yields
-            expected = (plan.gamma * draft.expected_tpot_s + plain.expected_tpot_s) / yields
+            expected = (gamma * draft.expected_tpot_s + plain.expected_tpot_s) / yields
         stored = self.kv("all", self.last).total
         most = max_batch(shape, stored, weights + extra, self.context, self.gpu, **self.parts())
         whole = replace(plain, tpot_s=tpot)
