@@ -26,7 +26,7 @@ GPU = "h200"
 #: tokens of a word of English, about
 TOKENS_PER_WORD = 1.35
 #: what kvbench.bench predict assumes unless it is told otherwise
-_ASSUMED = {"weight_bits": 16, "weight_group": 128, "acceptance": 0.9, "overhead_us": 0.0}
+_ASSUMED = {"weight_bits": 16, "weight_group": 128, "head_bits": None, "acceptance": 0.9, "overhead_us": 0.0}
 _ASSUMED |= {"prefill_chunk": None, "prefill_rows": "auto", "mlp_chunk": "auto"}
 
 

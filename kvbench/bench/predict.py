@@ -144,7 +144,13 @@ def add_parser(commands: Any) -> None:
         "--weight-group",
         type=number,
         default=128,
-        help="number of weights that share a scale and a minimum (below 16 bits)",
+        help="number of weights that share a scale and a zero point (below 16 bits)",
+    )
+    add(
+        "--head-bits",
+        type=int,
+        choices=[16],
+        help="16: lm_head has 16 bits, as with model.weights=int4 (default: --weight-bits, as with int4_all)",
     )
     add("--acceptance", type=share, default=0.9, help="probability that a drafted token is accepted (quantspec)")
     add(
@@ -296,7 +302,8 @@ class Case:
             fp16_s: TPOT of fp16 at the same point; None if this is the fp16 row.
         """
         args, shape = self.args, self.shape
-        weights = shape.weight_bytes(args.weight_bits, args.weight_group if args.weight_bits < 16 else None)
+        group = args.weight_group if args.weight_bits < 16 else None
+        weights = shape.weight_bytes(args.weight_bits, group, args.head_bits)
         plan, extra, draft_s, verify_s = self.method.speculation, 0, None, None
         if plan is None:
             plain = self.step("all", weights)
@@ -350,16 +357,25 @@ def draft_weights(shape: Shape, weights: int, which: str) -> tuple[int, int]:
         shape: dimensions of the model.
         weights: bytes of the target's weights.
         which: weights with a 4-bit copy: none (``same``), those of the feed-forward layers (``int4``), or those of all
-            linear layers of the decoder (``int4_all``). Every group of 128 such weights takes another 4 bytes for its
-            scale and zero point (:mod:`kvbench.models.int4`).
+            linear layers and lm_head (``int4_all``; a lm_head that shares the weights of the embedding table too, and
+            drafting then reads the copy instead of the table). Every group of 128 such weights takes another 4 bytes
+            for its scale and zero point (:mod:`kvbench.linear.int4`).
     """
     if which == "same":
         return weights, 0
-    part = 3 * shape.hidden * shape.intermediate * shape.layers if which == "int4" else shape.linear_elements
-    light = part // 2 + 4 * part // 128
+    exact = weights - 2 * (shape.other_elements + shape.head_elements)  # of all linear layers
+    if which == "int4_all":
+        light = _packed(shape.linear_elements + shape.head_elements)
+        return weights - exact - (2 * shape.head_elements if shape.tied else 0) + light, light
+    part = 3 * shape.hidden * shape.intermediate * shape.layers
     linear = shape.linear_elements + (0 if shape.tied else shape.head_elements)
-    exact = weights - 2 * (shape.other_elements + shape.head_elements)
+    light = _packed(part)
     return weights - round(exact * part / linear) + light, light
+
+
+def _packed(elements: int) -> int:
+    """Return the bytes of weights in 4 bits in groups of 128."""
+    return elements // 2 + 4 * elements // 128
 
 
 def rows(args: argparse.Namespace) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from kvbench.decoding.autoregressive import Generation
 from kvbench.decoding.speculative import Round
 from kvbench.decoding.speculative import figures as round_figures
 from kvbench.errors import ConfigError
+from kvbench.models.int4 import own_bytes, own_head
 from kvbench.profiling.device import device_name
 from kvbench.profiling.gpus import gpu_of
 from kvbench.profiling.roofline import Shape, predict
@@ -149,14 +151,14 @@ def predicted(
     if gpu is None:
         return None
     try:
-        shape = Shape.of(model.config.get_text_config(decoder=True))
+        shape = shape_of(model)
     except ConfigError:
         return None
     used = figures["kv_used"]["total"]
     prediction = predict(
         shape,
         used if held is None else (held + used) / 2,
-        sum(p.numel() * p.element_size() for p in model.parameters()),
+        own_bytes(model),
         batch,
         prompt,
         gpu,
@@ -193,10 +195,10 @@ def moved(model: Any, figures: Figures, read_rate: float | None = None) -> Figur
         models without a roofline (mixtures of experts), the dict is empty.
     """
     try:
-        shape = Shape.of(model.config.get_text_config(decoder=True))
+        shape = shape_of(model)
     except ConfigError:
         return {}
-    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    parameters = own_bytes(model)
     read_bytes = round(shape.bytes_read(parameters, model.dtype.itemsize) + figures["kv_used"]["total"])
     if figures.get("speculation"):
         return {"read_bytes": read_bytes}
@@ -217,6 +219,15 @@ def moved(model: Any, figures: Figures, read_rate: float | None = None) -> Figur
         "read_share": rate / ceiling["GB_s"] if ceiling else None,
         "over_roof": tpot_s / roof if roof else None,
     }
+
+
+def shape_of(model: Any) -> Shape:
+    """Return the dimensions of a model for the roofline. Raises ConfigError if the roofline does not cover the model.
+
+    An output head in 4 bits never shares the weights of the embedding table, whatever the model's configuration says.
+    """
+    shape = Shape.of(model.config.get_text_config(decoder=True))
+    return replace(shape, tied=False) if own_head(model) else shape
 
 
 def weight_bytes(model: Any) -> int:

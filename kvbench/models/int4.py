@@ -1,9 +1,9 @@
-"""4-bit weights for drafting, computed by rounding to nearest and kept in addition to the full-precision weights.
+"""Linear layers with 4-bit weights, as a model's own weights or as additional ones for drafting.
 
-QuantSpec drafts with 4-bit weights and verifies with the full-precision ones, so both stay in memory (Tiwari et al.
-2025, sec. 4; the authors' code has 4-bit weights in the feed-forward layers only). Products use torch's own
-``_weight_int4pack_mm``, without another library. Quantization is asymmetric, in groups of 128 input channels (64 or 32
-if 128 does not divide their number): ``w^ = (q - 8) s + z``.
+A model's own weights have 4 bits if its checkpoint is in 4 bits (:mod:`kvbench.models.quantized.unpack`), or if
+``model.weights`` asks for it (:mod:`kvbench.models.quantized.rounding`). QuantSpec drafts with 4-bit weights and
+verifies with the model's own, so both stay in memory (Tiwari et al. 2025, sec. 4; the authors' code has 4-bit weights
+in the feed-forward layers only). All of them are multiplied by :mod:`kvbench.linear.int4`.
 """
 
 from __future__ import annotations
@@ -16,85 +16,79 @@ import torch
 from torch import Tensor, nn
 
 from kvbench.errors import ModelError
+from kvbench.linear.int4 import Int4Weight, pack, product
+from kvbench.models.quantized.rounding import rounded
 from kvbench.util.attachment import attached, attachment
 
 Which = Literal["ffn", "all"]
-
-#: input channels that share a scale: the first that divides their number is used
-GROUPS = (128, 64, 32)
-#: tiles of 16 input channels that a CUDA lane reads at once: the first possible number is used
-INNER_K_TILES = (8, 4, 2)
+#: the hint of messages about 4-bit weights for drafting
+REMEDY = "set method.draft_weights=same"
 
 
 class Int4Linear(nn.Module):
     """A linear layer with 4-bit weights.
 
-    Args:
-        linear: the layer in full precision. Its weights ``[out, in]`` are quantized to 4 bits. Its bias is not copied:
-            both layers use the same tensor.
+    It has no attribute ``weight``: :attr:`int4` describes the packed weights.
 
-    Raises:
-        ModelError: `in` is not divisible by 32, or `out` is not divisible by 16.
+    Args:
+        rows: number of output channels.
+        columns: number of input channels.
+        bias: bias ``[out]``, in full precision; None: no bias.
+        weight: the weights; None: :meth:`fill` sets them later.
     """
 
-    packed: Tensor
-    scales: Tensor
+    codes: Tensor | None
+    groups: Tensor | None
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, rows: int, columns: int, bias: nn.Parameter | None, weight: Int4Weight | None = None) -> None:
         super().__init__()
-        rows, columns = linear.weight.shape
-        group = next((g for g in GROUPS if columns % g == 0), None)
-        if group is None or rows % 16:
-            raise ModelError(
-                f"a linear layer with {columns} input and {rows} output channels cannot have 4-bit weights: torch's "
-                f"int4 product needs input channels divisible by {min(GROUPS)} and output channels divisible by 16.\n"
-                "  hint: set method.draft_weights=same"
-            )
-        self.group, self.bias, self.on_cuda = group, linear.bias, linear.weight.is_cuda
-        # The product on CUDA accepts only bf16; on a CPU it accepts the model's dtype.
-        self.dtype = torch.bfloat16 if self.on_cuda else linear.weight.dtype
-        codes, scales = quantize(linear.weight.detach(), group, self.dtype)
-        self.register_buffer("scales", scales, persistent=False)
-        self.register_buffer("packed", self._pack(codes, columns), persistent=False)
+        self.out_features, self.in_features, self.group, self.dtype = rows, columns, 0, torch.float16
+        self.register_parameter("bias", bias)
+        for name in ("codes", "groups"):
+            self.register_buffer(name, None, persistent=False)
+        if weight is not None:
+            self.fill(weight)
 
-    def _pack(self, codes: Tensor, columns: int) -> Tensor:
-        if not self.on_cuda:
-            return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
-        tiles = next(t for t in INNER_K_TILES if columns % (16 * t) == 0)
-        nibbles = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
-        return torch.ops.aten._convert_weight_to_int4pack(nibbles, tiles)
+    @classmethod
+    def rounded(cls, linear: nn.Linear, layer: str = "", remedy: str = REMEDY) -> Int4Linear:
+        """Return a layer with the weights of `linear`, rounded to 4 bits; both layers share the bias.
+
+        Args:
+            linear: the layer in full precision.
+            layer: its name, for messages.
+            remedy: hint of the message if the weights cannot be rounded.
+
+        Raises:
+            ModelError: 32 does not divide the number of input channels.
+        """
+        rows, columns = linear.weight.shape
+        return cls(rows, columns, linear.bias, pack(*rounded(linear.weight, layer or type(linear).__name__, remedy)))
+
+    def fill(self, weight: Int4Weight) -> None:
+        """Set the weights, which must have the layer's numbers of output and input channels."""
+        assert (weight.rows, weight.columns) == (self.out_features, self.in_features)
+        self.codes, self.groups = weight.codes, weight.groups
+        self.group, self.dtype = weight.group, weight.dtype
+
+    @property
+    def int4(self) -> Int4Weight:
+        """The packed weights; :meth:`fill` must have set them."""
+        assert self.codes is not None and self.groups is not None
+        return Int4Weight(self.codes, self.groups, self.out_features, self.in_features, self.group, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output ``[..., out]`` for inputs `x` ``[..., in]``, in the dtype of `x`."""
-        product = torch.ops.aten._weight_int4pack_mm if self.on_cuda else torch.ops.aten._weight_int4pack_mm_for_cpu
-        flat = x.reshape(-1, x.shape[-1]).to(self.dtype).contiguous()
-        out = product(flat, self.packed, self.group, self.scales).to(x.dtype).view(*x.shape[:-1], -1)
-        return out if self.bias is None else out + self.bias
+        return product(x, self.int4, self.bias)
 
     @property
     def nbytes(self) -> int:
-        """Size of the codes and scales in bytes."""
-        return sum(t.numel() * t.element_size() for t in (self.packed, self.scales))
+        """Size of codes, scales and zero points in bytes."""
+        return self.int4.nbytes
 
-
-def quantize(weight: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantize a weight matrix asymmetrically to 4 bits: weight = (code - 8) * scale + zero.
-
-    Args:
-        weight: weights ``[out, in]``.
-        group: number of consecutive input channels that share a scale and a zero; it must divide `in`.
-        dtype: dtype of scales and zeros. Codes are computed after scales and zeros have been rounded to it.
-
-    Returns:
-        A pair: the codes, 0 to 15, uint8 ``[out, in]``; and the scales and zeros, ``[in / group, out, 2]``. A zero is
-        the weight that code 8 stands for, as torch's int4 product defines it, not the code of weight 0.
-    """
-    grouped = weight.float().unflatten(-1, (-1, group))
-    low, high = torch.aminmax(grouped, dim=-1)
-    scale = ((high - low) / 15).clamp(min=1e-8).to(dtype)
-    zero = (low + 8 * scale.float()).to(dtype)
-    codes = ((grouped - zero.float()[..., None]) / scale.float()[..., None] + 8).round_().clamp_(0, 15)
-    return codes.flatten(-2).to(torch.uint8), torch.stack([scale, zero], -1).transpose(0, 1).contiguous()
+    def extra_repr(self) -> str:
+        """Return the part of the layer's description that is in brackets."""
+        bias = self.bias is not None
+        return f"in_features={self.in_features}, out_features={self.out_features}, group={self.group}, bias={bias}"
 
 
 class DraftLinear(nn.Module):
@@ -103,11 +97,12 @@ class DraftLinear(nn.Module):
     Args:
         exact: the linear layer in full precision.
         switch: selects the set that :meth:`forward` uses; one switch serves all layers of the model.
+        layer: name of the layer, for messages.
     """
 
-    def __init__(self, exact: nn.Linear, switch: Switch) -> None:
+    def __init__(self, exact: nn.Linear, switch: Switch, layer: str = "") -> None:
         super().__init__()
-        self.exact, self.draft, self.switch = exact, Int4Linear(exact), switch
+        self.exact, self.draft, self.switch = exact, Int4Linear.rounded(exact, layer), switch
 
     @property
     def weight(self) -> Tensor:
@@ -127,7 +122,7 @@ class Switch:
 
     Args:
         which: kind of linear layers that have 4-bit weights in addition: ``ffn`` for those outside attention, ``all``
-            for those in attention too.
+            for those in attention and the output head too.
     """
 
     def __init__(self, which: Which) -> None:
@@ -146,14 +141,17 @@ class Switch:
 def attach(model: nn.Module, which: Which) -> Switch:
     """Add 4-bit weights to the linear layers of a model, unless it already has them, and return their switch.
 
+    Layers whose own weights have 4 bits are left as they are: the draft shares them.
+
     Args:
         model: causal language model with its decoder layers in ``model.model.layers``.
-        which: ``ffn`` for the linear layers outside attention, ``all`` for those in attention too. The output head is
-            never quantized.
+        which: ``ffn`` for the linear layers outside attention, ``all`` for those in attention and the output head too.
+            A head that shares its weights with the embedding gets 4-bit weights of its own.
 
     Raises:
-        ModelError: the model has no decoder layers, or they contain no linear layers in full precision (because the
-            checkpoint is already quantized), or a linear layer has a number of channels that int4 does not support.
+        ModelError: the model has no decoder layers, or these layers have no weights in full precision (because the
+            checkpoint is in 4 bits, or ``model.weights`` asks for 4 bits), or a linear layer has a number of input
+            channels that is not divisible by 32.
     """
     switch: Switch | None = attachment(model).int4
     if switch is not None:
@@ -162,18 +160,22 @@ def attach(model: nn.Module, which: Which) -> Switch:
         detach(model)
     switch = Switch(which)
     linears = [
-        (parent, name, child)
-        for layer in decoder_layers(model)
+        (parent, name, f"model.layers.{index}.{path}.{name}", child)
+        for index, layer in enumerate(decoder_layers(model))
         for path, parent in layer.named_modules()
         for name, child in parent.named_children()
         if isinstance(child, nn.Linear) and (which == "all" or ("attn" not in path and "attention" not in path))
     ]
+    linears += head(model) if which == "all" else []
     if not linears:
-        raise ModelError(
-            f"{type(model).__name__} has no linear layers in full precision that could be quantized to 4 bits.\n"
-            "  hint: set method.draft_weights=same"
+        own = any(isinstance(module, Int4Linear) for module in model.modules())
+        problem = (
+            "already has 4-bit weights in all layers that the draft would use"
+            if own
+            else "has no linear layers in full precision that could be quantized to 4 bits"
         )
-    drafts = [(parent, name, DraftLinear(child, switch)) for parent, name, child in linears]
+        raise ModelError(f"{type(model).__name__} {problem}.\n  hint: {REMEDY}")
+    drafts = [(parent, name, DraftLinear(child, switch, layer)) for parent, name, layer, child in linears]
     for parent, name, module in drafts:
         setattr(parent, name, module)
     attachment(model).int4 = switch
@@ -185,17 +187,60 @@ def detach(model: nn.Module) -> None:
     known = attached(model)
     if known is None or known.int4 is None:
         return
-    for layer in decoder_layers(model):
-        for parent in list(layer.modules()):
-            for name, child in list(parent.named_children()):
-                if isinstance(child, DraftLinear):
-                    setattr(parent, name, child.exact)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, DraftLinear):
+                setattr(parent, name, child.exact)
     known.int4 = None
 
 
+def head(model: nn.Module) -> list[tuple[nn.Module, str, str, nn.Linear]]:
+    """Return the linear layer of a model's output head, as a list of one; empty if it has no weights in full precision.
+
+    Returns:
+        The module that contains the layer, the layer's name in that module, its name in the model, and the layer. The
+        layer is inside the head if the head is split over processes (:class:`kvbench.parallel.shard.Gathered`).
+    """
+    outer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    inner = {id(module) for module in outer.modules()} if isinstance(outer, nn.Module) else set()
+    return [
+        (parent, name, f"{path}.{name}" if path else name, child)
+        for path, parent in model.named_modules()
+        for name, child in parent.named_children()
+        if id(child) in inner and isinstance(child, nn.Linear)
+    ]
+
+
 def nbytes(model: nn.Module) -> int:
-    """Return the size of a model's 4-bit weights in bytes."""
+    """Return the size of all 4-bit weights of a model in bytes, its own and those for drafting."""
     return sum(module.nbytes for module in model.modules() if isinstance(module, Int4Linear))
+
+
+def own_layers(model: nn.Module) -> dict[str, Int4Linear]:
+    """Return the layers whose own weights have 4 bits, by name; those with additional weights for drafting are not."""
+    drafts = {id(module.draft) for module in model.modules() if isinstance(module, DraftLinear)}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, Int4Linear) and id(module) not in drafts
+    }
+
+
+def own_head(model: nn.Module) -> bool:
+    """Return True if the weights of a model's output head have 4 bits."""
+    return hasattr(model, "get_output_embeddings") and isinstance(model.get_output_embeddings(), Int4Linear)
+
+
+def own_bytes(model: nn.Module) -> int:
+    """Return the size of a model's own weights in bytes, without additional 4-bit weights for drafting."""
+    own = sum(layer.nbytes for layer in own_layers(model).values())
+    return own + sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def own_parameters(model: nn.Module) -> int:
+    """Return the number of a model's own weights; additional 4-bit weights for drafting do not count."""
+    own = sum(layer.in_features * layer.out_features for layer in own_layers(model).values())
+    return own + sum(parameter.numel() for parameter in model.parameters())
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:

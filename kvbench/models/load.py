@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvbench.errors import KvbenchError, ModelError
 from kvbench.models.devices import Runtime, homes, joined, resolve_device
 from kvbench.models.download import fetched
+from kvbench.models.int4 import own_parameters
 from kvbench.models.locate import Source
 from kvbench.models.random_weights import byte_tokenizer, hf_config, random_model
 from kvbench.models.spec import ModelConfig
@@ -118,7 +119,7 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
         max_length=model.max_length,
         architecture=shape_of(loaded.config),
         eos_token_ids=() if model.weights == "random" else _eos_token_ids(loaded, tokenizer),
-        parameters=placement(loaded).parameters or sum(p.numel() for p in loaded.parameters()),
+        parameters=placement(loaded).parameters or own_parameters(loaded),
         random_weights=model.weights == "random",
         devices=tuple(map(str, spread)) if team is None else tuple(f"{device.type}:{n}" for n in range(team.size)),
         layout="tensor_parallel" if team is not None else "device_map" if runtime.device_map else "one device",

@@ -126,18 +126,20 @@ class Shape:
         """Total number of parameters. Weights that lm_head shares with the embedding table count once."""
         return self.linear_elements + self.other_elements + self.head_elements * (1 if self.tied else 2)
 
-    def weight_bytes(self, bits: int = 16, group: int | None = None) -> int:
+    def weight_bytes(self, bits: int = 16, group: int | None = None, head_bits: int | None = None) -> int:
         """Return how many bytes the weights take on the device, unquantized or with weight-only quantization.
 
         Args:
-            bits: bits per weight of the linear layers and of lm_head. Norms, biases, the embedding table, and an
-                lm_head that shares its weights, always have 16 bits.
-            group: for `bits` below 16, the number of weights that share a scale and a minimum (4 bytes for both); None
-                for no scales.
+            bits: bits per weight of the linear layers. Norms, biases and the embedding table always have 16 bits.
+            group: for `bits` below 16, the number of weights that share a scale and a zero point (4 bytes for both);
+                None for no scales.
+            head_bits: bits per weight of lm_head, 16 or `bits`; None: `bits`. An lm_head that shares the weights of
+                the embedding table has 16 bits anyway.
         """
-        linear = self.linear_elements + (0 if self.tied else self.head_elements)
-        packed = linear * bits // 8 + (4 * linear // group if group else 0)
-        return packed + 2 * (self.other_elements + self.head_elements)
+        head = 0 if self.tied else self.head_elements
+        packed = self.linear_elements + (head if head_bits in (None, bits) else 0)
+        exact = self.other_elements + self.head_elements + self.linear_elements + head - packed
+        return packed * bits // 8 + (4 * packed // group if group else 0) + 2 * exact
 
     def bytes_read(self, weight_bytes: float, width: int = 2) -> float:
         """Return how many bytes of weights a decode step reads: all of them except the embedding table.

@@ -75,7 +75,8 @@ def test_defaults_of_the_commands() -> None:
     assert predict == {
         "command": "predict", "model": ["llama2-7b"], "methods": ["fp16", "kivi:int4", "kivi:int2"],
         "contexts": contexts, "batches": [1], "gpu": ["h200"], "bandwidth_TBs": None, "tflops": None,
-        "memory_gb": None, "new_tokens": 1, "weight_bits": 16, "weight_group": 128, "acceptance": 0.9,
+        "memory_gb": None, "new_tokens": 1, "weight_bits": 16, "weight_group": 128, "head_bits": None,
+        "acceptance": 0.9,
         "overhead_us": 0.0, "prefill_chunk": None, "prefill_rows": "auto", "mlp_chunk": "auto", "out": None,
         "name": None,
     }  # fmt: skip

@@ -63,6 +63,7 @@ def test_elements_and_bytes_by_hand():
     assert tied.parameters == 300 and biased.other_elements == 36
     assert (SMALL.weight_bytes(), SMALL.weight_bytes(4, 8), SMALL.weight_bytes(4)) == (680, 400, 260)
     assert (tied.weight_bytes(), tied.weight_bytes(4, 8)) == (600, 360)
+    assert (SMALL.weight_bytes(4, 8, 16), tied.weight_bytes(4, 8, 16)) == (440, 360)
     assert SMALL.bytes_read(680) == 600 and SMALL.bytes_read(680, 4) == 520 and tied.bytes_read(600) == 600
     assert SMALL.kv_bytes(10) == 160 and SMALL.kv_bytes(10, 1) == 80
     windowed = replace(SMALL, windows=(4, None))  # the next token sees three of the stored ones, and itself

@@ -1,0 +1,75 @@
+"""Rounding of weights to 4 bits, to the nearest code, without data.
+
+Each group of consecutive input channels has a scale in 16 bits and an integer zero point, as in the checkpoints of AWQ
+and GPTQ. The range of a group is extended to contain 0, so that the zero point is a code.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvbench.errors import ModelError
+from kvbench.models.quantized.unpack import GROUPS, Codes
+
+#: output channels that are rounded at a time, so that copies in fp32 stay small
+SLICE = 4096
+#: largest code
+TOP = 15
+
+
+def group_of(columns: int) -> int | None:
+    """Return the group size for a number of input channels: the largest that divides it; None if there is none."""
+    return next((size for size in GROUPS if columns % size == 0), None)
+
+
+def rounded(weight: Tensor, layer: str, remedy: str) -> Codes:
+    """Round a weight matrix to 4 bits.
+
+    Scales are fp16, which is more precise than bf16; only a matrix whose scales fp16 cannot represent has scales in
+    bf16. Codes are computed after the scales have been rounded to 16 bits.
+
+    Args:
+        weight: weights ``[out, in]`` in any floating-point dtype.
+        layer: name of the layer, for the message.
+        remedy: hint of the message: what to set instead.
+
+    Raises:
+        ModelError: 32 does not divide the number of input channels.
+    """
+    rows, columns = weight.shape
+    group = group_of(columns)
+    if group is None:
+        raise ModelError(
+            f"layer {layer} has {columns} input and {rows} output channels and cannot have 4-bit weights: the number "
+            f"of input channels must be divisible by {min(GROUPS)}.\n  hint: {remedy}"
+        )
+    parts = [weight.detach()[start : start + SLICE].unflatten(-1, (-1, group)) for start in range(0, rows, SLICE)]
+    steps = [_steps(part) for part in parts]
+    steps16 = torch.cat([step for step, _ in steps])
+    dtype = _dtype(steps16)
+    scales = steps16.to(dtype)
+    codes, zeros, start = [], [], 0
+    for part, (_, low) in zip(parts, steps, strict=True):
+        scale = scales[start : start + len(part)].float()
+        zero = (-low / scale).round_().clamp_(0, TOP)
+        code = (part.float() / scale[..., None]).round_().add_(zero[..., None]).clamp_(0, TOP)
+        codes.append(code.flatten(-2).to(torch.uint8))
+        zeros.append(zero.to(torch.uint8))
+        start += len(part)
+    return Codes(torch.cat(codes), scales, torch.cat(zeros))
+
+
+def _steps(grouped: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the step and the smallest value of each group, in fp32 ``[out, in / group]``; 0 is in the range."""
+    low, high = torch.aminmax(grouped, dim=-1)
+    low, high = low.float().clamp(max=0.0), high.float().clamp(min=0.0)
+    step = (high - low) / TOP
+    return torch.where(step > 0, step, 1.0), low
+
+
+def _dtype(steps: Tensor) -> torch.dtype:
+    """Return the dtype for scales: fp16 if it represents all of them with full precision, else bf16."""
+    limits = torch.finfo(torch.float16)
+    low, high = steps.min(), steps.max()
+    return torch.float16 if limits.tiny <= float(low) and float(high) <= limits.max else torch.bfloat16
