@@ -257,7 +257,7 @@ def _combinations(checked: RunConfig) -> None:
         raise ConfigError(
             method.meaningless,
             getattr(method, method.meaningless.rpartition(".")[2]),
-            f"makes the generated text meaningless, so that nothing can be scored on dataset={checked.dataset.get('name')}",
+            f"makes the text meaningless, so that nothing can be scored on dataset={checked.dataset.get('name')}",
             allowed="null, or a data set on which only times and memory are measured",
             hint="add dataset=efficiency/tpot model.weights=random",
         )

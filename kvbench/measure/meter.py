@@ -203,6 +203,8 @@ class Meter:
             self.model, figures, prompt, batch, watch.bytes_before, bool(generation.rounds), rows * chunk
         )
         figures |= moved(self.model, figures, self.how.read_rate)
+        if self.method.speculation is not None and self.method.speculation.forced is not None:
+            figures["forced"] = self.method.speculation.forced
         if cache.notes:
             figures["note"] = cache.notes[0]
         del cache

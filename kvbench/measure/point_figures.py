@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from kvbench.decoding.autoregressive import Generation
+from kvbench.decoding.round_times import totals
 from kvbench.decoding.speculative import Round
 from kvbench.decoding.speculative import figures as round_figures
 from kvbench.errors import ConfigError
@@ -17,6 +18,7 @@ from kvbench.profiling.device import device_name
 from kvbench.profiling.gpus import gpu_of
 from kvbench.profiling.roofline import Shape, predict
 from kvbench.profiling.timing import median, percentile
+from kvbench.results.round_times import round_times
 
 Figures = dict[str, Any]
 
@@ -70,6 +72,8 @@ def times(
     if generation.rounds:
         rows = [round_figures(generation.rounds, row) for row in range(batch)]
         figures["speculation"] = {key: sum(row[key] for row in rows) for key in rows[0]}
+        if timed := round_times(totals(generation.rounds, range(batch))):
+            figures["round_times"] = timed
     return rounded(figures)
 
 

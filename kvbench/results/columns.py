@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from kvbench.results import code as codes
 from kvbench.results.record import Metrics
-from kvbench.results.record_scores import Mean, Pair, Score
+from kvbench.results.record_scores import Mean, Pair, RoundTimes, Score
 from kvbench.util.cells import Cell, seconds, size
 
 Line = TypeVar("Line")
@@ -191,12 +191,52 @@ def _accepted(run: Metrics) -> Cell:
     return Cell(f"{drafts.acceptance_rate:.3f}{error(drafts.stderr)}", f"{drafts.tokens_per_round or 0:.2f} a round")
 
 
+#: figures of a round in CSV files
+ROUND = (
+    "draft_s",
+    "verify_s",
+    "sampling_s",
+    "flush_s",
+    "acceptance",
+    "tokens",
+    "expected_tokens",
+    "tpot_s",
+    "expected_tpot_s",
+    "why",
+)
+
+
+def round_cell(times: RoundTimes | None) -> Cell:
+    """Return the cell with the times of a round by part, and below it the expected time per token."""
+    if times is None:
+        return Cell("-")
+    parts = (times.draft_s, times.verify_s, times.sampling_s, times.flush_s)
+    return Cell(" + ".join(seconds(part) for part in parts), f"expected TPOT {seconds(times.expected_tpot_s)}")
+
+
 def _ratio(ratio: float | None) -> Cell:
     return Cell("-" if ratio is None else f"{ratio:.2f}x")
 
 
 def _drafted(lines: Sequence[RunLine]) -> bool:
     return any(line.run.speculation for line in lines)
+
+
+def _round(run: Metrics) -> Cell:
+    times = run.speculation.round_times if run.speculation else None
+    return round_cell(times)
+
+
+def _round_figure(name: str) -> Callable[[RunLine], Any]:
+    def read(line: RunLine) -> Any:
+        times = line.run.speculation.round_times if line.run.speculation else None
+        return getattr(times, name, None)
+
+    return read
+
+
+def _timed_rounds(lines: Sequence[RunLine]) -> bool:
+    return any(line.run.speculation and line.run.speculation.round_times for line in lines)
 
 
 def _several_scores(lines: Sequence[RunLine]) -> bool:
@@ -281,8 +321,18 @@ COLUMNS: list[Column[RunLine]] = [
         "speed-up",
         "fp16's time per token divided by this run's",
         lambda line: _ratio(line.run.speculation.speedup if line.run.speculation else None),
-        {"speedup": lambda line: line.run.speculation and line.run.speculation.speedup},
+        {
+            "speedup": lambda line: line.run.speculation and line.run.speculation.speedup,
+            "expected_speedup": lambda line: line.run.speculation and line.run.speculation.expected_speedup,
+        },
         present=_drafted,
+    ),
+    Column(
+        "round",
+        "seconds: draft, verification, sampling, flush",
+        lambda line: _round(line.run),
+        {f"round_{name}": _round_figure(name) for name in ROUND},
+        present=_timed_rounds,
     ),
     Column("code", cell=lambda line: Cell(_code(line.run)), places=(LIST,), wraps=True),
 ]

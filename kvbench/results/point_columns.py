@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from kvbench.results.columns import Column
+from kvbench.results.columns import ROUND, Column, round_cell
 from kvbench.results.record import Metrics
 from kvbench.results.record_scores import Point
 from kvbench.util.cells import Cell, seconds, size
@@ -119,6 +119,10 @@ def _has_lines(lines: Sequence[PointLine]) -> bool:
     return any(line.fit is not None for line in lines)
 
 
+def _has_rounds(lines: Sequence[PointLine]) -> bool:
+    return any(line.point is not None and line.point.round_times is not None for line in lines)
+
+
 def _has_break_even(lines: Sequence[PointLine]) -> bool:
     return any(line.fit is not None and "break_even" in line.fit for line in lines)
 
@@ -194,7 +198,14 @@ POINT_COLUMNS: list[Column[PointLine]] = [
         cell=_figure(lambda point: Cell(str(point.stepping).split(" (", 1)[0])),
         csv=_plain("stepping")
         | _inner("speculation", {n: n for n in ("rounds", "drafted", "accepted")})
-        | _plain("path"),
+        | _plain("forced", "path"),
+    ),
+    Column(
+        "round",
+        "seconds: draft, verification, sampling, flush",
+        _figure(lambda point: round_cell(point.round_times)),
+        _inner("round_times", {f"round_{name}": name for name in ROUND}),
+        present=_has_rounds,
     ),
     Column(
         "predicted",

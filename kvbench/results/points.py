@@ -22,6 +22,8 @@ _COPIED = (
     "capture_s",
     "stepping",
     "speculation",
+    "forced",
+    "round_times",
     "path",
     "weights",
     "over_used",

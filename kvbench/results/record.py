@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvbench.results import typed
-from kvbench.results.record_scores import Mean, Score
+from kvbench.results.record_scores import Mean, RoundTimes, Score
 from kvbench.results.typed import ShapeError, key
 
 #: incremented when keys of metrics.json are added or change their meaning. Since version 2, rows record the code that
@@ -236,7 +236,7 @@ class Speculation:
     """Acceptance and speed of a run with speculative decoding.
 
     Args:
-        gamma: number of tokens drafted per round.
+        gamma: number of tokens drafted per round; ``auto``: chosen for each round.
         draft: the cache that the draft reads, for example ``upper`` (QuantSpec's ``draft`` option).
         draft_weights: the weights that the draft uses, for example ``same`` (the target's).
         acceptance_rate: number of accepted tokens divided by the number of drafted ones.
@@ -248,9 +248,11 @@ class Speculation:
         tokens: number of tokens that all rounds produced.
         n: number of samples.
         speedup: time per token of the fp16 run divided by this run's.
+        expected_speedup: time per token of the fp16 run divided by that which `round_times` predicts.
+        round_times: mean times of a round by part, and the time per token that they and the acceptance predict.
     """
 
-    gamma: int | None = None
+    gamma: Any = None
     draft: str | None = None
     draft_weights: str | None = None
     acceptance_rate: float | None
@@ -262,6 +264,8 @@ class Speculation:
     tokens: int | None = None
     n: int | None = None
     speedup: float | None = None
+    expected_speedup: float | None = None
+    round_times: RoundTimes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

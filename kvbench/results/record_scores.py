@@ -108,6 +108,35 @@ class PointTpot:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoundTimes:
+    """Mean times of a round of speculation by part, and the time per token that they and the acceptance predict.
+
+    Args:
+        draft_s: seconds of all drafts of a round.
+        verify_s: seconds of the verification.
+        sampling_s: the rest of the round: acceptance, choice of tokens, and Python.
+        flush_s: seconds of packing or dropping tokens before a round.
+        acceptance: a: accepted drafts divided by all decided ones (accepted, or the first refused of a round).
+        tokens: measured number of tokens per round and sequence.
+        expected_tokens: ``(1 - a^(g+1)) / (1 - a)`` with g drafts, averaged over the rounds.
+        tpot_s: measured seconds per token, over the same rounds.
+        expected_tpot_s: ``(draft_s + verify_s) / expected_tokens``.
+        why: shares that explain the difference between the last two, if it exceeds 5 %; else None.
+    """
+
+    draft_s: float = key(minimum=0)
+    verify_s: float = key(minimum=0)
+    sampling_s: float = key(minimum=0)
+    flush_s: float = key(minimum=0)
+    acceptance: float = key(minimum=0, maximum=1)
+    tokens: float = key(minimum=0)
+    expected_tokens: float = key(minimum=0)
+    tpot_s: float = key(minimum=0)
+    expected_tpot_s: float = key(minimum=0)
+    why: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Point:
     """Time and memory measured at one prompt length and batch size (``dataset=efficiency``).
 
@@ -128,6 +157,10 @@ class Point:
     capture_s: float | None = key(optional=True, minimum=0)
     stepping: str | None = key(optional=True)
     speculation: dict[str, int] | None = key("summed over the rows of the batch", optional=True, minimum=0)
+    forced: float | None = key(
+        "probability with which drafts were accepted by chance, so that the text is meaningless", optional=True
+    )
+    round_times: RoundTimes | None = key("times of a round by part, and what they predict", optional=True)
     path: str | None = key(optional=True)
     weights: int | None = key(optional=True, minimum=0)
     over_used: float | None = key(optional=True, minimum=0)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from kvbench.results.samples import Row
+from kvbench.results.round_times import round_times, summed
+from kvbench.results.samples import MEASURED, Row
 
 #: hyper-parameters of a method that control speculation
 SETTINGS = ("gamma", "draft", "draft_weights")
@@ -23,8 +24,8 @@ def speculation(rows: Sequence[Row], method: Mapping[str, Any]) -> dict[str, Any
     Returns:
         The content of :class:`kvbench.results.record.Speculation`. ``acceptance_rate`` is the number of accepted tokens
         divided by the number of drafted ones, both summed over all samples (in the paper, accepted / (gamma * rounds)),
-        and ``stderr`` its standard error, clustered by sample. ``speedup`` is None; the caller sets it
-        (:func:`speedup`).
+        and ``stderr`` its standard error, clustered by sample. ``speedup`` and ``expected_speedup`` are None; the
+        caller sets them (:func:`add_speedups`).
     """
     drafts = [row["speculation"] for row in rows if row.get("speculation") and row["speculation"]["rounds"]]
     if not drafts:
@@ -39,6 +40,8 @@ def speculation(rows: Sequence[Row], method: Mapping[str, Any]) -> dict[str, Any
         **totals,
         "n": len(drafts),
         "speedup": None,
+        "expected_speedup": None,
+        "round_times": round_times(summed(row.get(MEASURED, {}).get("rounds") for row in rows)),
     }
 
 
@@ -61,6 +64,21 @@ def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None
     rate = sum(parts) / total
     rest = [part - rate * whole for part, whole in zip(parts, wholes, strict=True)]
     return math.sqrt(n / (n - 1) * sum(value * value for value in rest)) / total
+
+
+def add_speedups(metrics: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> None:
+    """Set ``speedup`` and ``expected_speedup`` of a run's speculation.
+
+    The expected speed-up is the measured one times the ratio between the measured and the expected time per token.
+
+    Args:
+        metrics: content of the run's `metrics.json`, which is changed.
+        baseline: content of the fp16 run's `metrics.json`; None if there is no such run.
+    """
+    figures = metrics["speculation"]
+    figures["speedup"] = measured = speedup(metrics, baseline)
+    times = figures.get("round_times")
+    figures["expected_speedup"] = measured * times["tpot_s"] / times["expected_tpot_s"] if measured and times else None
 
 
 def speedup(metrics: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> float | None:

@@ -12,7 +12,7 @@ from kvbench.results.code import Code, changed, kinds, older, order, unlike
 from kvbench.results.identity import is_baseline, short_name
 from kvbench.results.points import headline
 from kvbench.results.samples import MEASURED, Row
-from kvbench.results.speculation import speculation, speedup
+from kvbench.results.speculation import add_speedups, speculation
 from kvbench.results.store import RunStore
 
 
@@ -114,7 +114,7 @@ def build(
     metrics |= headline(by_task)
     metrics["inter_token"] = inter_token.record(metrics)
     if metrics["speculation"] and pair:
-        metrics["speculation"]["speedup"] = speedup(metrics, pair.metrics())
+        add_speedups(metrics, pair.metrics())
     return record.checked(metrics)
 
 
@@ -186,7 +186,7 @@ def _pair(metrics: dict[str, Any], counted: Sequence[Row], baseline: RunStore, r
     metrics["baseline"] = baseline.run_id
     metrics["baseline_differs"] = unlike(counted, rows)
     if metrics.get("speculation"):
-        metrics["speculation"]["speedup"] = speedup(metrics, baseline.metrics())
+        add_speedups(metrics, baseline.metrics())
 
 
 def _same_setting(store: RunStore) -> list[RunStore]:

@@ -9,6 +9,7 @@ from typing import Any
 from kvbench.cache.options import Options
 from kvbench.config.run_config import RunConfig
 from kvbench.decoding.autoregressive import Generation, generate
+from kvbench.decoding.round_times import totals
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.speculative import figures, token_seconds
 from kvbench.models.load import LoadedModel
@@ -170,6 +171,9 @@ def answer_row(
         times = [round(seconds, 6) for seconds in token_seconds(generation.rounds, index)]
         # times of the row's own tokens; `decode_s` is the whole batch's time, for throughput
         measured |= {"step_s": times, "decoded": len(times), "decode_s": round(sum(generation.step_s), 6)}
+        summed = totals(generation.rounds, [index])
+        if summed is not None and summed["draft_s"] is not None:
+            measured["rounds"] = summed
     return {
         **head(sample, len(prompt.ids), finish, truncated=prompt.removed, prediction=prediction, tokens=tokens),
         **scored(task, sample, prediction),

@@ -252,7 +252,7 @@ def test_launchers_are_packages_of_sweeps(machine, name, module, hint) -> None:
 @pytest.mark.parametrize(
     ("dataset", "said"),
     [
-        ({}, "method.forced_acceptance=0.9: makes the generated text meaningless, so that nothing can be scored on"),
+        ({}, "method.forced_acceptance=0.9: makes the text meaningless, so that nothing can be scored on"),
         ({"_target_": "kvbench.tasks.efficiency.Efficiency", "name": "efficiency"}, ""),
     ],
 )

@@ -40,6 +40,19 @@ def full(**changes: Any) -> dict[str, Any]:
             "tokens": 7,
             "n": 2,
             "speedup": 1.5,
+            "expected_speedup": 1.75,
+            "round_times": {
+                "draft_s": 0.012,
+                "verify_s": 0.008,
+                "sampling_s": 0.0005,
+                "flush_s": 0.0001,
+                "acceptance": 0.875,
+                "tokens": 3.5,
+                "expected_tokens": 3.625,
+                "tpot_s": 0.0059,
+                "expected_tpot_s": 0.0055,
+                "why": "+7% per token",
+            },
         },
     }
     first, second = content["scores"].values()
@@ -106,6 +119,17 @@ def test_the_csv_has_every_figure_as_a_plain_number() -> None:
         "acceptance_stderr": "0.0625",
         "tokens_per_round": "3.5",
         "speedup": "1.5",
+        "expected_speedup": "1.75",
+        "round_draft_s": "0.012",
+        "round_verify_s": "0.008",
+        "round_sampling_s": "0.0005",
+        "round_flush_s": "0.0001",
+        "round_acceptance": "0.875",
+        "round_tokens": "3.5",
+        "round_expected_tokens": "3.625",
+        "round_tpot_s": "0.0059",
+        "round_expected_tpot_s": "0.0055",
+        "round_why": "+7% per token",
     }
 
 
@@ -124,6 +148,7 @@ def test_the_cells_of_a_table() -> None:
         "TPOT": Cell("12 ms", "p99 1.50 s"),
         "accepted": Cell("0.750 ±.062", "3.50 a round"),
         "speed-up": Cell("1.50x"),
+        "round": Cell("12 ms + 8 ms + 0.5 ms + 0.1 ms", "expected TPOT 5.5 ms"),
     }
     content["scores"]["task1@2048"]["score"] = 0.5
     header, (body,) = tables.grid([content])

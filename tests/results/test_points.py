@@ -58,7 +58,19 @@ def test_one_point_gives_the_times_of_the_run_and_several_the_best_rate(count: i
 
 def test_every_figure_of_a_point_is_kept_but_those_that_become_others() -> None:
     timed = ("ttft_s", "search_s", "prefill_s", "first_step_s", "tpot_s", "itl_s", "tokens_per_s", "capture_s")
-    run = ("status", "stepping", "speculation", "path", "same", "fill", "new_tokens", "stock", "beyond")
+    run = (
+        "status",
+        "stepping",
+        "speculation",
+        "forced",
+        "round_times",
+        "path",
+        "same",
+        "fill",
+        "new_tokens",
+        "stock",
+        "beyond",
+    )
     sizes = ("weights", "over_used", "over_reserved", "predicted", "read_bytes", "GB_s", "ceiling", "read_share")
     names = (*timed, *run, *sizes, "over_roof", "bytes_asked", "phase")
     whole = row(2, 10.0)
