@@ -97,6 +97,41 @@ def texts(count: int, words: int) -> list[dict[str, str]]:
     return [{"text": text(n, words), "url": f"http://example.org/{n}"} for n in range(count)]
 
 
+def squad() -> dict[str, bytes]:
+    """Return four articles of four paragraphs with a question each, in the layout of the hub's copy."""
+    records = [
+        {
+            "id": f"{n}",
+            "title": f"Article {n // 4}",
+            "context": f"{text(n, 70)}.",
+            "question": f"What is {n}?",
+            "answers": {"text": [f"it is {n}"] * 2, "answer_start": [0, 0]},
+        }
+        for n in range(16)
+    ]
+    return {"squad_v2/validation-00000-of-00001.parquet": table(records), "README.md": _configured("squad_v2")}
+
+
+def hotpotqa() -> dict[str, bytes]:
+    """Return four questions with ten documents each, in the layout of the hub's copy."""
+    records = [
+        {
+            "id": f"{n}",
+            "question": f"Is it {n}?",
+            "answer": "yes",
+            "context": {"title": [f"T{n}{i}" for i in range(10)], "sentences": [[text((n, i), 9)] for i in range(10)]},
+        }
+        for n in range(4)
+    ]
+    return {"distractor/validation-00000-of-00001.parquet": table(records), "README.md": _configured("distractor")}
+
+
+def _configured(name: str) -> bytes:
+    """Return a README that defines one configuration with one split, in a folder of its name."""
+    files = [{"split": "validation", "path": f"{name}/validation-*"}]
+    return f"---\n{yaml.safe_dump({'configs': [{'config_name': name, 'data_files': files}]})}---\n".encode()
+
+
 def files_of(hub_id: str) -> dict[str, bytes]:
     """Return the files of a repository of a data set."""
     if hub_id == "emozilla/pg19-test":  # two shards, with the digest that early uploads have in their names; the first
@@ -114,6 +149,11 @@ def files_of(hub_id: str) -> dict[str, bytes]:
     return {
         "zai-org/LongBench": longbench,
         "openai/gsm8k": gsm8k,
+        "baber/paul_graham_essays": lambda: {
+            "essays.jsonl": lines([{"text": ". ".join(text((n, m), 9) for m in range(50)) + "."} for n in range(3)])
+        },
+        "rajpurkar/squad_v2": squad,
+        "hotpotqa/hotpot_qa": hotpotqa,
         "allenai/openbookqa": openbookqa,
         "Salesforce/wikitext": lambda: {
             "wikitext-2-raw-v1/test-00000-of-00001.parquet": table([{"text": text(n, 40) + "\n"} for n in range(60)])
@@ -123,9 +163,11 @@ def files_of(hub_id: str) -> dict[str, bytes]:
 
 
 def datasets() -> dict[str, dict[str, Any]]:
-    """Return the source of each choice of ``conf/dataset`` that is on the hub."""
+    """Return the sources on the hub of all choices of ``conf/dataset``, by the choice's name (RULER's: with a key)."""
     groups = {name: yaml.safe_load(path.read_text(encoding="utf-8")) for name, path in options("dataset").items()}
-    return {name: group["source"] for name, group in groups.items() if (group.get("source") or {}).get("hub_id")}
+    sources = {name: group["source"] for name, group in groups.items() if (group.get("source") or {}).get("hub_id")}
+    keys = ("essays", "squad_source", "hotpotqa_source")
+    return {**sources, **{f"ruler {key}": groups["ruler"][key] for key in keys}}
 
 
 def add_datasets(hub: Hub) -> None:

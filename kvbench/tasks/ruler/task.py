@@ -1,0 +1,278 @@
+"""The data set RULER: 13 synthetic tasks at lengths from 4k to 128k tokens of the model's own tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+from kvbench.errors import ConfigError
+from kvbench.metrics import ruler as metric
+from kvbench.tasks.base import PromptRules, Sample, Setup, TokenTask
+from kvbench.tasks.data import HubSource
+from kvbench.tasks.ruler import texts, wordlists
+from kvbench.tasks.ruler.counting import CommonWords, FrequentWords
+from kvbench.tasks.ruler.documents import Documents
+from kvbench.tasks.ruler.frame import CHAT, KINDS
+from kvbench.tasks.ruler.needles import Needles
+from kvbench.tasks.ruler.stream import SEED, Draft, Stream
+from kvbench.tasks.ruler.tracking import Tracking
+from kvbench.util.requirements import Package
+from kvbench.util.schema import MOST, bounded
+
+#: names for several tasks: all 13, and the six that need no text from elsewhere
+GROUPS = {"all": tuple(KINDS), "offline": tuple(name for name, kind in KINDS.items() if not kind.needs_text)}
+#: shortest length for which every generator finds a prompt
+SHORTEST = 512
+
+
+class Generator(Protocol):
+    """A generator of one task's prompts at one length."""
+
+    def next(self) -> tuple[Draft, int]:
+        """Make the next sample's prompt; return it with its number of tokens, answer included."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Ruler(TokenTask):
+    """The data set RULER (Hsieh et al. 2024), with the prompts of the authors' scripts.
+
+    Prompts depend on the model's tokenizer: they are made as long as fits into `lengths`. For equal tokenizer, task,
+    length, seed and texts they equal those of NVIDIA/RULER c3f5e3b, byte for byte (the tasks with essays if
+    ``sentences=punkt`` and the essays are the same). Where the scripts behave oddly, so does this class: a prompt that
+    turns out too long is shortened by a whole step, so at 4k some samples have 16 % fewer tokens than asked for.
+
+    Args:
+        name: the data set's name in results.
+        tasks: names of tasks, ``all`` (13), or ``offline`` (the six that need neither essays nor questions).
+        lengths: tokens of a prompt and its answer together.
+        limit: number of samples per task and length; RULER uses 500.
+        seed: seed of all random numbers; RULER's is 42.
+        template: chat format around the task: ``base`` for none. The answer prefix follows it, so it begins the model's
+            turn.
+        haystack: text file in which needles are hidden; None for the essays of `essays`.
+        sentences: how that text is split into sentences, between which needles are put: ``punkt`` as in RULER (needs
+            NLTK), or ``simple``.
+        squad: local file of SQuAD 2.0's dev split (qa_1); None for the hub's.
+        hotpotqa: local file of HotpotQA's dev split (qa_2); None for the hub's.
+        english_words: RULER's english_words.json, which cwe needs at 128k tokens.
+        essays, squad_source, hotpotqa_source: the texts on the hub.
+    """
+
+    version = 1
+    scorer_version = 1
+
+    name: str = "ruler"
+    tasks: tuple[str, ...] | str = "all"
+    lengths: tuple[int, ...] = (4096, 8192, 16384, 32768, 65536, 131072)
+    limit: int = bounded(500, minimum=1, maximum=10_000)
+    seed: int = bounded(SEED, minimum=0, maximum=MOST)
+    template: Literal["base", "llama2", "llama3", "phi3"] = "base"
+    haystack: str | None = None
+    sentences: Literal["simple", "punkt"] = "simple"
+    squad: str | None = None
+    hotpotqa: str | None = None
+    english_words: str | None = None
+    essays: HubSource = field(default_factory=lambda: HubSource(hub_id="baber/paul_graham_essays", file="@/{task}"))
+    squad_source: HubSource = field(default_factory=lambda: HubSource(hub_id="rajpurkar/squad_v2", file="@/{task}"))
+    hotpotqa_source: HubSource = field(
+        default_factory=lambda: HubSource(hub_id="hotpotqa/hotpot_qa", file="@distractor/{task}")
+    )
+
+    def __post_init__(self) -> None:
+        self._drafts: dict[tuple[str, int], tuple[Generator, list[tuple[Draft, int]]]] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the selected tasks, in the order in which they run."""
+        if isinstance(self.tasks, str):
+            return GROUPS.get(self.tasks, (self.tasks,))
+        return self.tasks
+
+    def check(self) -> None:
+        """Raise ConfigError if the list of tasks or of lengths is empty, or has unknown or repeated entries."""
+        allowed = (*GROUPS, *KINDS)
+        for key, values, choices in (("tasks", self.names, allowed), ("lengths", self.lengths, ())):
+            if not values:
+                raise ConfigError(f"dataset.{key}", [], "must not be empty", allowed=choices)
+            if len(set(values)) < len(values):
+                raise ConfigError(f"dataset.{key}", list(values), "lists a value twice", hint="list each value once")
+        for name in self.names:
+            if name not in KINDS:
+                raise ConfigError("dataset.tasks", name, "is not a task of RULER", allowed=allowed)
+        for length in self.lengths:
+            if length < SHORTEST:
+                raise ConfigError("dataset.lengths", length, f"is too short: the minimum is {SHORTEST} tokens")
+        for key in ("essays", "squad_source", "hotpotqa_source"):
+            getattr(self, key).check(f"dataset.{key}")
+
+    def packages(self) -> tuple[Package, ...]:
+        """Return wonderwords, from whose words keys and lists are drawn, if a selected task draws words."""
+        name = next((name for name in self.names if KINDS[name].generator in ("niah", "cwe")), None)
+        if name is None or (KINDS[name].key == "uuids" and len(self.names) == 1):
+            return ()
+        hint = f"pip install 'kvbench[ruler]' (wonderwords=={wordlists.VERSION})"
+        return (Package("wonderwords", "dataset.tasks", name, hint),)
+
+    def fits(self, config: Setup) -> None:
+        """Raise ConfigError if a length exceeds ``model.max_length``.
+
+        Args:
+            config: the run's configuration.
+        """
+        if max(self.lengths) > config.model.max_length:
+            fitting = [length for length in self.lengths if length <= config.model.max_length]
+            raise ConfigError(
+                "dataset.lengths",
+                max(self.lengths),
+                f"exceeds the model's limit (model.max_length={config.model.max_length})",
+                hint=f"dataset.lengths=[{','.join(map(str, fitting or [config.model.max_length]))}]",
+            )
+
+    def files(self) -> Iterator[tuple[HubSource, str]]:
+        """Yield the hub files of the selected tasks: essays and questions, unless local files are given."""
+        kinds = [KINDS[name] for name in self.names]
+        if self.haystack is None and any(kind.generator == "niah" and kind.needs_text for kind in kinds):
+            yield self.essays, "train"
+        if self.squad is None and any(kind.questions == "squad" for kind in kinds):
+            yield self.squad_source, "validation"
+        if self.hotpotqa is None and any(kind.questions == "hotpotqa" for kind in kinds):
+            yield self.hotpotqa_source, "validation"
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield `limit` samples for each task and length."""
+        for name in self.names:
+            for length in self.lengths:
+                for index in range(self.limit):
+                    yield self.sample(name, length, index)
+
+    def sample(self, name: str, length: int, index: int) -> Sample:
+        """Make one sample; those before it are made too, as they draw from the same random numbers.
+
+        Args:
+            name: name of the task.
+            length: tokens of prompt and answer together.
+            index: 0-based index of the sample.
+
+        Raises:
+            DataError: a text that the task needs is missing, or the length is too short for the task.
+        """
+        generator, drafts = self._drafts.setdefault((name, length), (self._generator(name, length), []))
+        while len(drafts) <= index:
+            drafts.append(generator.next())
+        draft, tokens = drafts[index]
+        end = len(draft.prompt) - len(draft.prefix)
+        return Sample(
+            id=f"{name}@{length}/{index}",
+            task=name,
+            length=length,
+            prompt=draft.prompt,
+            context_span=(0, draft.prompt.rfind("\n", 0, end) + 1),
+            query=draft.question,
+            answers=draft.answers,
+            max_new_tokens=KINDS[name].budget,
+            truncation="refuse",
+            target=" " + ", ".join(draft.answers if KINDS[name].generator != "qa" else draft.answers[:1]),
+            rules=PromptRules(chat=False),
+            meta={"tokens": tokens},
+        )
+
+    def _generator(self, name: str, length: int) -> Generator:
+        kind, chat = KINDS[name], CHAT[self.template]
+        stream = Stream(lambda text: len(self.tokenizer.tokenize(text)), length, self.seed)
+        if kind.generator == "niah":
+            pairs = wordlists.pairs() if kind.key == "words" else ()
+            if kind.haystack != "essay":
+                return Needles(kind, stream, chat, pairs)
+            return Needles(kind, stream, chat, pairs, self._text, texts.splitter(self.sentences))
+        if kind.generator == "vt":
+            return Tracking(kind, stream, chat)
+        if kind.generator == "cwe":
+            more = texts.english_words(self.english_words) if self.english_words else ()
+            return CommonWords(kind, stream, chat, wordlists.listed(stream), more)
+        if kind.generator == "fwe":
+            return FrequentWords(kind, stream, chat)
+        return Documents(kind, stream, chat, *(self._squad if kind.questions == "squad" else self._hotpotqa))
+
+    @cached_property
+    def _text(self) -> str:
+        return texts.essays(self.haystack, self.essays)
+
+    @cached_property
+    def _squad(self) -> tuple[list[str], list[texts.Question]]:
+        return texts.squad(self.squad, self.squad_source)
+
+    @cached_property
+    def _hotpotqa(self) -> tuple[list[str], list[texts.Question]]:
+        return texts.hotpotqa(self.hotpotqa, self.hotpotqa_source)
+
+    def _checksums(self) -> dict[str, str]:
+        """Return the SHA-256 of each text from elsewhere that the selected tasks use."""
+        kinds = [KINDS[name] for name in self.names]
+        sums = {}
+        if any(kind.generator == "niah" and kind.needs_text for kind in kinds):
+            sums["haystack"] = hashlib.sha256(self._text.encode()).hexdigest()
+        for key, loaded in (("squad", "_squad"), ("hotpotqa", "_hotpotqa")):
+            if any(kind.questions == key for kind in kinds):
+                documents, questions = getattr(self, loaded)
+                sums[key] = hashlib.sha256(repr((documents, questions)).encode()).hexdigest()
+        if self.english_words and "cwe" in self.names:
+            sums["english_words"] = wordlists.checksum(texts.english_words(self.english_words))
+        return sums
+
+    def identity(self) -> dict[str, Any]:
+        """Return the JSON data that is hashed into the run's id: tasks, lengths, seed, format and texts.
+
+        `limit` is left out, so a finished run can be extended by more samples.
+        """
+        return {
+            "target": "ruler",
+            "version": self.version,
+            "tasks": list(self.names),
+            "lengths": list(self.lengths),
+            "seed": self.seed,
+            "template": self.template,
+            "sentences": self.sentences,
+            "sha256": self._checksums(),
+        }
+
+    def notes(self) -> dict[str, Any]:
+        """Return facts to store with the results: checksums of prompts and texts, and mean lengths in tokens.
+
+        The checksum of a task at a length is the SHA-256 of all its prompts, joined by line feeds. Two machines with
+        equal checksums ran the same prompts.
+        """
+        prompts, tokens = {}, {}
+        for (name, length), (_, drafts) in self._drafts.items():
+            made = drafts[: self.limit]
+            if len(made) == self.limit:
+                prompts[f"{name}@{length}"] = checksum([draft.prompt for draft, _ in made])
+                tokens[f"{name}@{length}"] = sum(count for _, count in made) / len(made)
+        return {
+            "prompts_sha256": prompts,
+            "tokens": tokens,
+            "template": self.template,
+            "sentences": self.sentences,
+            "texts_sha256": self._checksums(),
+        }
+
+    def score(self, sample: Sample, prediction: str) -> dict[str, float]:
+        """Score an answer by RULER's rule for the sample's task.
+
+        Args:
+            sample: the sample that was run.
+            prediction: the text that the model generated.
+
+        Returns:
+            ``score``: the share of references in the answer; for the two qa tasks, 1 if any reference is in it.
+        """
+        match = metric.match_part if KINDS[sample.task].generator == "qa" else metric.match_all
+        return {"score": match(prediction, sample.answers)}
+
+
+def checksum(prompts: list[str]) -> str:
+    """Return the SHA-256 of prompts, joined by line feeds."""
+    return hashlib.sha256("\n".join(prompts).encode()).hexdigest()

@@ -1,0 +1,199 @@
+"""Texts and questions that RULER takes from elsewhere: essays, SQuAD 2.0 and HotpotQA, and their sentences."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import DataError
+from kvbench.tasks import data
+from kvbench.tasks.data import HubSource
+from kvbench.tasks.files import Found
+
+#: a sentence's end: closing punctuation, perhaps a closing quote or bracket, then white space
+_END = re.compile(r"""(?<=[.!?])["'”’)\]]*\s+""")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question with its documents.
+
+    Args:
+        text: the question.
+        answers: accepted answers, repeats included.
+        own: indices of the documents that it is about, among all documents of the data set.
+        more: indices of related documents, which are taken first when more are needed.
+    """
+
+    text: str
+    answers: tuple[str, ...]
+    own: tuple[int, ...]
+    more: tuple[int, ...] = ()
+
+
+def essays(path: str | None, source: HubSource) -> str:
+    """Return the text in which needles are hidden.
+
+    Args:
+        path: a text file, or a JSON file with the field ``text`` (as RULER's own script writes it); None for the hub.
+        source: essays on the hub, with the field ``text``; they are joined by blanks.
+
+    Raises:
+        DataError: the file is missing or damaged, or holds no words.
+    """
+    if path is None:
+        found = data.find(source, "train", None, "dataset ruler", remedy=_remedy("haystack", "TEXT_FILE"))
+        text = " ".join(str(record["text"]) for record in data.read_records(found, ("text",)))
+    else:
+        place = _file(path, "dataset.haystack")
+        text = data.read_text(Found(place))
+        if place.suffix == ".json":
+            content = _json(text, place)
+            text = str(content.get("text", "")) if isinstance(content, Mapping) else ""
+    if not text.strip():
+        raise DataError(f"dataset ruler: {path or source.hub_id} holds no text for the haystack.")
+    return text
+
+
+def squad(path: str | None, source: HubSource) -> tuple[list[str], list[Question]]:
+    """Return the documents and the answerable questions of SQuAD 2.0's dev split, in the order of its file.
+
+    Args:
+        path: the authors' dev-v2.0.json, or records with the fields of the hub's file; None for the hub.
+        source: the data set on the hub.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    rows = _squad_rows(path, source)
+    documents = sorted({context for context, *_ in rows})
+    index = {context: i for i, context in enumerate(documents)}
+    articles: dict[str, list[int]] = {}
+    for context, title, *_ in rows:
+        contexts = articles.setdefault(title, [])
+        if index[context] not in contexts:
+            contexts.append(index[context])
+    questions = [
+        Question(text, answers, (index[context],), tuple(i for i in articles[title] if i != index[context]))
+        for context, title, text, answers in rows
+        if answers
+    ]
+    return documents, questions
+
+
+def _squad_rows(path: str | None, source: HubSource) -> list[tuple[str, str, str, tuple[str, ...]]]:
+    """Return all questions as tuples (context, title of the article, question, answers; none if it has none)."""
+    if path is not None:
+        place = _file(path, "dataset.squad")
+        if place.suffix == ".json":
+            content = _json(data.read_text(Found(place)), place)
+            if isinstance(content, Mapping) and "data" in content:
+                return [
+                    (
+                        paragraph["context"],
+                        f"{number}",
+                        question["question"],
+                        () if question["is_impossible"] else tuple(answer["text"] for answer in question["answers"]),
+                    )
+                    for number, article in enumerate(content["data"])
+                    for paragraph in article["paragraphs"]
+                    for question in paragraph["qas"]
+                ]
+        found = Found(place)
+    else:
+        found = data.find(source, "validation", None, "dataset ruler", remedy=_remedy("squad", "dev-v2.0.json"))
+    fields = ("context", "title", "question", "answers")
+    return [
+        (record["context"], record["title"], record["question"], tuple(record["answers"]["text"]))
+        for record in data.read_records(found, fields)
+    ]
+
+
+def hotpotqa(path: str | None, source: HubSource) -> tuple[list[str], list[Question]]:
+    """Return the documents and the questions of HotpotQA's dev split (distractor), in the order of its file.
+
+    Args:
+        path: the authors' hotpot_dev_distractor_v1.json, or records with the fields of the hub's file; None for the
+            hub.
+        source: the data set on the hub.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    if path is not None:
+        found = Found(_file(path, "dataset.hotpotqa"))
+    else:
+        remedy = _remedy("hotpotqa", "hotpot_dev_distractor_v1.json")
+        found = data.find(source, "validation", None, "dataset ruler", remedy=remedy)
+    rows = []
+    for record in data.read_records(found, ("question", "answer", "context")):
+        context = record["context"]
+        parts = zip(context["title"], context["sentences"], strict=True) if isinstance(context, Mapping) else context
+        rows.append((record["question"], record["answer"], [f"{title}\n{''.join(lines)}" for title, lines in parts]))
+    documents = sorted({document for *_, own in rows for document in own})
+    index = {document: i for i, document in enumerate(documents)}
+    questions = [Question(text, (answer,), tuple(index[document] for document in own)) for text, answer, own in rows]
+    return documents, questions
+
+
+def splitter(kind: str) -> Callable[[str], list[str]]:
+    """Return the function that splits a text into sentences.
+
+    Args:
+        kind: ``punkt`` for NLTK's model, as in RULER; ``simple`` for a split after closing punctuation. They place
+            needles at slightly different words.
+
+    Raises:
+        DataError: NLTK or its model is not installed.
+    """
+    if kind == "simple":
+        return lambda text: [part for part in _END.split(text) if part]
+    try:
+        from nltk.tokenize import sent_tokenize
+
+        sent_tokenize("One. Two.")
+    except (ImportError, LookupError) as error:
+        raise DataError(
+            "dataset.sentences=punkt needs NLTK and its model punkt_tab, which are not on this machine.\n"
+            "  hint: pip install nltk && python -m nltk.downloader punkt_tab, or set dataset.sentences=simple"
+        ) from error
+    return lambda text: list(sent_tokenize(text))
+
+
+def english_words(path: str) -> Sequence[str]:
+    """Return the words of RULER's english_words.json, in the order of its file.
+
+    Raises:
+        DataError: the file is missing, or is not a JSON object or list of words.
+    """
+    place = _file(path, "dataset.english_words")
+    content: Any = _json(data.read_text(Found(place)), place)
+    words = list(content.values()) if isinstance(content, Mapping) else content
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise DataError(f"dataset ruler: dataset.english_words={path} is not a JSON list or object of words.")
+    return words
+
+
+def _file(path: str, key: str) -> Path:
+    place, single = data.local(path, "dataset ruler", key)
+    if not single:
+        raise DataError(f"dataset ruler: {key}={path} is a folder.\n  hint: name a file")
+    return place
+
+
+def _json(text: str, place: Path) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place} is not valid JSON: {error}.\n  hint: download the file again") from error
+
+
+def _remedy(key: str, file: str) -> str:
+    return (
+        f"set dataset.{key}={file}, or run `python -m kvbench.fetch dataset=ruler` on a machine with network and copy "
+        "its HF_HOME here"
+    )
