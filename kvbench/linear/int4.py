@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, library, nn
 
-from kvbench.linear import layout
+from kvbench.linear import kernel, layout
 
 #: output channels that are dequantized at a time for products that the kernel does not compute
 SLICE = 4096
@@ -164,8 +164,11 @@ def int4_product(
     bias: Tensor | None = None,
 ) -> Tensor:
     """Compute :func:`product` from the fields of :class:`Int4Weight`; `half` is True if scales are fp16, not bf16."""
-    weight = Int4Weight(codes, groups, rows, columns, group, torch.float16 if half else torch.bfloat16)
-    return plain(x, weight, bias)
+    if kernel.serves(x, columns, bias):
+        out = kernel.int4(x, codes, groups, rows, group, half, bias)
+        if out is not None:
+            return out
+    return plain(x, Int4Weight(codes, groups, rows, columns, group, torch.float16 if half else torch.bfloat16), bias)
 
 
 @int4_product.register_fake

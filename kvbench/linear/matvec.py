@@ -1,10 +1,12 @@
-"""Linear layers for a single token: matrix-vector products, as one operation for ``torch.compile``.
+"""Linear layers for 1 to 16 rows of input, as one operation for ``torch.compile``.
 
 Such a product takes as long as reading its matrix. The compiler chooses among its own kernels by timing them, so the
 choice differs between processes: a step took 8.2 ms in one process and 0.44 ms more in another. The kernels of
-libraries are optimised for many rows. The kernel here (:mod:`kvbench.linear.matvec_kernel`) has fixed block shapes
-and requests everything that a program reads before it sums (``python -m kvbench.bench products``;
-results/h200/README.md). Products in fp32, and those that it cannot compute (:func:`served`), go to torch's library.
+libraries are optimised for many rows. One row has a Triton kernel (:mod:`kvbench.linear.matvec_kernel`) with fixed
+block shapes, which requests everything that a program reads before it sums; 2 to 16 rows, as the verification of a
+draft has, have the CUDA kernel that also multiplies 4-bit weights (:mod:`kvbench.linear.kernel`). Both are measured by
+``python -m kvbench.bench products`` (results/h200/README.md). Products in fp32, and those that neither can compute
+(:func:`served`), go to torch's library.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor, library, nn
 
-#: pairs of a largest number of columns and the (rows of a program, columns at a time, warps) to use, as measured on an
-#: H200
+from kvbench.linear import kernel
+
+#: for one row: pairs of a largest number of columns and the (rows of a program, columns at a time, warps) to use, as
+#: measured on an H200
 SHAPES = ((8192, (2, 2048, 4)), (1 << 30, (4, 2048, 8)))
 
 #: number of columns up to which a program requests everything that it reads at once; with more, registers would not
@@ -28,7 +32,7 @@ UNROLLED = 16384
 def matvec(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute a linear layer, ``x @ weight.T + bias``, and return its output ``[..., N]``, without gradients.
 
-    It uses kvbench's kernel if the kernel can compute the product (:func:`served`), and torch's library otherwise.
+    It uses a kernel of kvbench if one can compute the product (:func:`served`), and torch's library otherwise.
 
     Args:
         x: input, ``[..., K]``.
@@ -48,16 +52,16 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def served(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """Return True if kvbench's kernel can compute the product of these arguments, which are those of :func:`matvec`.
+    """Return True if a kernel of kvbench can compute the product of these arguments, which are those of :func:`matvec`.
 
-    The input must be a single row. All tensors must have the same 16-bit dtype and be on a GPU for which the kernel
-    compiles. The number of columns must be a multiple of 8. Elements of a row must be contiguous, and each row of the
-    matrix must begin at a multiple of 16 bytes.
+    All tensors must have the same 16-bit dtype and be on a GPU for which the kernels compile. Elements of a row must be
+    contiguous, and each row of the matrix must begin at a multiple of 16 bytes. The number of columns must be a
+    multiple of 8 for an input of one row, and of 128 for one of 2 to 16 rows.
     """
     rows, columns = weight.shape
-    return (
+    if not (
         x.is_cuda
-        and x.numel() == x.shape[-1] == columns
+        and x.shape[-1] == columns
         and x.dtype == weight.dtype
         and (bias is None or (bias.dtype == x.dtype and bias.is_contiguous()))
         and x.dtype in (torch.bfloat16, torch.float16)
@@ -66,9 +70,14 @@ def served(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
         and not weight.stride(0) % 8
         and not (x.data_ptr() | weight.data_ptr()) % 16
         and rows > 0
-        and kernels(x.device)
-        and compiles(x.dtype, rows, columns, bias is not None, x.device)
-    )
+    ):
+        return False
+    if x.numel() == columns:
+        return kernels(x.device) and compiles(x.dtype, rows, columns, bias is not None, x.device)
+    if not kernel.serves(x, columns, bias):
+        return False
+    lines, bf16 = x.numel() // columns, x.dtype == torch.bfloat16
+    return kernel.configuration(lines, rows, columns, 0, False, bf16, x.device.index or 0) is not None
 
 
 @cache
@@ -87,7 +96,7 @@ def kernels(device: torch.device) -> bool:
 
 @lru_cache(maxsize=256)
 def compiles(dtype: torch.dtype, rows: int, columns: int, bias: bool, device: torch.device) -> bool:
-    """Return True if the kernel compiles for matrices of a given shape; otherwise warn once, and return False.
+    """Return True if the kernel for one row compiles for matrices of a given shape; otherwise warn and return False.
 
     Args:
         dtype: dtype of matrix and vector.
@@ -111,10 +120,12 @@ def compiles(dtype: torch.dtype, rows: int, columns: int, bias: bool, device: to
 
 
 def launch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute a product with kvbench's kernel and return it; the arguments must be valid for :func:`served`."""
+    """Compute a product with a kernel of kvbench and return it; the arguments must be valid for :func:`served`."""
+    rows, columns = weight.shape
+    if x.numel() > columns:
+        return kernel.half_precision(x, weight, bias)
     from kvbench.linear.matvec_kernel import product
 
-    rows, columns = weight.shape
     own_rows, block, warps = shape(columns)
     out = x.new_empty(*x.shape[:-1], rows)
     with torch.cuda.device_of(x):
@@ -138,7 +149,7 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def shape(columns: int) -> tuple[int, int, int]:
-    """Return the block sizes with which to launch the kernel for a matrix with `columns` columns.
+    """Return the block sizes with which to launch the kernel for one row, for a matrix with `columns` columns.
 
     Returns:
         Three numbers: rows that a program of the kernel computes, columns that it reads at a time, and its warps.

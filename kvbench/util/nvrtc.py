@@ -45,6 +45,8 @@ class Function:
         device: index of the GPU to load the function on.
         threads: number of threads of a CTA.
         shared: bytes of dynamic shared memory of a CTA.
+        overlapped: True to launch by programmatic dependent launch (sm_90 and later): CTAs may start before the kernel
+            launched before it has ended, and must wait for it (``griddepcontrol.wait``) before they read what it wrote.
 
     Attributes:
         registers: number of registers per thread.
@@ -56,8 +58,10 @@ class Function:
         RuntimeError: nvrtc or the driver reported an error, which the message contains.
     """
 
-    def __init__(self, source: str, name: str, device: int, threads: int, shared: int) -> None:
-        self.threads, self.shared = threads, shared
+    def __init__(
+        self, source: str, name: str, device: int, threads: int, shared: int, overlapped: bool = False
+    ) -> None:
+        self.threads, self.shared, self.overlapped = threads, shared, overlapped
         major, minor = torch.cuda.get_device_capability(device)
         binary = compiled(source, f"sm_{major}{minor}", name)
         with torch.cuda.device(device):  # a module belongs to the context that is current when it is loaded
@@ -75,7 +79,12 @@ class Function:
         self.spilled = ask(driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, self.function))
         self.fit = ask(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, self.threads, self.shared))
         self.resident = self.fit * torch.cuda.get_device_properties(device).multi_processor_count
-        self._launch = driver.cuLaunchKernel
+        self._driver = driver
+        if self.overlapped:
+            chosen = driver.CUlaunchAttribute()
+            chosen.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            chosen.value.programmaticStreamSerializationAllowed = 1
+            self._attributes = [chosen]
 
     def launch(self, grid: tuple[int, int, int], arguments: bytes, stream: int) -> None:
         """Launch the function on a CUDA stream.
@@ -90,11 +99,17 @@ class Function:
         """
         buffer = ctypes.create_string_buffer(arguments, len(arguments))
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
-        ask(
-            self._launch(
-                self.function, *grid, self.threads, 1, 1, self.shared, stream, ctypes.addressof(pointers), 0
-            )
-        )  # fmt: skip
+        if self.overlapped:
+            config = self._driver.CUlaunchConfig()
+            config.gridDimX, config.gridDimY, config.gridDimZ = grid
+            config.blockDimX, config.blockDimY, config.blockDimZ = self.threads, 1, 1
+            config.sharedMemBytes, config.hStream = self.shared, self._driver.CUstream(stream)
+            config.attrs, config.numAttrs = self._attributes, 1
+            ask(self._driver.cuLaunchKernelEx(config, self.function, ctypes.addressof(pointers), 0))
+            return
+        size = (self.threads, 1, 1)
+        values = ctypes.addressof(pointers)
+        ask(self._driver.cuLaunchKernel(self.function, *grid, *size, self.shared, stream, values, 0))
 
 
 def compiled(source: str, architecture: str, name: str = "kernel") -> bytes:

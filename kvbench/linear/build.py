@@ -1,0 +1,174 @@
+"""Configurations of the CUDA kernel for products of a few rows with a weight matrix, and its launches.
+
+The source is ``cuda/*``; :mod:`kvbench.util.nvrtc` compiles, loads and launches it.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kvbench.linear import layout
+from kvbench.util import nvrtc
+
+#: the files of the source, in the order in which they are joined
+PARTS = ("instructions.cuh", "product.cu")
+#: largest number of rows of x that the kernel multiplies
+ROWS = 16
+
+
+@dataclass(frozen=True)
+class Build:
+    """Compile-time configuration of the kernel, as values for the macros that ``cuda/product.cu`` explains.
+
+    A *block* is the output channels that a CTA computes at a time; the warps of the CTA share out the input channels.
+
+    Args:
+        bits: bits of a weight, 4 or 16 (macro ``BITS``).
+        bf16: True if x and the output are bf16; False for fp16 (``BF16``).
+        wide: True for 9 to 16 rows of x, False for 1 to 8 (``NT``).
+        unit: input channels of a slot of the ring, which must divide those of the matrix: 128, or 64 with 16 bits
+            (``UNIT``).
+        group: input channels that share a scale; 0 with 16 bits (``GROUP``).
+        half: True if scales are fp16, False if they are bf16 (``HALF``).
+        tiles: tiles of 16 output channels in a block (``MT``).
+        warps: warps in a CTA (``WARPS``).
+        stages: slots in a warp's ring buffer (``STAGES``).
+        keep: True if a warp keeps its part of x in shared memory; False if x passes through the ring (``XRES``).
+        chains: sums that the matrix instructions add to in turn, 1 or 2 (``CHAINS``).
+        early: slots whose weights a launch requests before the kernel before it has ended, by programmatic dependent
+            launch (``EARLY``, ``PDL``); 0: an ordinary launch.
+        hint: how weights pass the L2 cache: 0 as the hardware does; 1 first to be evicted; 2 also 256 bytes at a time
+            (``HINT``).
+        resident: CTAs that a multiprocessor must be able to run at once, which bounds registers (``MINB``).
+    """
+
+    bits: int
+    bf16: bool = True
+    wide: bool = False
+    unit: int = 128
+    group: int = 0
+    half: bool = True
+    tiles: int = 1
+    warps: int = 8
+    stages: int = 4
+    keep: bool = True
+    chains: int = 1
+    early: int = 0
+    hint: int = 1
+    resident: int = 1
+
+    @property
+    def slot(self) -> int:
+        """Bytes of weights and scales in a slot of the ring."""
+        scales = 64 * self.unit // self.group if self.bits == 4 else 0
+        return self.tiles * (layout.ROWS * self.unit * self.bits // 8 + scales)
+
+    def shared(self, rows: int, columns: int) -> int:
+        """Return the bytes of shared memory of a CTA.
+
+        Args:
+            rows: rows of x.
+            columns: input channels.
+        """
+        units, part = columns // self.unit, rows * self.unit * 2
+        kept = -(-units // self.warps) * part if self.keep else 0
+        slot = self.slot + (0 if self.keep else part)
+        sums = 2 * self.tiles * (2 if self.wide else 1) * 512
+        return self.warps * (sums + kept + self.stages * slot)
+
+    def macros(self) -> str:
+        """Return the macro definitions that must precede the kernel's source."""
+        values = {
+            "BITS": self.bits,
+            "UNIT": self.unit,
+            "HINT": self.hint,
+            "BF16": int(self.bf16),
+            "GROUP": self.group,
+            "HALF": int(self.half),
+            "NT": 2 if self.wide else 1,
+            "MT": self.tiles,
+            "WARPS": self.warps,
+            "STAGES": self.stages,
+            "XRES": int(self.keep),
+            "CHAINS": self.chains,
+            "EARLY": self.early,
+            "PDL": int(self.early > 0),
+            "MINB": self.resident,
+        }
+        return "".join(f"#define {name} {value}\n" for name, value in values.items())
+
+
+@cache
+def source() -> str:
+    """Return the CUDA source of the kernel, without the macro definitions that configure it."""
+    folder = Path(__file__).parent / "cuda"
+    return "\n".join((folder / part).read_text(encoding="utf-8") for part in PARTS)
+
+
+@lru_cache(maxsize=1024)
+def function(build: Build, rows: int, columns: int, device: int) -> nvrtc.Function:
+    """Return the kernel, compiled and loaded on a GPU; equal calls share one.
+
+    Args:
+        build: configuration to compile.
+        rows: rows of x.
+        columns: input channels.
+        device: index of the GPU.
+
+    Raises:
+        RuntimeError: nvrtc or the driver reported an error, which the message contains.
+    """
+    shared = build.shared(rows, columns)
+    return nvrtc.Function(
+        build.macros() + source(), "product", device, build.warps * 32, shared, overlapped=build.early > 0
+    )
+
+
+def launch(
+    build: Build,
+    x: Tensor,
+    weight: Tensor,
+    groups: Tensor | None,
+    channels: int,
+    bias: Tensor | None,
+    out: Tensor,
+    ctas: int | None = None,
+) -> None:
+    """Launch the kernel on the current stream; tensors must be as the kernel reads them.
+
+    Args:
+        build: configuration of the kernel.
+        x: input, contiguous ``[rows, columns]``.
+        weight: codes (:mod:`kvbench.linear.layout`), or 16-bit weights ``[channels, columns]``.
+        groups: scales and zeros of 4-bit weights; None with 16 bits.
+        channels: output channels.
+        bias: ``[channels]``, in the dtype of x; None: no bias.
+        out: output, contiguous ``[rows, channels]``.
+        ctas: largest number of CTAs of a multiprocessor; None: as many as it can run.
+    """
+    rows, columns = x.shape
+    device = x.device.index or 0
+    kernel = function(build, rows, columns, device)
+    tiles = -(-channels // layout.ROWS)
+    most = kernel.resident if ctas is None else min(ctas, kernel.fit) * (kernel.resident // kernel.fit)
+    arguments = struct.pack(
+        "5Pq4i",
+        x.data_ptr(),
+        weight.data_ptr(),
+        0 if groups is None else groups.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        0 if groups is not None else weight.stride(0) * weight.element_size(),
+        channels,
+        columns,
+        rows,
+        tiles,
+    )
+    grid = min(-(-tiles // build.tiles), most)
+    kernel.launch((grid, 1, 1), arguments, torch.cuda.current_stream(x.device).cuda_stream)

@@ -1,0 +1,177 @@
+"""Products of 1 to 16 rows by kvbench's CUDA kernel: those that it can compute, and the configuration for each.
+
+The kernel (``cuda/product.cu``, :mod:`kvbench.linear.build`) reads a matrix of 4-bit or 16-bit weights once, whatever
+the number of rows. Its sums do not depend on the order in which CTAs run: equal inputs give equal outputs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from kvbench.linear import build, layout
+from kvbench.linear.build import Build
+from kvbench.util import nvrtc
+
+#: candidate with the smallest buffers
+LAST = (1, 4, 2, False, 128, 1)
+#: bytes of shared memory that a CTA may have if the device does not say (sm_90)
+SHARED = 227 * 1024
+
+
+def serves(x: Tensor, columns: int, bias: Tensor | None = None) -> bool:
+    """Return True if the kernel can take the input and the bias of a product; its matrix is not looked at.
+
+    The input must have 1 to 16 rows in bf16 or fp16, on a GPU of compute capability 8.0 or higher, and CUDA source
+    must be compilable. The number of columns must be a multiple of 128, and a bias must have the dtype of the input.
+
+    Args:
+        x: input, ``[..., columns]``.
+        columns: input channels of the matrix.
+        bias: bias; None: no bias.
+    """
+    return (
+        x.is_cuda
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and x.shape[-1] == columns
+        and not columns % 128
+        and 0 < x.numel() <= build.ROWS * columns
+        and (bias is None or (bias.dtype == x.dtype and bias.is_contiguous()))
+        and nvrtc.missing() is None
+    )
+
+
+def int4(
+    x: Tensor, codes: Tensor, groups: Tensor, channels: int, group: int, half: bool, bias: Tensor | None
+) -> Tensor | None:
+    """Return the product with a 4-bit matrix, or None if the kernel cannot be compiled for it.
+
+    Args:
+        x: input ``[..., columns]``, for which :func:`serves` is True.
+        codes: codes (:mod:`kvbench.linear.layout`).
+        groups: scales and zeros.
+        channels: output channels.
+        group: input channels that share a scale.
+        half: True if scales are fp16, False if they are bf16.
+        bias: ``[channels]``; None: no bias.
+    """
+    rows, columns = x.numel() // x.shape[-1], x.shape[-1]
+    chosen = configuration(rows, channels, columns, group, half, x.dtype == torch.bfloat16, x.device.index or 0)
+    return None if chosen is None else _launched(chosen, x, codes, groups, channels, bias)
+
+
+def half_precision(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the product with a 16-bit matrix.
+
+    Args:
+        x: input ``[..., columns]``, for which :func:`serves` is True.
+        weight: matrix ``[channels, columns]`` in the dtype of x, whose rows begin at multiples of 16 bytes.
+        bias: ``[channels]``; None: no bias.
+
+    Raises:
+        RuntimeError: the kernel cannot be compiled for this product.
+    """
+    channels, columns = weight.shape
+    rows, bf16 = x.numel() // columns, x.dtype == torch.bfloat16
+    chosen = configuration(rows, channels, columns, 0, False, bf16, x.device.index or 0)
+    if chosen is None:
+        raise RuntimeError(f"no kernel for {rows} rows and {channels} x {columns} weights on {x.device}")
+    return _launched(chosen, x, weight, None, channels, bias)
+
+
+def _launched(
+    chosen: tuple[Build, int], x: Tensor, weight: Tensor, groups: Tensor | None, channels: int, bias: Tensor | None
+) -> Tensor:
+    flat = x.reshape(-1, x.shape[-1])
+    if flat.data_ptr() % 16 or not flat.is_contiguous():
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    out = x.new_empty(*x.shape[:-1], channels)
+    with torch.cuda.device_of(x):
+        build.launch(chosen[0], flat, weight, groups, channels, bias, out, chosen[1])
+    return out
+
+
+@lru_cache(maxsize=1024)
+def configuration(
+    rows: int, channels: int, columns: int, group: int, half: bool, bf16: bool, device: int
+) -> tuple[Build, int] | None:
+    """Return the configuration for a product on a GPU, or None, with a warning, if it does not compile or run there.
+
+    Args:
+        rows: rows of x.
+        channels: output channels.
+        columns: input channels.
+        group: input channels that share a scale; 0: the weights have 16 bits.
+        half: True if scales are fp16.
+        bf16: True if x is bf16.
+        device: index of the GPU.
+
+    Returns:
+        The configuration, compiled, and the largest number of CTAs of a multiprocessor.
+    """
+    shared = int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED))
+    chosen, ctas = choose(rows, channels, columns, group, half, bf16, shared)
+    try:
+        function = build.function(chosen, rows, columns, device)
+        if not function.fit:
+            raise RuntimeError(f"a CTA of {function.shared} bytes of shared memory does not fit a multiprocessor")
+    except RuntimeError as error:
+        message = " ".join(str(error).split())[:200]
+        bits = 4 if group else 16
+        warnings.warn(
+            f"products of {rows} rows with {channels} x {columns} weights of {bits} bits do not use kvbench's kernel: "
+            f"{message}",
+            stacklevel=2,
+        )
+        return None
+    return chosen, ctas
+
+
+def choose(
+    rows: int, channels: int, columns: int, group: int, half: bool, bf16: bool, shared: int = SHARED
+) -> tuple[Build, int]:
+    """Return the fastest configuration that fits into shared memory, and the CTAs of a multiprocessor to use.
+
+    Which candidates are faster was measured on an H200 (``python -m kvbench.bench products``; results/h200). If none
+    fits, the last is returned, which has the smallest buffers.
+
+    Args:
+        rows: rows of x.
+        channels: output channels.
+        columns: input channels.
+        group: input channels that share a scale; 0: the weights have 16 bits.
+        half: True if scales are fp16.
+        bf16: True if x is bf16.
+        shared: bytes of shared memory that the device allows a CTA.
+    """
+    bits = 4 if group else 16
+    for tiles, warps, stages, keep, unit, ctas in candidates(bits, rows, channels, columns):
+        chosen = Build(
+            bits, bf16, rows > 8, unit, group, half if group else False, tiles, warps, stages, keep, chains=2
+        )
+        if ctas * (chosen.shared(rows, columns) + 1024) <= shared + 1024:
+            break
+    return chosen, ctas
+
+
+def candidates(bits: int, rows: int, channels: int, columns: int) -> list[tuple[int, int, int, bool, int, int]]:
+    """Return candidates for a product, the fastest first.
+
+    Args:
+        bits: bits of a weight, 4 or 16.
+        rows: rows of x.
+        channels: output channels.
+        columns: input channels.
+
+    Returns:
+        For each: tiles, warps, stages, whether a warp keeps its part of x, columns of a slot
+        (:class:`kvbench.linear.build.Build`) and CTAs of a multiprocessor.
+    """
+    tiles = -(-channels // layout.ROWS)
+    if bits == 4:
+        first = (2, 16, 3, True, 128, 1) if tiles <= 264 else (1, 8, 6, True, 128, 2)
+        return [first, (1, 8, 6, True, 128, 2), (1, 8, 6, True, 128, 1), (1, 8, 4, False, 128, 1), LAST]
+    return [(1, 8, 4, True, 64, 2), (1, 8, 4, False, 64, 2), (1, 8, 3, False, 64, 1), (*LAST[:4], 64, 1)]

@@ -1,0 +1,45 @@
+"""The CUDA kernel of products as a program of this machine: its source, compiled by g++ with emulated instructions."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.linear import build
+from kvbench.linear.build import Build
+
+HERE = Path(__file__).parent
+
+
+def product(
+    config: Build,
+    x: Tensor,
+    weight: Tensor,
+    groups: Tensor | None,
+    channels: int,
+    bias: Tensor | None,
+    ctas: int,
+    folder: Path,
+) -> Tensor:
+    """The output of the kernel on `ctas` CTAs, one after another; each thread of a CTA is one of this machine."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++ to compile the kernel for this machine")
+    text = (Path(build.__file__).parent / "cuda" / "product.cu").read_text(encoding="utf-8")
+    source = folder / "kernel.cpp"
+    source.write_text(f'{config.macros()}#include "warp.hpp"\n{text}\n#include "run.hpp"\n', encoding="utf-8")
+    options = ["-std=c++20", "-O1", "-w", "-pthread", "-shared", "-fPIC", "-I", str(HERE)]
+    subprocess.run(["g++", *options, str(source), "-o", str(folder / "kernel.so")], check=True)
+    out = torch.full((len(x), channels), float("nan"), dtype=x.dtype)
+    addresses = [0 if t is None else t.data_ptr() for t in (x, weight, groups, bias, out)]
+    stride = 0 if groups is not None else weight.stride(0) * weight.element_size()
+    arguments = struct.pack("5Pq4i", *addresses, stride, channels, x.shape[1], len(x), -(-channels // 16))
+    assert config.shared(*x.shape) <= 227 * 1024
+    ctypes.CDLL(str(folder / "kernel.so")).run(ctypes.create_string_buffer(arguments, len(arguments)), ctas)
+    return out
