@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from kvbench.attention import fused, observe, prefill, reference
+from kvbench.attention import foreseen, fused, observe, prefill, reference
 from kvbench.attention.logits import Logits, hands_over, logits_of
 from kvbench.attention.rope import pre_rope
 from kvbench.cache.layer import Handle, KVLayer
@@ -202,9 +202,10 @@ def step(
 ) -> Tensor:
     """Append the new tokens of a decode step to a layer's stores, and compute their attention over all cached tokens.
 
-    If ``layer.progress.span`` is set (for perplexity, :func:`kvbench.decoding.perplexity.decode_nll`), the new tokens
-    are processed that many at a time, and the method may pack or drop tokens in between. One call with many tokens then
-    gives the same results as one call for each of these parts.
+    If ``layer.progress.span`` is set (for perplexity, :func:`kvbench.decoding.perplexity.decode_nll`), one call with
+    many tokens gives the same results as one call for each so many of them. If it is known in advance when the method
+    packs or drops each token, they are processed in one pass (:mod:`kvbench.attention.foreseen`). Otherwise, they are
+    processed that many at a time, and the method may pack or drop tokens in between.
 
     Args:
         module: the model's attention module.
@@ -225,6 +226,9 @@ def step(
         layer.progress.check_step(mask, layer.batch, count)
     if span is None or span >= count:
         return append_and_attend(module, layer, query, keys, values, mask, scaling, logits)
+    together = foreseen.attend(layer, query, keys, values, mask, scaling, logits)
+    if together is not None:
+        return together
     outs, last = [], layer.seen
     plain = fused.plain(layer, mask, count)
     for begin in range(0, count, span):

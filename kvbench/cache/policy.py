@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from kvbench.cache.segments.base import Side
     from kvbench.cache.store import Store
 
+#: in :meth:`Policy.demotions`: the token stays in full precision
+NEVER = 1 << 62
+
 
 class MethodState(Protocol):
     """Interface of what a method remembers about one cache, besides the stored keys and values.
@@ -142,6 +145,22 @@ class Policy(Protocol[L]):
         Args:
             layer: layer that holds the tokens.
             rows: rows of the batch, all of which have the same number of tokens in each segment.
+        """
+        ...
+
+    def demotions(self, layer: L, count: int) -> tuple[Tensor, Tensor] | None:
+        """Return when the method packs or drops each token of a text, as far as that is known in advance.
+
+        With this, many known tokens (perplexity) are processed in one pass (:mod:`kvbench.attention.foreseen`).
+
+        Args:
+            layer: layer that holds the tokens.
+            count: number of tokens of the text, without padding.
+
+        Returns:
+            For the keys and for the values, int64 ``[count]`` on the CPU: the smallest number of tokens after which
+            :meth:`settle` packs or drops the token; :data:`NEVER` if it stays in full precision. None if that depends
+            on more than the number of tokens, or if packed tokens change later.
         """
         ...
 

@@ -152,6 +152,8 @@ class Progress:
             for one kernel launch.
         tables: tables in device memory that tell attention kernels how many tokens of each format a row has, and where.
             Layers with equal tables share one (:func:`kvbench.attention.phases.shared_table`).
+        plans: what the queries of the current pass over known tokens see, for layers that hold the same tokens in the
+            same formats (:mod:`kvbench.attention.foreseen`).
         plain_mask: the last answer of :func:`kvbench.attention.fused.plain`, which the other layers of a step reuse: a
             key for the mask and the step, True if the mask is plainly causal, and the mask.
     """
@@ -169,6 +171,7 @@ class Progress:
     packs: Deferred[Job] = field(init=False, default_factory=Deferred)
     rolls: Deferred[Roll] = field(init=False, default_factory=Deferred)
     tables: dict[Any, Tensor] = field(init=False, default_factory=dict)
+    plans: dict[Any, Any] = field(init=False, default_factory=dict)
     plain_mask: tuple[Any, bool, Tensor] | None = field(init=False, default=None)
 
     def see(self, mask: Tensor | None, batch: int, count: int) -> None:

@@ -54,6 +54,19 @@ def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: T
     return layer.rotation(keys, _stacked(layer, numbers, columns))
 
 
+def rotated_columns(layer: LayerState, first: int, keys: Tensor) -> Tensor:
+    """Return the keys of consecutive columns after RoPE, for a layer that stores them before RoPE.
+
+    Args:
+        layer: layer of the keys.
+        first: column of the first key.
+        keys: keys as the layer stores them, ``[B, H, n, D]``.
+    """
+    assert layer.rotation is not None
+    columns = torch.arange(first, first + keys.shape[2])
+    return layer.rotation(keys, _stacked(layer, range(layer.batch), [columns] * layer.batch))
+
+
 def handed_on(layer: LayerState, rows: slice, keys: Tensor, first: int) -> Tensor:
     """Convert keys for the follower of a layer: apply or undo RoPE if only one of the two stores keys before it.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -16,17 +16,33 @@ from kvbench.attention.rope import pre_rope
 from kvbench.cache import KVCache
 from kvbench.cache.layer import Handle
 from kvbench.cache.policy import Policy
+from kvbench.decoding.forced import forced_nll
+from kvbench.decoding.graphs import Graphs
 from kvbench.decoding.passes import check_cache, forward, prefill
 
 SIMULATED = "kvbench_simulated"
 
 #: default number of tokens of a forward pass: with more, it is hardly faster, and logits take more memory
 PASS = 128
+#: the same on a GPU, where each pass of a lossy method dequantizes all that is stored
+GPU_PASS = 512
+#: largest number of tokens of a batch whose logits are converted to fp32 at a time
+SCORED = 4096
+
+#: index of the first scored token, for all rows or for each
+First = int | Sequence[int]
 
 
-def pass_tokens(chunk: int | Literal["auto"]) -> int:
-    """Return the number of tokens per forward pass: `chunk`, or :data:`PASS` if it is ``auto``."""
-    return PASS if chunk == "auto" else chunk
+def pass_tokens(chunk: int | Literal["auto"], device: torch.device | None = None) -> int:
+    """Return the number of tokens per row and forward pass.
+
+    Args:
+        chunk: that number; ``auto``: :data:`GPU_PASS` on a GPU, else :data:`PASS`.
+        device: device of the tokens; None: not a GPU.
+    """
+    if chunk != "auto":
+        return chunk
+    return GPU_PASS if device is not None and device.type == "cuda" else PASS
 
 
 def exact_chunk(method: Policy[Any], chunk: int) -> int:
@@ -36,6 +52,9 @@ def exact_chunk(method: Policy[Any], chunk: int) -> int:
     at a time, later ones would attend to tokens in full precision that decoding would have packed by then. Hence
     `chunk` is returned only in two cases: the method packs and drops no tokens after the prompt, or it packs each token
     before any token attends to it (``eager``). Methods that observe attention always get 1.
+
+    With 1, several tokens can still share a pass if it is known in advance when each of them is packed or dropped
+    (:mod:`kvbench.attention.foreseen`).
 
     Args:
         method: the method whose cache is used.
@@ -50,75 +69,128 @@ def decode_nll(
     model: PreTrainedModel,
     cache: KVCache,
     ids: Tensor,
-    first: int,
+    first: First,
     *,
+    mask: Tensor | None = None,
     prompt: int = 0,
     chunk: int | Literal["auto"] = "auto",
     report: Callable[[int], None] | None = None,
+    graphs: Graphs = "never",
+    compile: bool = False,
 ) -> Tensor:
     """Return the negative log-likelihood of the tokens ``first`` to ``T - 1`` of a text, as in decoding with a cache.
 
     Tokens are teacher-forced: each is predicted from the text's own tokens before it, in the form in which the method's
     cache stores them at that point. For speed, the model runs on a chunk of tokens at once. In each layer, attention
-    processes as many of them at a time as possible without changing the result (:func:`exact_chunk`), and the method
-    packs or drops tokens in between.
+    processes as many of them at a time as possible without changing the result (:func:`exact_chunk`,
+    :mod:`kvbench.attention.foreseen`), and the method packs or drops tokens in between. If attention must go token by
+    token, steps of one token per row are captured as a CUDA graph, where `graphs` allows that.
 
     Args:
         model: causal language model that runs kvbench's attention.
         cache: an empty cache.
-        ids: token ids ``[B, T]``, without padding.
-        first: index of the first scored token, at least 1 and at least `prompt`.
-        prompt: number of tokens at the beginning of the text that are prefilled at once; 0 is treated as 1.
-        chunk: tokens per forward pass; ``auto``: :data:`PASS`. It affects the result only by rounding.
+        ids: token ids ``[B, T]``, padded on the left if at all.
+        first: index of the first scored token, at least 1 and at least `prompt`; a number per row if rows differ.
+        mask: attention mask ``[B, T]``, 0 at padding, which must end before the prompt does; None: no padding.
+        prompt: number of columns at the beginning of the text that are prefilled at once; 0 is treated as 1.
+        chunk: tokens per row and forward pass; ``auto``: :data:`GPU_PASS` on a GPU, else :data:`PASS`. It affects the
+            result only by rounding. With 1, each pass is an ordinary decode step.
         report: function that is called after each pass with the number of tokens processed so far; None: no function.
+        graphs: whether steps may be captured as CUDA graphs, as for :func:`kvbench.decoding.autoregressive.generate`.
+        compile: True: in captured steps, compile everything except attention.
 
     Returns:
         For each row, the negative log-likelihood in nats, summed over the scored tokens, fp32 ``[B]``.
 
     Raises:
         CacheError: the model did not use the cache.
-        ValueError: `first`, `prompt` or `chunk` is out of range.
+        ValueError: `first`, `prompt` or `chunk` is out of range, or a row's padding does not end before the prompt.
     """
     batch, width = ids.shape
-    chunk = pass_tokens(chunk)
-    if not chunk >= 1:
+    size = pass_tokens(chunk, ids.device)
+    if not size >= 1:
         raise ValueError(f"chunk={chunk}: must be at least 1 token")
     if not 0 <= prompt <= width:
         raise ValueError(f"prompt={prompt}: must be from 0 to {width}, the number of tokens in ids")
-    if not max(1, prompt) <= first < max(width, 2):
-        raise ValueError(
-            f"first={first}: must be after the prompt of {prompt} tokens and before the end, that is, from "
-            f"{max(1, prompt)} to {width - 1}"
-        )
+    firsts = _firsts(first, batch)
+    for number in firsts:
+        if not max(1, prompt) <= number < max(width, 2):
+            raise ValueError(
+                f"first={number}: must be after the prompt of {prompt} tokens and before the end, that is, from "
+                f"{max(1, prompt)} to {width - 1}"
+            )
     place = max(1, prompt)
-    cache.progress.span = exact_chunk(cache.method, chunk)
-    logits = prefill(model, cache, ids[:, :place], None)[:, None] if place < width else None
-    total = torch.zeros(batch, device=ids.device)
-    begin = place  # the logits at hand predict ids[:, begin:]
-    while logits is not None:
-        end = begin + logits.shape[1]
-        total += _nll(logits, ids[:, begin:end], first - begin)
-        begin = end
-        if report is not None:
-            report(begin)
-        last = min(place + chunk, width - 1)
-        if place >= last:
-            break
-        positions = torch.arange(place, last, device=ids.device).expand(batch, -1)
-        logits = forward(model, cache, ids[:, place:last], None, positions, all_logits=True)
-        place = last
+    if mask is not None and not bool(mask[:, place - 1 :].all()):
+        raise ValueError(f"prompt={prompt}: a row's padding does not end before the prompt does")
+    if place == width:
+        prefill(model, cache, ids[:, :place], mask)
+        check_cache(cache, place)
+        return torch.zeros(batch, device=ids.device)
+    cache.progress.span = exact_chunk(cache.method, size)
+    # prompts of a cache that was made without them have their padding from the mask
+    logits = prefill(model, cache, ids[:, :place], None if mask is None else mask[:, :place])
+    total = nll(logits[:, None], ids[:, place : place + 1], firsts, place)
+    if report is not None:
+        report(place + 1)
+    del logits
+    lengths = torch.full((batch,), place, device=ids.device) if mask is None else mask[:, :place].sum(-1)
+    rest = None
+    if size > 1 and cache.progress.span == 1 and not foreseen(cache):
+        rest = forced_nll(model, cache, ids, firsts, lengths, report, graphs, compile)
+    if rest is None:
+        rest = _by_passes(model, cache, ids, firsts, mask, lengths, size, report)
     check_cache(cache, max(width - 1, 1))
+    return (total + rest).float()
+
+
+def _by_passes(
+    model: PreTrainedModel,
+    cache: KVCache,
+    ids: Tensor,
+    firsts: list[int],
+    mask: Tensor | None,
+    lengths: Tensor,
+    size: int,
+    report: Callable[[int], None] | None,
+) -> Tensor:
+    """Return the likelihood of the tokens that are not cached yet, but the first, by passes over `size` tokens each."""
+    width, begin = ids.shape[1], cache.get_seq_length()
+    total = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
+    for place in range(begin, width - 1, size):
+        last = min(place + size, width - 1)
+        positions = lengths[:, None] + torch.arange(place - begin, last - begin, device=ids.device)
+        seen = None if mask is None else mask[:, :last]
+        logits = forward(model, cache, ids[:, place:last], seen, positions, all_logits=True)
+        total += nll(logits, ids[:, place + 1 : last + 1], firsts, place + 1)
+        del logits  # before the next pass allocates its own
+        if report is not None:
+            report(last + 1)
     return total
 
 
+def foreseen(cache: KVCache) -> bool:
+    """Return True if it is known in advance when each token of a cache is packed or dropped, in every layer.
+
+    Passes over many tokens then need not go token by token (:mod:`kvbench.attention.foreseen`).
+
+    Args:
+        cache: the cache, which already contains the prompts.
+    """
+    return all(
+        layer.method.demotions(layer, layer.real_tokens(0)) is not None and all(order is None for order in layer.order)
+        for layer in cache.layers
+    )
+
+
 @torch.inference_mode()
-def forward_nll(model: PreTrainedModel, ids: Tensor, first: int) -> Tensor:
+def forward_nll(model: PreTrainedModel, ids: Tensor, first: First) -> Tensor:
     """Return the negative log-likelihood of the tokens ``first`` to ``T - 1`` of a text, computed without a cache.
 
     Args:
         model: causal language model.
         ids: token ids ``[B, T]``, without padding.
-        first: index of the first scored token, at least 1, because no token predicts token 0.
+        first: index of the first scored token, at least 1, because no token predicts token 0; a number per row if rows
+            differ.
 
     Returns:
         For each row, the negative log-likelihood in nats, summed over the scored tokens, fp32 ``[B]``.
@@ -126,13 +198,13 @@ def forward_nll(model: PreTrainedModel, ids: Tensor, first: int) -> Tensor:
     Raises:
         ValueError: `first` is not between 1 and T - 1.
     """
-    _check_first(ids, first)
+    firsts = _check_first(ids, first)
     logits = model(input_ids=ids, use_cache=False).logits
-    return _nll(logits[:, :-1], ids[:, 1:], first - 1)
+    return nll(logits[:, :-1], ids[:, 1:], firsts, 1).float()
 
 
 @torch.inference_mode()
-def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: int) -> Tensor:
+def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: First) -> Tensor:
     """Return the negative log-likelihood of the tokens ``first`` to ``T - 1`` of a text, with simulated quantization.
 
     There is one forward pass. In each layer, the method first stores the keys and values of the whole text as if the
@@ -143,7 +215,8 @@ def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: in
         model: causal language model that runs kvbench's attention.
         cache: an empty cache.
         ids: token ids ``[B, T]``, without padding.
-        first: index of the first scored token, at least 1, because no token predicts token 0.
+        first: index of the first scored token, at least 1, because no token predicts token 0; a number per row if rows
+            differ.
 
     Returns:
         For each row, the negative log-likelihood in nats, summed over the scored tokens, fp32 ``[B]``.
@@ -152,7 +225,7 @@ def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: in
         CacheError: the model did not use the cache.
         ValueError: `first` is not between 1 and T - 1.
     """
-    _check_first(ids, first)
+    firsts = _check_first(ids, first)
     AttentionInterface.register(SIMULATED, _simulated)
     AttentionMaskInterface.register(SIMULATED, mask)
     model.set_attn_implementation(SIMULATED)
@@ -165,7 +238,7 @@ def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: in
     finally:
         model.set_attn_implementation(NAME)
     check_cache(cache, width)
-    return _nll(logits[:, :-1], ids[:, 1:], first - 1)
+    return nll(logits[:, :-1], ids[:, 1:], firsts, 1).float()
 
 
 def _simulated(
@@ -193,22 +266,42 @@ def _simulated(
     return reference.attend(module, layer, query, attention_mask, scaling, logits_of(module, query, kwargs)), None
 
 
-def _check_first(ids: Tensor, first: int) -> None:
-    if not 1 <= first < max(ids.shape[1], 2):
-        raise ValueError(f"first={first}: must be from 1 to {ids.shape[1] - 1}, because ids has {ids.shape[1]} tokens")
+def _check_first(ids: Tensor, first: First) -> list[int]:
+    firsts = _firsts(first, len(ids))
+    for number in firsts:
+        if not 1 <= number < max(ids.shape[1], 2):
+            raise ValueError(
+                f"first={number}: must be from 1 to {ids.shape[1] - 1}, because ids has {ids.shape[1]} tokens"
+            )
+    return firsts
 
 
-def _nll(logits: Tensor, target: Tensor, skip: int) -> Tensor:
-    """Return each row's summed negative log-likelihood of the targets ``skip..n-1``, fp32 ``[B]``.
+def _firsts(first: First, batch: int) -> list[int]:
+    if isinstance(first, int):
+        return [first] * batch
+    if len(first) != batch:
+        raise ValueError(f"first has {len(first)} numbers for {batch} rows")
+    return list(first)
+
+
+def nll(logits: Tensor, target: Tensor, firsts: Sequence[int], place: int) -> Tensor:
+    """Return each row's summed negative log-likelihood of consecutive tokens, fp64 ``[B]``.
+
+    Logits are converted to fp32 for a few tokens at a time.
 
     Args:
         logits: ``[B, n, V]``.
         target: the tokens that they predict, ``[B, n]``.
-        skip: number of targets of each row, from the first on, that do not count.
+        firsts: for each row, the index in the text of the first token that counts.
+        place: index in the text of ``target[:, 0]``.
     """
-    skip = max(skip, 0)
-    if skip >= target.shape[1]:
-        return torch.zeros(target.shape[0], device=target.device)
-    scores = logits[:, skip:].float()
-    losses = torch.nn.functional.cross_entropy(scores.flatten(0, 1), target[:, skip:].flatten(), reduction="none")
-    return losses.view(target.shape[0], -1).sum(-1)
+    total = torch.zeros(len(target), dtype=torch.float64, device=target.device)
+    step = max(1, SCORED // len(target))
+    limits = torch.tensor(firsts, device=target.device)[:, None] - place
+    for begin in range(max(min(firsts) - place, 0), target.shape[1], step):
+        part = target[:, begin : begin + step]
+        scores = logits[:, begin : begin + step].float().flatten(0, 1)
+        losses = torch.nn.functional.cross_entropy(scores, part.flatten(), reduction="none").view(part.shape)
+        counted = torch.arange(begin, begin + part.shape[1], device=target.device) >= limits
+        total += losses.double().where(counted, 0.0).sum(-1)
+    return total

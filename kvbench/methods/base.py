@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.methods.byte_parts import KVBytes, Setting
+from kvbench.methods.demotion import untouched
 from kvbench.methods.python_hints import for_python
 from kvbench.methods.reach import Reach
 from kvbench.methods.takes import check_taken
@@ -108,6 +109,33 @@ class Method(Traits):
             layer: layer to change.
             rows: rows of the batch to change; all of them have the same number of tokens in each segment.
         """
+
+    def demotions(self, layer: KVLayer, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return after how many tokens :meth:`settle` packs or drops each token, for keys and for values.
+
+        Define this for a rule that depends only on numbers of tokens: perplexity is then measured with many tokens per
+        pass instead of token by token. It must be defined together with :meth:`settle`: in a class that overrides only
+        :meth:`settle`, it returns None. This implementation returns None if the class has a :meth:`settle` of its own,
+        and otherwise that no token is ever packed or dropped.
+
+        Args:
+            layer: layer that holds the tokens.
+            count: number of tokens of the text, without padding.
+
+        Returns:
+            For keys and for values, int64 ``[count]`` on the CPU; :data:`kvbench.cache.policy.NEVER` for tokens that
+            stay in full precision. None if the times are not known in advance, or if packed tokens change later.
+        """
+        if self.settles:
+            return None
+        never = untouched(count)
+        return never, never
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Forget an inherited :meth:`demotions` in a class with a :meth:`settle` of its own."""
+        super().__init_subclass__(**options)
+        if "settle" in vars(cls) and "demotions" not in vars(cls):
+            cls.demotions = Method.demotions  # type: ignore[method-assign]
 
     def observe(self, layer: KVLayer, rows: slice, probabilities: torch.Tensor) -> None:
         """Receive the attention of a decode step. Called only if :attr:`observe_steps` is True.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method, Reach, Side, affine
 from kvbench.methods.byte_parts import KVBytes, Setting
+from kvbench.methods.demotion import untouched
 from kvbench.quantizers.spec import FormatSpec
 from kvbench.util.lazy import lazy
 
@@ -238,6 +239,18 @@ class LogQuant(Method):
                 if not self.evict:
                     store.packed.append(rows, exact[:, :, 1 : 2 * W : 2])
                 tail.keep(rows, remaining(W, tail.length(rows), layer.device))
+
+    def demotions(self, layer: KVLayer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return after how many tokens each token is quantized or dropped; arguments as for :meth:`Method.demotions`.
+
+        Of n tokens without the sinks, the k-th flush (k = 0, 1, ...) is due at n = (k + 3) W.
+        """
+        times = untouched(count)
+        if count > self.sinks and not self.whole_window(layer.window):
+            demoted, _ = plan(count - self.sinks, self.W)
+            flush = torch.arange(len(demoted)) // self.W
+            times[demoted + self.sinks] = self.sinks + (flush + 3) * self.W
+        return times, times
 
     def whole_window(self, window: int | None) -> bool:
         """Return True if a layer's sliding window is so short that the layer quantizes nothing.

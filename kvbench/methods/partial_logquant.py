@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Reach
 from kvbench.methods.byte_parts import KVBytes, Setting
+from kvbench.methods.demotion import demoted_by
 from kvbench.methods.logquant import LogQuant, flushes, placed, remaining
 from kvbench.util.lazy import lazy
 
@@ -139,6 +140,14 @@ class PartialLogQuant(LogQuant):
             values.packed.permute(rows, keys.packed.length(rows), thinned(W, layer.device))
             keys.packed.append(rows, tail.view(rows)[:, :, 1 : 2 * W : 2])
             tail.keep(rows, remaining(W, tail.length(rows), layer.device))
+
+    def demotions(self, layer: KVLayer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return after how many tokens each key and each value is quantized; see :meth:`Method.demotions`."""
+        keys, values = super().demotions(layer, count)
+        if self.whole_window(layer.window):
+            return keys, values
+        rest = [max(n - self.sinks, 0) for n in range(count + 1)]
+        return keys, demoted_by([n - self.exact_values(n) for n in rest], count, self.sinks)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
         """Predict the bytes of keys and values, which differ in how many of them are in full precision.

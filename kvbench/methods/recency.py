@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from kvbench.errors import ConfigError
 from kvbench.methods.base import SIDES, Method, Reach, Side, affine
 from kvbench.methods.byte_parts import KVBytes, Setting
+from kvbench.methods.demotion import demoted_by, untouched
 from kvbench.methods.sliding import CHUNK, whole
 from kvbench.quantizers.spec import FormatSpec
 from kvbench.util.lazy import lazy
@@ -262,6 +263,21 @@ class RecencyMethod(Method):
                 if not self.evict:
                     store.segments[-2].append(rows, store.tail.view(rows)[:, :, :excess])
                 store.tail.drop_front(rows, excess)
+
+    def demotions(self, layer: KVLayer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return after how many tokens each token leaves the window, for keys and for values.
+
+        Arguments and result are those of :meth:`Method.demotions`.
+        """
+        if not self._packs(layer):
+            never = untouched(count)
+            return never, never
+        windows = [self.windows(n) for n in range(count + 1)]
+        keys, values = (
+            demoted_by([max(n - self.sinks, 0) - window[side] for n, window in enumerate(windows)], count, self.sinks)
+            for side in (0, 1)
+        )
+        return keys, values
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
         """Return how many of the tokens that a sliding window hides can be dropped.

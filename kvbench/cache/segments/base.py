@@ -279,6 +279,17 @@ class FullSegment(Segment):
             self.buffer[row, :, :tokens].copy_(old[row, :, begin : begin + tokens])
             self.starts[row] = 0
 
+    def trim(self, capacity: int) -> None:
+        """Give back the room beyond `capacity` tokens per row, or beyond the longest row if that holds more."""
+        room = max(capacity, *self.lengths, 0)
+        if room >= self.capacity:
+            return
+        old, self.buffer = self.buffer, allocate((*self.buffer.shape[:2], room, self.channels), self.dtype, self.device)
+        for rows in uniform_rows(list(zip(self.starts, self.lengths, strict=True))):
+            start, length = self.starts[rows][0], self.lengths[rows][0]
+            self.buffer[rows, :, :length].copy_(old[rows, :, start : start + length])
+            self._set(rows, 0, length)
+
     def _set(self, rows: slice, start: int, length: int) -> None:
         count = len(self.lengths[rows])
         self.starts[rows], self.lengths[rows] = [start] * count, [length] * count

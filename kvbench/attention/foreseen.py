@@ -1,0 +1,246 @@
+"""Attention of many known tokens in one pass, each of which sees the others in the form that they had at its turn.
+
+When the likelihood of a text is measured, all its tokens are known in advance. Most methods pack or drop a token after
+a number of tokens that is known in advance too (``Method.demotions``). A pass over many tokens then need not go token
+by token: a token that is packed during the pass takes part twice, in full precision and dequantized, and each query
+sees the form in which the cache would have held the token at that query's turn. The result differs from that of single
+steps only by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvbench.attention import fused
+from kvbench.attention.logits import Logits
+from kvbench.cache.layer import KVLayer
+from kvbench.cache.policy import NEVER
+from kvbench.cache.rope import rotated_columns, rotated_slots
+from kvbench.cache.store import Store
+
+#: name of this path in results
+PATH = "sdpa (forms by turn)"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The forms of all tokens that some query of a pass sees, and which query sees which.
+
+    The forms are numbered: first the slots of the stores before the pass, then the new tokens in full precision, then
+    the slots :attr:`again` of the stores after the pass.
+
+    Args:
+        keys: for each column of :attr:`bias`, the number of its key's form, ``[m]``; None: 0, 1, 2 and so on.
+        values: the same for the values.
+        again: first slot, and one past the last, that is read after the pass; equal if none is.
+        bias: 0 where a query sees a column, else minus infinity, ``[1 or rows, 1, q, m]`` in the dtype of the queries.
+    """
+
+    keys: Tensor | None
+    values: Tensor | None
+    again: tuple[int, int]
+    bias: Tensor
+
+
+def attend(
+    layer: KVLayer,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    logits: Logits,
+) -> Tensor | None:
+    """Append the new tokens of a pass to a layer's stores, and compute their attention as if they had come one by one.
+
+    The method packs or drops what single steps would have packed or dropped.
+
+    Args:
+        layer: layer that stores the new tokens; :attr:`KVLayer.seen` already counts them.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
+        keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
+        values: values of the new tokens, ``[B, H, q, Dv]``.
+        mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
+            dropped tokens; None for causal attention.
+        scaling: factor by which scores are multiplied.
+        logits: the model's softcap and sinks.
+
+    Returns:
+        The output ``[B, q, Hq, Dv]``; None, with nothing appended, if it is not known in advance when the method packs
+        or drops tokens, or if the slots of a layer hold different tokens in different rows or heads.
+    """
+    count, last = query.shape[2], layer.seen
+    groups = layer.row_groups()
+    times = [layer.method.demotions(layer, last - layer.start(rows.indices(layer.batch)[0])) for rows in groups]
+    if any(time is None for time in times) or any(order is not None for order in layer.order):
+        return None
+    plain = fused.plain(layer, mask, count)
+    rotated = keys if layer.rotation is None else rotated_columns(layer, last - count, keys).to(query.dtype)
+    layer.seen = last - count
+    # copies: the buffers change below
+    before = [_with(_slots(layer, rows, query.dtype), rotated[rows], values[rows]) for rows in groups]
+    lengths, rooms = [layer.lengths(rows) for rows in groups], [store.tail.capacity for store in layer.stores()]
+    layer.append(keys[:, :, : count - 1], values[:, :, : count - 1])
+    layer.seen = last - 1
+    layer.settle(forget=False)
+    for store, room in zip(layer.stores(), rooms, strict=True):
+        store.tail.trim(room)  # a bill shows the buffers of single steps
+    layer.append(keys[:, :, count - 1 :], values[:, :, count - 1 :])
+    layer.seen = last
+    layer.paths.add(PATH)
+    plans: dict[Any, Plan] = layer.progress.plans
+    if layer.index == 0:
+        plans.clear()
+    outputs = []
+    for rows, old, shape, time in zip(groups, before, lengths, times, strict=True):
+        row = rows.indices(layer.batch)[0]
+        key = (last, count, rows.start, rows.stop, layer.window, str(shape), str(layer.lengths(rows)), id(mask))
+        if key not in plans:
+            assert time is not None
+            columns = old[0], layer.positions(row)
+            plans[key] = planned(columns, time, last - count, count, layer.start(row), None if plain else mask, query)
+        plan = plans[key]
+        forms = [old[1], old[2]]
+        first, stop = plan.again
+        if first < stop:
+            fresh = _read(layer, rows, first, stop, query.dtype)
+            forms = [torch.cat([x, y], 2) for x, y in zip(forms, fresh, strict=True)]
+        if plan.keys is not None and plan.values is not None:
+            forms = [x.index_select(2, index) for x, index in zip(forms, (plan.keys, plan.values), strict=True)]
+        bias = plan.bias if plan.bias.shape[0] == 1 else plan.bias[rows]
+        outputs.append(biased(query[rows], forms[0], forms[1], bias, scaling, logits))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def planned(
+    columns: tuple[Tensor, Tensor],
+    times: tuple[Tensor, Tensor],
+    first: int,
+    count: int,
+    start: int,
+    mask: Tensor | None,
+    like: Tensor,
+) -> Plan:
+    """Return the forms of all tokens that the queries of a pass see, for rows with equal padding and equal segments.
+
+    Args:
+        columns: column of the token in each slot before the pass, and in each slot after it.
+        times: for each token of the text, by how many tokens its key, and its value, has been packed or dropped
+            (:meth:`kvbench.cache.policy.Policy.demotions`).
+        first: column of the first query.
+        count: number of queries.
+        start: column of the first real token.
+        mask: mask of the queries over columns, as :func:`attend` takes it; None: causal.
+        like: tensor with the dtype and the device of the result.
+    """
+    n = first + count - start
+    old, new = (column - start for column in columns)
+    base = torch.cat([old, torch.arange(first - start, n)])
+    # a form that does not change during the pass counts as one that never does
+    keys, values = (torch.where(time > first - start, time, NEVER) for time in times)
+    slot_before, slot_after = torch.full((n,), -1), torch.full((n,), -1)
+    slot_before[base], slot_after[new] = torch.arange(len(base)), torch.arange(len(new))
+    tokens, begins, ends = [base], [torch.zeros_like(base)], [torch.minimum(keys, values)[base]]
+    chosen: list[tuple[Tensor, Tensor]] = []
+    known = (slot_before >= 0) & (slot_after >= 0)
+    for begin, end, late in (
+        (keys, values, (True, False)),
+        (values, keys, (False, True)),
+        (torch.maximum(keys, values), torch.full((n,), NEVER), (True, True)),
+    ):
+        here = (known & (begin < end) & (begin < n)).nonzero()[:, 0]
+        tokens.append(here)
+        begins.append(begin[here])
+        ends.append(end[here])
+        sides = [slot_after[here] + len(base) if after else slot_before[here] for after in late]
+        chosen.append((sides[0], sides[1]))
+    again = torch.cat([index[index >= len(base)] for pair in chosen for index in pair]) - len(base)
+    bounds = (int(again.min()), int(again.max()) + 1) if len(again) else (0, 0)
+    token, begin, end = torch.cat(tokens), torch.cat(begins), torch.cat(ends)
+    device = like.device
+    # the same on the device: the mask may be large
+    place, begin, end = (x.to(device) for x in (token, begin, end))
+    turn = torch.arange(first - start, n, device=device)[:, None]
+    visible = (place <= turn) & (begin <= turn) & (turn < end)
+    if mask is not None:
+        shown = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        visible = visible & shown.index_select(-1, place + start)
+    else:
+        visible = visible[None, None]
+    bias = torch.zeros(visible.shape, dtype=like.dtype, device=device).masked_fill_(~visible, float("-inf"))
+    if len(token) == len(base):
+        return Plan(None, None, (0, 0), bias)
+    moved = [[torch.arange(len(base)), *(pair[side] for pair in chosen)] for side in (0, 1)]
+    index = [torch.cat(parts) for parts in moved]
+    index = [torch.where(x >= len(base), x - bounds[0], x).to(device) for x in index]
+    return Plan(index[0], index[1], bounds, bias)
+
+
+def biased(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scaling: float, logits: Logits) -> Tensor:
+    """Return the attention of several queries per row with an additive mask.
+
+    Args:
+        query: ``[B, Hq, q, D]``.
+        keys: ``[B, H, m, D]``.
+        values: ``[B, H, m, Dv]``.
+        bias: 0 or minus infinity, ``[1 or B, 1, q, m]``.
+        scaling: factor by which scores are multiplied.
+        logits: the model's softcap and sinks.
+
+    Returns:
+        ``[B, q, Hq, Dv]``.
+    """
+    batch, query_heads, count, channels = query.shape
+    heads, group = keys.shape[1], query_heads // keys.shape[1]
+    if logits.plain:
+        # the query heads of a KV head are further queries of one head, so its keys and values are not copied
+        grouped = query.reshape(batch, heads, group * count, channels)
+        wide = bias if group == 1 else bias.repeat(1, 1, group, 1)
+        out = torch.nn.functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=wide, scale=scaling)
+        return out.reshape(batch, query_heads, count, -1).transpose(1, 2)
+    grouped = (query.float() * scaling).reshape(batch, heads, group * count, channels)
+    scores = (grouped @ keys.float().transpose(-1, -2)).view(batch, query_heads, count, -1)
+    scores = logits.capped(scores) + bias.float()
+    column = logits.column(scores)
+    weights = torch.softmax(scores if column is None else torch.cat([scores, column], -1), -1)[..., : keys.shape[2]]
+    out = weights.reshape(batch, heads, group * count, -1) @ values.float()
+    return out.reshape(batch, query_heads, count, -1).transpose(1, 2).to(query.dtype)
+
+
+def _slots(layer: KVLayer, rows: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the column of each slot, and all keys (after RoPE) and values of the stores, dequantized."""
+    keys, values = _read(layer, rows, 0, layer.length(rows), dtype)
+    return layer.positions(rows.indices(layer.batch)[0]), keys, values
+
+
+def _with(slots: tuple[Tensor, Tensor, Tensor], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return slots as :func:`_slots` does, with the keys and values of new tokens behind those of the stores."""
+    return slots[0], torch.cat([slots[1], keys], 2), torch.cat([slots[2], values], 2)
+
+
+def _read(layer: KVLayer, rows: slice, first: int, stop: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the keys (after RoPE) and the values of consecutive slots, dequantized, ``[rows, H, n, D]``."""
+    keys, values = layer.stores()
+    exact = torch.float32 if layer.rotation is not None else dtype
+    parts = [
+        rotated_slots(layer, rows, a, b, keys.read(rows, a, b, exact)).to(dtype)
+        for a, b in _cuts(keys, rows, first, stop)
+    ]
+    others = [values.read(rows, a, b, dtype) for a, b in _cuts(values, rows, first, stop)]
+    return _joined(parts, keys, rows, dtype), _joined(others, values, rows, dtype)
+
+
+def _cuts(store: Store, rows: slice, first: int, stop: int) -> Sequence[tuple[int, int]]:
+    return list(pairwise(store.cuts(rows, first, stop))) if first < stop else []
+
+
+def _joined(parts: Sequence[Tensor], store: Store, rows: slice, dtype: torch.dtype) -> Tensor:
+    if not parts:
+        return store.tail.view(rows)[:, :, :0].to(dtype)
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), 2)
