@@ -109,11 +109,22 @@ def measured(commands: Any) -> None:
     quantize.add_argument("--contexts", nargs="+", type=tokens, default=["4k", "32k", "128k"], metavar="N")
     quantize.add_argument("--dtype", choices=["float16", "bfloat16"], default="float16")
     quantize.add_argument("--warps", nargs="+", type=int, help="numbers of warps to try instead of the built-in choice")
-    products = commands.add_parser("products", help="time the linear layers of a decode step with one row")
+    products = commands.add_parser("products", help="time the linear layers of a decode step, and its output head")
     products.add_argument(
         "--models", nargs="+", default=["llama2-7b", "llama3.1-8b"], help="presets, OWNER/NAME of the hub, or folders"
     )
     products.add_argument("--dtype", choices=["float16", "bfloat16"], default="bfloat16")
+    products.add_argument(
+        "--rows",
+        nargs="+",
+        type=number,
+        default=[1, 2, 5, 8, 16],
+        metavar="R",
+        help="rows of the input: sequences times new tokens per step (default: 1 2 5 8 16)",
+    )
+    products.add_argument(
+        "--bits", nargs="+", type=int, choices=[4, 16], default=[4, 16], help="bits of a weight (default: 4 16)"
+    )
     products.add_argument(
         "--compiled",
         action="store_true",

@@ -1,10 +1,10 @@
-"""``python -m kvbench.bench products``: linear layers of a decode step at batch 1, by kvbench's kernel and by torch."""
+"""``python -m kvbench.bench products``: linear layers of a decode step, with 16-bit and with 4-bit weights."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbench.bench import ceiling, report
+from kvbench.bench import ceiling, product_ways, report
 from kvbench.bench.choices import shape_of
 from kvbench.bench.clock import Time, copies, replayed
+from kvbench.bench.product_ways import Way
 from kvbench.errors import KvbenchError
-from kvbench.linear import matvec
+from kvbench.linear import int4
 from kvbench.profiling.roofline import Shape
 from kvbench.util.table import table
 
-HEAD = ("model", "product", "rows", "columns", "by", "us", "+-%", "GB/s", "% read", "error")
-#: largest acceptable error, relative to the largest output: a few roundings of bf16
-TOLERANCE = 2e-2
+HEAD = ("model", "product", "channels", "columns", "rows", "bits", "by", "us", "+-%", "GB/s", "% read", "error")
+#: input channels of a 4-bit matrix that share a scale
+GROUP = 128
 
 
 def products(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Return the shape ``(rows, columns)`` of each weight matrix of a decoder layer, by name.
+    """Return the shape ``(channels, columns)`` of each weight matrix of a decoder layer and of the head, by name.
 
     Matrices with the same input (queries, keys and values; gate and up) are stacked and count as one.
     """
@@ -36,41 +37,20 @@ def products(shape: Shape) -> dict[str, tuple[int, int]]:
         "output": (shape.hidden, queries),
         "gate, up": (2 * shape.intermediate, shape.hidden),
         "down": (shape.hidden, shape.intermediate),
+        "head": (shape.vocabulary, shape.hidden),
     }
-
-
-def ways(compiled: bool) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-    """Return the implementations of a matrix-vector product to compare, by name.
-
-    Each is a function of an input ``[1, 1, columns]`` and a weight matrix ``[rows, columns]``.
-
-    Args:
-        compiled: True to include the implementation that torch.compile chooses.
-    """
-    ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "kernel": matvec.launch,
-        "torch (library)": torch.nn.functional.linear,
-    }
-    if compiled:
-        ways["torch.compile, tuned"] = torch.compile(
-            lambda x, weight: torch.nn.functional.linear(x, weight),
-            dynamic=False,
-            options={"coordinate_descent_tuning": True},
-        )
-    return ways
 
 
 @torch.inference_mode()
 def run(args: argparse.Namespace) -> int:
-    """Time the matrix-vector products of every model's decoder layer, write the JSON file and print the table.
+    """Time the products of every model, write the JSON file and print the table.
 
     Returns:
         The exit status: 0 on success, 1 if a measurement failed, and 2 if a model is unknown.
     """
-    dtype = getattr(torch, args.dtype)
     try:
         models = args.models[:1] if args.quick else args.models
-        shapes = {Path(model).stem: products(shape_of(model)) for model in models}
+        shapes = {Path(model).stem: shape_of(model) for model in models}
     except KvbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -78,63 +58,74 @@ def run(args: argparse.Namespace) -> int:
     name = torch.cuda.get_device_name(0)
     print(f"{name}, {args.dtype}: plain reads {reads.rate:.0f} GB/s ({reads.kernel})", flush=True)
     path = report.folder(args.out) / f"{args.name or 'products'}.json"
-    start = {"what": "products of a matrix and a vector", **report.machine(), "ceiling": reads.as_dict()}
+    start = {"what": "products of a few rows with a weight matrix", **report.machine(), "ceiling": reads.as_dict()}
     rows: list[dict[str, Any]] = []
-    for (model, shape), what in [(each, what) for each in shapes.items() for what in each[1]]:
-        count, columns = shape[what]
-        row = {"model": model, "product": what, "rows": count, "columns": columns}
-        rows += [row | each for each in compared(count, columns, dtype, args)]
-        report.write(path, {**start, "dtype": args.dtype, "rows": rows})
-        torch.cuda.empty_cache()
+    for model, shape in shapes.items():
+        for what, (channels, columns) in products(shape).items():
+            row = {"model": model, "product": what, "channels": channels, "columns": columns}
+            rows += [row | figures for figures in compared(channels, columns, args)]
+            report.write(path, {**start, "dtype": args.dtype, "rows": rows})
+            torch.cuda.empty_cache()
+    steps = [step for model, shape in shapes.items() for step in whole_steps(model, shape, rows)]
+    report.write(path, {**start, "dtype": args.dtype, "rows": rows, "steps": steps})
     print("\n" + table(HEAD, [line(row, reads.rate) for row in rows], HEAD.index("us")))
+    steps_head = ("model", "rows", "bits", "by", "ms of a step")
+    print("\n" + table(steps_head, [[step[key] for key in ("model", "rows", "bits", "by", "ms")] for step in steps], 4))
     print(
-        "us: median time of a captured product, each with a different matrix; error: relative to the "
-        f"largest output\n{path}"
+        "us: median time of a captured product, each with a different matrix; error: relative to the largest output; "
+        f"ms of a step: all products of all layers and the head\n{path}"
     )
     return int(any("failed" in row for row in rows))
 
 
-def compared(count: int, columns: int, dtype: torch.dtype, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure every implementation of one matrix-vector product, and return a row of figures for each.
+def compared(channels: int, columns: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure every implementation of one product, and return a row of figures for each and each number of rows.
 
     If the matrices do not fit into memory, a single row says so.
 
     Args:
-        count: rows of the weight matrix: output channels.
+        channels: rows of the weight matrix: output channels.
         columns: columns of the weight matrix: input channels.
-        dtype: dtype of weights and input.
         args: options of the command line.
     """
-    try:
-        weights = [one(count, columns, dtype, seed) for seed in range(max(copies(2 * count * columns), 8))]
-    except torch.OutOfMemoryError as error:
-        return [{"by": "any", "failed": f"the matrices do not fit into memory: {' '.join(str(error).split())[:120]}"}]
-    x = one(1, columns, dtype, 99, scale=1.0)[None]
-    exact = weights[0].float() @ x[0, 0].float()
-    torch._dynamo.reset()  # torch.compile stops recompiling a function after a few shapes
     rows = []
-    for by, way in ways(args.compiled).items():
-        rows.append({"by": by, **measured(way, x, weights, exact, args.seconds)})
-        print(f"{count} x {columns}, {by}: {rows[-1].get('us') or rows[-1]['failed']}", flush=True)
+    dtype = getattr(torch, args.dtype)
+    torch._dynamo.reset()  # torch.compile stops recompiling a function after a few shapes
+    for bits in args.bits:
+        try:
+            ways, exact = prepared(bits, channels, columns, dtype, args.compiled)
+            for way in ways:
+                for count in args.rows:
+                    x = product_ways.random_matrix(count, columns, dtype, 99, 1.0)
+                    row = {"rows": count, "bits": bits, "by": way.by, **measured(way, x, exact, args.seconds)}
+                    rows.append(row)
+                    label = f"{channels} x {columns}, {bits} bits, {count} rows, {way.by}"
+                    print(f"{label}: {row.get('us') or row['failed']}", flush=True)
+        except torch.OutOfMemoryError as error:
+            reason = f"the matrices do not fit into memory: {' '.join(str(error).split())[:120]}"
+            rows.append({"rows": None, "bits": bits, "by": "any", "failed": reason})
     return rows
 
 
-def one(rows: int, columns: int, dtype: torch.dtype, seed: int, scale: float = 0.02) -> Tensor:
-    """Return a random matrix ``[rows, columns]`` with standard deviation `scale`, on the GPU."""
-    rng = torch.Generator("cuda").manual_seed(seed)
-    return (torch.randn(rows, columns, generator=rng, device="cuda") * scale).to(dtype)
+def prepared(
+    bits: int, channels: int, columns: int, dtype: torch.dtype, compiled: bool
+) -> tuple[Iterator[Way], Tensor]:
+    """Return the implementations for weights of `bits` bits, and the first of their matrices in fp32."""
+    number = max(copies(channels * columns * bits // 8), 8 if bits == 16 else 2)
+    if bits == 16:
+        weights = [product_ways.random_matrix(channels, columns, dtype, seed) for seed in range(number)]
+        return product_ways.half_precision(weights, compiled), weights[0].float()
+    packed = [product_ways.random_int4(channels, columns, GROUP, seed) for seed in range(number)]
+    return product_ways.four_bits(packed), int4.dequantized(packed[0], torch.float32)
 
 
-def measured(
-    way: Callable[[Tensor, Tensor], Tensor], x: Tensor, weights: list[Tensor], exact: Tensor, seconds: float
-) -> dict[str, Any]:
-    """Check and time one implementation of a matrix-vector product.
+def measured(way: Way, x: Tensor, exact: Tensor, seconds: float) -> dict[str, Any]:
+    """Check and time one implementation of a product.
 
     Args:
-        way: the implementation, one of :func:`ways`.
-        x: input, ``[1, 1, columns]``.
-        weights: matrices ``[rows, columns]``, one per call in the CUDA graph that is timed.
-        exact: exact product of ``weights[0]`` and `x`, fp32 ``[rows]``.
+        way: the implementation, with its matrices.
+        x: input, ``[rows, columns]``.
+        exact: first of the matrices, dequantized, in fp32.
         seconds: measuring time.
 
     Returns:
@@ -143,14 +134,41 @@ def measured(
         ``failed``, the reason as text.
     """
     try:
-        error = ((way(x, weights[0])[0, 0].float() - exact).abs().max() / exact.abs().max()).item()
-        time: Time = replayed([partial(way, x, weight) for weight in weights], seconds)
+        wanted = x.float() @ exact.T
+        error = ((way.call(x, way.matrices[0]).float() - wanted).abs().max() / wanted.abs().max()).item()
+        time: Time = replayed([partial(way.call, x, matrix) for matrix in way.matrices], seconds)
     except Exception as problem:
         return {"failed": f"{type(problem).__name__}: {' '.join(str(problem).split())[:120]}"}
-    if not error <= TOLERANCE:  # NaN too
+    if not error <= way.tolerance:  # NaN too
         return {"failed": f"differs by {error:.3g} of the largest output, {time.us:.3g} us"}
-    size = weights[0].numel() * weights[0].element_size()
-    return {"us": time.us, "p10": time.p10, "p90": time.p90, "rounds": time.rounds, "bytes": size, "error": error}
+    times = {"us": time.us, "p10": time.p10, "p90": time.p90, "rounds_timed": time.rounds}
+    return {**times, "bytes": way.size, "error": error}
+
+
+def whole_steps(model: str, shape: Shape, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return for each implementation and number of rows the time of all products of a step, in milliseconds.
+
+    Args:
+        model: name of the model.
+        shape: its dimensions.
+        rows: figures of all products (:func:`compared`); an implementation that lacks one has no entry.
+    """
+    times: dict[tuple[int, int, str], dict[str, float]] = {}
+    for row in rows:
+        if row["model"] == model and "us" in row:
+            times.setdefault((row["rows"], row["bits"], row["by"]), {})[row["product"]] = row["us"]
+    number = {what: 1 if what == "head" else shape.layers for what in products(shape)}
+    return [
+        {
+            "model": model,
+            "rows": count,
+            "bits": bits,
+            "by": by,
+            "ms": sum(number[what] * us for what, us in by_product.items()) / 1e3,
+        }
+        for (count, bits, by), by_product in sorted(times.items())
+        if by_product.keys() == number.keys()
+    ]
 
 
 def line(row: dict[str, Any], rate: float) -> list[object]:
@@ -160,7 +178,7 @@ def line(row: dict[str, Any], rate: float) -> list[object]:
         row: figures of one implementation, or the reason why it failed.
         rate: bandwidth of plain reads, GB/s.
     """
-    start = [row[key] for key in ("model", "product", "rows", "columns", "by")]
+    start = [row[key] for key in HEAD[:7]]
     if "us" not in row:
         return [*start, None, None, None, None, row["failed"]]
     speed = row["bytes"] / row["us"] / 1e3
