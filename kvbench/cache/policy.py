@@ -164,6 +164,15 @@ class Policy(Protocol[L]):
         """
         ...
 
+    def idle(self, layer: L, row: int) -> int:
+        """Return how many more tokens a row may get before :meth:`settle` or :meth:`forget` changes the layer.
+
+        Args:
+            layer: a layer for which both have just been called.
+            row: row of the batch.
+        """
+        ...
+
     def observe(self, layer: L, rows: slice, probabilities: Tensor) -> None:
         """Let the method use the attention probabilities of a decode step, for example to score the cached tokens.
 

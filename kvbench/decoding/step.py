@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.attention import fused, phases
 from kvbench.attention.logits import PLAIN, Logits
-from kvbench.attention.phases import FIELDS, NotServed, Work, assembled, lines
+from kvbench.attention.phases import FIELDS, NotServed, Work, assembled
 from kvbench.attention.recorded import PassThrough
 from kvbench.cache import KVCache
 from kvbench.cache.kernels import roll_together
@@ -30,9 +29,7 @@ from kvbench.cache.kernels.pack_together import together
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.decoding.sampling import Sampling, draw, probabilities
-
-#: number of host buffers for tables on their way to the device: the host may be one step less than that ahead of it
-RING = 4
+from kvbench.decoding.tables import Layout, Upload, laid_out
 
 
 @dataclass
@@ -46,14 +43,12 @@ class Place:
             host updates before each step.
         places: for each row, the index in the buffers at which its next key and its next value are written, int32
             ``[B, 2]``; also a view of that buffer.
-        pointers: addresses of all buffers of the layer. If one changes, the step must be captured again.
         kernel: name and module of the kernel that computes attention in the layer; None before the first pass.
     """
 
     layer: KVLayer
     work: Work
     places: Tensor
-    pointers: tuple[int, ...]
     kernel: tuple[str, ModuleType] | None = None
 
 
@@ -93,8 +88,8 @@ class Recorded:
         self.through = PassThrough()
         self.version = 0
         self.layers: list[Place] = []
-        self._shape: list[list[tuple[int, int]]] = []
-        self._turn = self._sent = 0
+        self._layout: Layout | None = None
+        self._turn = 0
 
     def run(self) -> None:
         """Queue the forward pass on the device; a subclass must define this method.
@@ -181,62 +176,35 @@ class Recorded:
             NotServed: a layer cannot be served by a recorded pass.
             NonFiniteError: the method packed NaN or Inf.
         """
-        progress = self.cache.progress
-        if not progress.frozen:
-            progress.watches.poll()
-            with together(progress.packs) if self.cache.method.packs_together else nullcontext():
-                if self.cache.method.settles:
-                    self.cache.settle_layers()
-        places = [np.array(layer.advance(self.count), dtype=np.int32) for layer in self.cache.layers]
-        tables, shape = [], []
-        known: dict[Any, Any] = {}
-        for layer in self.cache.layers:
-            # layers of a cache nearly always have equal lengths: their table is computed once
-            key = (*state(layer), frozenset(layer.pairs))
-            if key not in known:
-                order, counts = lines(layer)
-                known[key] = order, counts, np.array(counts, dtype=np.int32).reshape(-1)
-            order, counts, flat = known[key]
-            layer.pairs.update(order)
-            shape.append(order)
-            tables.append((counts, flat))
-        if shape != self._shape or any(pointers(place.layer) != place.pointers for place in self.layers):
-            self._build(shape, tables)
-        pairs = zip(tables, places, strict=True)
-        self._send(np.concatenate([part for (_, table), place in pairs for part in (table, place.reshape(-1))]))
+        if not self.cache.progress.frozen:
+            settle(self.cache)
+        layout = laid_out(self.cache, [layer.advance(self.count) for layer in self.cache.layers])
+        if not layout.same_buffers(self._layout):
+            self.build(layout)
+            self._upload = Upload(self.state)
+        self._upload.send(layout.numbers)
 
-    def _build(self, shape: list[list[tuple[int, int]]], tables: list[Any]) -> None:
-        """Allocate the state in device memory, and make each layer's view of it."""
+    def build(self, layout: Layout) -> None:
+        """Allocate the state in device memory, and make each layer's view of it; earlier recordings become invalid.
+
+        Args:
+            layout: where the tokens of the cache lie.
+
+        Raises:
+            NotServed: a layer cannot be served by a recorded pass.
+        """
         batch = len(self.tokens)
-        size = sum(batch * (len(order) * FIELDS + 2) for order in shape)
-        cuda = self.device.type == "cuda"
         with torch.inference_mode(False):
-            self.state = torch.zeros(size, dtype=torch.int32, device=self.device)
-            self._host = [torch.zeros(size, dtype=torch.int32, pin_memory=cuda) for _ in range(RING)]
-        self._copied: list[torch.cuda.Event | None] = [None] * RING
-        self.layers, first = [], 0
-        for layer, order, (counts, _) in zip(self.cache.layers, shape, tables, strict=True):
+            self.state = torch.zeros(len(layout.numbers), dtype=torch.int32, device=self.device)
+        self.layers = []
+        views = zip(self.cache.layers, layout.shape, layout.counts, layout.spans(batch), strict=True)
+        for layer, order, counts, (first, middle, last) in views:
             fused.check(layer, None, self.count)
-            middle, last = first + batch * len(order) * FIELDS, first + batch * (len(order) * FIELDS + 2)
             table = self.state[first:middle].view(batch, len(order), FIELDS)
             work = assembled(layer, order, counts, table, self.upper)
-            self.layers.append(Place(layer, work, self.state[middle:last].view(batch, 2), pointers(layer)))
-            first = last
-        self._shape = shape
+            self.layers.append(Place(layer, work, self.state[middle:last].view(batch, 2)))
+        self._layout = layout
         self.version += 1
-
-    def _send(self, numbers: np.ndarray[Any, Any]) -> None:
-        slot = self._sent % RING
-        self._sent += 1
-        event = self._copied[slot]
-        if event is not None:
-            event.synchronize()  # waits for the copy of RING steps ago, which has usually finished
-        self._host[slot].numpy()[:] = numbers
-        self.state.copy_(self._host[slot], non_blocking=True)
-        if self.device.type == "cuda":
-            event = event or torch.cuda.Event()
-            event.record(torch.cuda.current_stream(self.device))
-            self._copied[slot] = event
 
     # -- the device's part ------------------------------------------------------------------------------------------
 
@@ -319,20 +287,13 @@ class Step(Recorded):
         self.number.add_(1)
 
 
-def state(layer: KVLayer) -> tuple[Any, ...]:
-    """Return the lengths and starts of all segments in the key store and the value store of a layer.
+def settle(cache: KVCache) -> None:
+    """Let the method pack or drop tokens before a pass, without waiting for the device.
 
-    Layers for which this is equal have equal tables of lengths, so the table is computed only once for them.
+    Raises:
+        NonFiniteError: the method packed NaN or Inf in an earlier step.
     """
-    return tuple(
-        (tuple(segment.lengths), tuple(getattr(segment, "starts", ())))
-        for store in layer.stores()
-        for segment in store.segments
-    )
-
-
-def pointers(layer: KVLayer) -> tuple[int, ...]:
-    """Return the memory addresses of all buffers of a layer, to find out later whether one was reallocated."""
-    return tuple(
-        buffer.data_ptr() for store in layer.stores() for segment in store.segments for _, buffer in segment.buffers()
-    )
+    cache.progress.watches.poll()
+    with together(cache.progress.packs) if cache.method.packs_together else nullcontext():
+        if cache.method.settles:
+            cache.settle_layers()

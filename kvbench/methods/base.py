@@ -39,6 +39,8 @@ Side = Literal["key", "value"]
 #: the two sides of a layer, in the order of ``layer.stores()``
 SIDES: tuple[Side, Side] = ("key", "value")
 
+#: number of tokens that no sequence reaches: the result of :meth:`Method.idle` for a layer that never changes
+ALWAYS = 1 << 30
 #: perplexity: number of tokens right after a span's prompt that serve as the query for methods that need one
 QUERY_TOKENS = 64
 
@@ -136,6 +138,18 @@ class Method(Traits):
         super().__init_subclass__(**options)
         if "settle" in vars(cls) and "demotions" not in vars(cls):
             cls.demotions = Method.demotions  # type: ignore[method-assign]
+
+    def idle(self, layer: KVLayer, row: int) -> int:
+        """Return how many more tokens a row may get before :meth:`settle` or :meth:`forget` changes the layer.
+
+        Speculative decoding runs that many tokens ahead of the bookkeeping on the host. The result may be too small; 0
+        is always correct. This implementation returns 0, or :data:`ALWAYS` if nothing is ever packed or dropped.
+
+        Args:
+            layer: a layer for which both methods have just been called.
+            row: row of the batch.
+        """
+        return 0 if self.settles or layer.window else ALWAYS
 
     def observe(self, layer: KVLayer, rows: slice, probabilities: torch.Tensor) -> None:
         """Receive the attention of a decode step. Called only if :attr:`observe_steps` is True.

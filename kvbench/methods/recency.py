@@ -8,7 +8,7 @@ from math import lcm
 from typing import TYPE_CHECKING, ClassVar
 
 from kvbench.errors import ConfigError
-from kvbench.methods.base import SIDES, Method, Reach, Side, affine
+from kvbench.methods.base import ALWAYS, SIDES, Method, Reach, Side, affine
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.demotion import demoted_by, untouched
 from kvbench.methods.sliding import CHUNK, whole
@@ -278,6 +278,21 @@ class RecencyMethod(Method):
             for side in (0, 1)
         )
         return keys, values
+
+    def idle(self, layer: KVLayer, row: int) -> int:
+        """Return how many more tokens a row may get before any is packed or dropped; at most :data:`TRIED`."""
+        if layer.window or type(self).settle is not RecencyMethod.settle:
+            return 0
+        if not self._packs(layer):
+            return ALWAYS
+        count = layer.real_tokens(row)
+        if count < self.sinks:
+            return 0
+        exact = [store.tail.lengths[row] for store in layer.stores()]
+        for more in range(1, TRIED + 1):
+            if any(now + more > kept for now, kept in zip(exact, self.windows(count + more), strict=True)):
+                return more - 1
+        return TRIED
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
         """Return how many of the tokens that a sliding window hides can be dropped.
