@@ -12,25 +12,36 @@ import torch
 from torch import Tensor
 
 
-def accept_greedy(drafts: Tensor, choices: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
+def accept_greedy(
+    drafts: Tensor, choices: Tensor, limits: Tensor, good: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Accept the drafts before the first one that differs from the token that the target would choose.
 
     Args:
         drafts: drafted tokens of each row, ``[B, gamma]``.
         choices: tokens that the target would choose after the confirmed text and after each draft, ``[B, gamma + 1]``.
         limits: maximum number of drafts to accept in each row, ``[B]``.
+        good: which drafts may be accepted, whatever their tokens (:func:`chance`); None: those that the target would
+            have chosen.
 
     Returns:
         The number of accepted drafts of each row ``[B]``, and the target's choice for the token after them ``[B]``.
     """
-    accepted = leading(drafts == choices[:, : drafts.shape[1]], limits)
+    accepted = leading(drafts == choices[:, : drafts.shape[1]] if good is None else good, limits)
     return accepted, choices.gather(1, accepted[:, None]).squeeze(1)
 
 
 def accept_sampled(
-    drafts: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, limits: Tensor
+    drafts: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    uniforms: Tensor,
+    limits: Tensor,
+    good: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Accept drafts at random, in such a way that the resulting tokens have the target's distribution.
+
+    The host does not wait for the device, so the function can be captured in a CUDA graph.
 
     Args:
         drafts: drafted tokens of each row, ``[B, gamma]``; draft i was drawn from ``draft_probs[:, i]``.
@@ -39,27 +50,39 @@ def accept_sampled(
         uniforms: uniform random numbers u in [0, 1), ``[B, gamma]``; a draft g is accepted if u * q(g) < p(g) and all
             drafts before it are accepted.
         limits: maximum number of drafts to accept in each row, ``[B]``.
+        good: which drafts may be accepted, whatever their tokens (:func:`chance`); the token after them then comes from
+            p. None: accept them as above.
 
     Returns:
         The number of accepted drafts of each row ``[B]``, and the distribution from which to draw the token after them
         ``[B, V]``. The distribution is p where the limit was reached, and norm(max(p - q, 0)) where a draft was
         rejected.
     """
-    gamma = drafts.shape[1]
+    gamma, batch = drafts.shape[1], torch.arange(len(drafts), device=drafts.device)
+    if good is not None or not gamma:
+        accepted = torch.zeros_like(limits) if good is None else leading(good, limits)
+        return accepted, target_probs[batch, accepted]
     p = target_probs[:, :gamma].gather(2, drafts[..., None]).squeeze(2)
     q = draft_probs.gather(2, drafts[..., None]).squeeze(2)
     accepted = leading(uniforms * q < p, limits)
-    batch = torch.arange(len(drafts), device=drafts.device)
     after = target_probs[batch, accepted]
-    rejected = accepted < limits
-    if not bool(rejected.any()):
-        return accepted, after
     refused = draft_probs[batch, accepted.clamp(max=gamma - 1)]
     rest = (after - refused).clamp_(min=0.0)
     mass = rest.sum(-1, keepdim=True)
     # if p = q, the rest is 0 and only a rounding error can have caused a rejection: draw from p itself
     rest = torch.where(mass > 0, rest / mass.clamp(min=torch.finfo(rest.dtype).tiny), after)
-    return accepted, torch.where(rejected[:, None], rest, after)
+    return accepted, torch.where((accepted < limits)[:, None], rest, after)
+
+
+def chance(uniforms: Tensor, forced: float | None) -> Tensor | None:
+    """Return which drafts to accept by chance, to measure times at a given acceptance; the text is then meaningless.
+
+    Args:
+        uniforms: uniform random numbers in [0, 1), ``[B, gamma]``; 1 for drafts that must not be accepted.
+        forced: probability with which each draft is accepted if all before it are; None: do not accept by chance, and
+            return None.
+    """
+    return None if forced is None else uniforms < forced
 
 
 def leading(good: Tensor, limits: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from kvbench.decoding import speculative
 from kvbench.decoding.drafting import prepare
 from kvbench.decoding.likelihood import answer_nll
 from kvbench.decoding.passes import Rows, check_cache, forward, now, prefill
-from kvbench.decoding.rounds import captured_drafter
+from kvbench.decoding.rounds import captured_rounds
 from kvbench.decoding.sampling import Sampling, choose
 from kvbench.decoding.step import Step
 from kvbench.decoding.stopping import Stopping
@@ -221,23 +221,23 @@ def continued(
     """
     rounds: list[speculative.Round] = []
     rest = (stopping, sampling, generators, max_new_tokens, pad_token_id)
-    drafter, captured = None, None
+    engine, captured = None, None
     reason = captured_decoding.refuses(model, cache, graphs, max_new_tokens - 1, token.device, speculation)
     try:
         if reason is None and speculation is not None:
-            drafter = captured_drafter(model, cache, speculation, sampling, len(token), compile)
+            engine = captured_rounds(model, cache, speculation, sampling, len(token), compile)
         elif reason is None:
             captured = capture(model, cache, token, lengths, sampling, generators, max_new_tokens - 1, compile)
     except captured_decoding.NotCaptured as error:
         reason = str(error)
     if speculation is not None:
-        rounds = speculative.decode(model, cache, token, *rest, speculation, drafter)
+        rounds = speculative.decode(model, cache, token, *rest, speculation, engine)
         steps = [turn.seconds for turn in rounds]
     elif captured is not None:
         steps = captured_decoding.decode(captured, token, stopping, max_new_tokens)
     else:
         steps = decode(model, cache, token, mask, lengths, *rest)
-    recorded = drafter or captured
+    recorded = engine or captured
     return {
         "step_s": steps,
         "rounds": rounds,

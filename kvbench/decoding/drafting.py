@@ -76,11 +76,6 @@ class Drafter:
             )
         self.cache = cache.follower if self.own and cache.follower is not None else cache
 
-    @property
-    def seconds(self) -> float:
-        """Seconds spent on capturing forward passes so far; the times of the rounds do not include them."""
-        return 0.0
-
     def settle(self) -> None:
         """Let the draft's method pack or drop tokens, if the draft has its own cache; call this between rounds.
 
@@ -132,14 +127,6 @@ class Drafter:
         if not drafts:
             return pending[:, None][:, :0], None
         return torch.stack(drafts, 1), torch.stack(chances, 1) if chances else None
-
-    def drafts(self, limits: Sequence[int]) -> int:
-        """Return the number of tokens to draft in a round: the highest of `limits`.
-
-        Args:
-            limits: maximum number of drafts to accept in each row.
-        """
-        return max(limits)
 
     def verify(self, tokens: Tensor, lengths: Tensor, mask: Tensor | None) -> Tensor:
         """Run the target on the drafts, and return its logits after each token, ``[B, n + 1, V]``.

@@ -90,14 +90,17 @@ class Captured:
         step: the forward pass to capture.
         compile: True: compile everything except attention (:mod:`kvbench.decoding.compiled`).
         capture: True: capture a CUDA graph; False: run the code of the pass at each replay (for tests on a CPU).
+        drafting: True: the pass drafts tokens, with the draft's weights if it has its own.
 
     Attributes:
         seconds: seconds spent on warm-ups and captures.
         captures: number of captures so far.
     """
 
-    def __init__(self, step: Recorded, *, compile: bool = False, capture: bool = True) -> None:
-        self.step, self.compile, self.capture = step, compile, capture
+    def __init__(
+        self, step: Recorded, *, compile: bool = False, capture: bool = True, drafting: bool = False
+    ) -> None:
+        self.step, self.compile, self.capture, self.drafting = step, compile, capture, drafting
         self.seconds, self.captures, self._version = 0.0, 0, 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -123,7 +126,7 @@ class Captured:
             self.step.warm()
             self.seconds += time.perf_counter() - started
             self.step.advance()
-            self._record()
+            self.record()
         except (NotServed, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
@@ -144,7 +147,7 @@ class Captured:
         try:
             self.step.advance()
             if self.step.version != self._version:
-                self._record()
+                self.record()
         except (NotServed, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
@@ -163,7 +166,12 @@ class Captured:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _record(self) -> None:
+    def record(self) -> None:
+        """Capture the pass with the present buffers of the cache, for which the step has been built.
+
+        Raises:
+            NotServed: a layer cannot be served by a recorded pass.
+        """
         started = time.perf_counter()
         step = self.step
         self._graph = None  # frees its memory before the next capture
@@ -173,7 +181,7 @@ class Captured:
                 stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream):
                     rehearse(step)  # without compilation first, which finds what cannot be served
-                with compiled.around(step.model, self.compile, rows=step.tokens.numel()):
+                with compiled.around(step.model, self.compile, rows=step.tokens.numel(), drafting=self.drafting):
                     with torch.cuda.stream(stream):
                         for _ in range(WARM_UPS):
                             rehearse(step)

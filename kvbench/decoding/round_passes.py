@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 
 from kvbench.attention.logits import PLAIN, Logits
 from kvbench.cache.kernels.append import append
-from kvbench.decoding.acceptance import accept_greedy, accept_sampled, leading
+from kvbench.decoding.acceptance import accept_greedy, accept_sampled, chance
 from kvbench.decoding.ledger import Ledger
 from kvbench.decoding.sampling import Sampling, draw, probabilities
 from kvbench.decoding.step import Recorded
-from kvbench.decoding.tables import Numbers, Upload
+from kvbench.decoding.tables import Layout, Numbers, Upload
 
 
 class Shared:
@@ -193,22 +193,26 @@ class Verification(Recorded):
             The number of accepted drafts of each row ``[B]``, and the token after them ``[B]``.
         """
         shared, gamma = self.shared, self.gamma
-        limits = shared.limits
-        bounds, numbers = limits.clamp(min=0), shared.given[shared.most : shared.most + gamma].T
+        limits, numbers = shared.limits, shared.given[shared.most : shared.most + gamma].T
+        bounds, good = limits.clamp(min=0), chance(numbers, shared.forced)
         if shared.chances is None:
-            choices = logits.argmax(-1)
-            if shared.forced is None:
-                return accept_greedy(drafts, choices, bounds)
-            accepted = leading(numbers < shared.forced, bounds)
-            return accepted, choices.gather(1, accepted[:, None]).squeeze(1)
-        target = probabilities(logits, shared.how)
-        if shared.forced is None:
-            accepted, rest = accept_sampled(drafts, shared.chances[:gamma].transpose(0, 1), target, numbers, bounds)
-        else:
-            accepted = leading(numbers < shared.forced, bounds)
-            rest = target.gather(1, accepted[:, None, None].expand(-1, 1, target.shape[2])).squeeze(1)
+            return accept_greedy(drafts, logits.argmax(-1), bounds, good)
+        proposed, target = shared.chances[:gamma].transpose(0, 1), probabilities(logits, shared.how)
+        accepted, rest = accept_sampled(drafts, proposed, target, numbers, bounds, good)
         drawn = draw(rest, shared.given[2 * shared.most])
         return accepted, torch.where(limits < 0, rest.argmax(-1), drawn)
+
+    def build(self, layout: Layout) -> None:
+        """Allocate the state as :meth:`Recorded.build` does, and find the places of new tokens in the draft's cache.
+
+        Args:
+            layout: where the tokens of the target's cache lie.
+        """
+        super().build(layout)
+        ledger, batch = self.draft.ledger, len(self.tokens)
+        assert ledger.layout is not None
+        spans = ledger.layout.spans(batch)
+        self.following = [ledger.tables[middle:last].view(batch, 2) for _, middle, last in spans]
 
     def serve(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
         """Compute a layer's attention as :meth:`Recorded.serve` does, and give a draft's own cache the same tokens.

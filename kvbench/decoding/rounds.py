@@ -1,123 +1,71 @@
-"""Speculative decoding with two passes captured as CUDA graphs, one for drafting and one for verifying.
+"""Rounds of speculative decoding as replays of CUDA graphs, between which the device does not wait for the host.
 
-A round consists of gamma replays of a pass over one token, whose output is the input of the next replay, and one replay
-of a pass over gamma + 1 tokens. Draft and target may use the caches of any methods. Everything else
-(:mod:`kvbench.decoding.speculative`) is the same as with eager passes, except that gamma tokens are drafted even if
-fewer can be accepted, as at the end of an answer.
+A round is gamma replays of a pass over one token, whose output is the input of the next replay, and one replay of a
+pass over gamma + 1 tokens, which also accepts drafts and prepares the next round (:mod:`kvbench.decoding.round_passes`).
+The host waits once per round, for the tokens. It then queues the next round at once and updates the lengths of the
+cache while the device works. Only if the method has to pack or drop tokens first, the host updates the cache before
+(:mod:`kvbench.decoding.ledger`). Draft and target may use the caches of any methods. Tokens are those of eager rounds
+(:class:`kvbench.decoding.speculative.Eager`), although gamma tokens are drafted even if fewer can be accepted.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kvbench.attention.phases import NotServed
 from kvbench.cache import KVCache
-from kvbench.decoding.drafting import Drafter, uniforms
-from kvbench.decoding.graphs import Captured
-from kvbench.decoding.sampling import Sampling, draw, probabilities
-from kvbench.decoding.step import Recorded
+from kvbench.decoding.drafting import Drafter
+from kvbench.decoding.graphs import Captured, NotCaptured, Tokens, reason
+from kvbench.decoding.ledger import Ledger
+from kvbench.decoding.round_passes import Draft, Shared, Verification
+from kvbench.decoding.sampling import Sampling
+from kvbench.decoding.speculative import Engine, Round, taken
+from kvbench.decoding.step import settle
+from kvbench.decoding.stopping import Stopping
+from kvbench.errors import CacheError
 from kvbench.methods.speculation import Speculation
+from kvbench.util.failures import is_out_of_memory
 
 
-class Draft(Recorded):
-    """The draft's forward pass over one token per row, in a form that can be captured as a CUDA graph.
+@dataclass
+class Behind:
+    """A round that the cache on the host does not contain yet.
 
     Args:
-        model: model of both draft and target.
-        cache: the cache that the draft reads.
-        batch: number of rows.
-        gamma: number of tokens that are drafted in a round.
-        how: how drafts are chosen: temperature, top-k and top-p.
-        vocabulary: vocabulary size.
-        device: device of tokens and positions.
-        upper: True: attention reads only the upper nibble of codes with two nibbles (QuantSpec's draft).
-
-    Attributes:
-        number: index of the next draft in the round, ``[1]``.
-        drafts: tokens drafted in this round, ``[gamma, B]``.
-        uniforms: random numbers for drawing the drafts, ``[gamma, B]``.
-        wanted: for each draft, True to draw it at random, False to choose it greedily, ``[gamma, B]``.
-        chances: the distribution from which each draft is drawn, ``[gamma, B, V]``; None for greedy decoding.
+        gamma: number of drafts.
+        round: the round; the times of its parts are still unknown.
+        marks: CUDA events before a flush, before the drafts, after them, and after the verification; empty on a CPU.
+        flushed: True if the cache was updated before the round.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        cache: KVCache,
-        batch: int,
-        gamma: int,
-        how: Sampling,
-        vocabulary: int,
-        device: torch.device,
-        upper: bool,
-    ) -> None:
-        super().__init__(model, cache, batch, 1, device, upper=upper)
-        self.how, self.gamma = how, gamma
-        with torch.inference_mode(False):
-            self.number = torch.zeros(1, dtype=torch.long, device=device)
-            self.drafts = torch.zeros(gamma, batch, dtype=torch.long, device=device)
-            self.uniforms = torch.zeros(gamma, batch, device=device)
-            self.wanted = torch.zeros(gamma, batch, dtype=torch.bool, device=device)
-            self.chances = torch.zeros(gamma, batch, vocabulary, device=device) if how.temperature else None
-
-    def changed(self) -> list[Tensor]:
-        """Return the input tensors that :meth:`run` changes: tokens, positions, and the index of the next draft."""
-        return [*super().changed(), self.number]
-
-    def begin(self, token: Tensor, lengths: Tensor) -> None:
-        """Prepare for the first draft of a new round.
-
-        Args:
-            token: last confirmed token of each row, not cached yet, ``[B]``.
-            lengths: number of cached tokens of each row, ``[B]``.
-        """
-        super().begin(token, lengths)
-        self.number.zero_()
-
-    def run(self) -> None:
-        """Draft the next token of each row, store it in :attr:`drafts`, and make it the input of the next run."""
-        logits = self.forward(logits_to_keep=1)[:, -1]
-        token = logits.argmax(-1)
-        if self.chances is not None:
-            chances = probabilities(logits, self.how)
-            self.chances.index_copy_(0, self.number, chances[None])
-            drawn = draw(chances, self.uniforms.index_select(0, self.number)[0])
-            token = torch.where(self.wanted.index_select(0, self.number)[0], drawn, token)
-        self.drafts.index_copy_(0, self.number, token[None])
-        self.tokens.copy_(token[:, None])
-        self.positions.add_(1)
-        self.number.add_(1)
+    gamma: int
+    round: Round
+    marks: list[torch.cuda.Event]
+    flushed: bool
 
 
-class Verification(Recorded):
-    """The target's forward pass over the last confirmed token and the drafts, which can be captured as a CUDA graph.
-
-    Attributes:
-        logits: logits after each of these tokens, computed by the latest :meth:`run`, ``[B, gamma + 1, V]``.
-    """
-
-    logits: Tensor
-
-    def run(self) -> None:
-        """Compute the logits after each input token, and store them in :attr:`logits`."""
-        self.logits = self.forward()
-
-
-class CapturedDrafter(Drafter):
-    """Drafter whose forward passes, one for drafting and one for verification, are replays of CUDA graphs.
+class CapturedRounds(Engine):
+    """Engine whose forward passes, one for drafting and one per gamma for verification, are replays of CUDA graphs.
 
     Args:
         model: model of both draft and target.
         cache: the target's cache, which already contains the prompts.
-        speculation: settings of the draft.
+        speculation: settings of speculative decoding.
         how: how tokens are chosen: temperature, top-k and top-p.
         batch: number of rows.
-        compile: True: compile everything except attention. Without effect if the draft has its own weights.
+        compile: True: compile everything except attention.
         capture: True: capture CUDA graphs; False: run the code of the passes at each replay (for tests on a CPU).
+
+    Attributes:
+        draft: the pass that drafts one token.
+        verifications: for each gamma that has been used, the pass that verifies so many drafts.
     """
 
     def __init__(
@@ -131,98 +79,238 @@ class CapturedDrafter(Drafter):
         compile: bool = False,
         capture: bool = True,
     ) -> None:
-        super().__init__(model, cache, speculation)
-        device, gamma = model.get_input_embeddings().weight.device, speculation.most
-        upper = speculation.draft == "upper"
+        self.drafter = Drafter(model, cache, speculation)
+        self.cache, self.most, self.batch, self.model = cache, speculation.most, batch, model
+        device = model.get_input_embeddings().weight.device
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
-        draft = Draft(model, self.cache, batch, gamma, how, vocabulary, device, upper)
-        target = Verification(model, cache, batch, gamma + 1, device)
-        #: compilation was requested but is not possible: compiled code uses one set of weights
-        self.refused = compile and self.switch is not None
-        compile = compile and self.switch is None
-        self.draft = Captured(draft, compile=compile, capture=capture)
-        self.target_pass = Captured(target, compile=compile, capture=capture)
+        self.ledgers = [Ledger(cache, batch, device)]
+        if self.drafter.own:
+            self.ledgers.append(Ledger(self.drafter.cache, batch, device))
+        self.shared = Shared(batch, self.most, how, speculation.forced, vocabulary, device)
+        draft = Draft(model, self.ledgers[-1], self.shared, speculation.draft == "upper")
+        self.draft = Captured(draft, compile=compile, capture=capture, drafting=True)
+        self.verifications: dict[int, Captured] = {}
+        self._first = speculation.choices[0] if len(speculation.choices) == 1 else 4
+        self._seconds, self._versions, self._gained = 0.0, [0] * len(self.ledgers), [0] * batch
+        self._behind: Behind | None = None
+        self._stale = False
+        self._outcome = Tokens(self.shared.outcome)
+        cuda = device.type == "cuda"
+        self._marks = [[torch.cuda.Event(enable_timing=True) for _ in range(4)] if cuda else [] for _ in range(2)]
+        self._last = 0.0
 
     @property
     def stepping(self) -> str:
         """Text for results on how passes run: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
-        return "graph (not compiled: the draft has weights of its own)" if self.refused else self.draft.stepping
+        return self.draft.stepping
 
     @property
     def seconds(self) -> float:
-        """Seconds spent so far on warm-ups and on capturing both passes."""
-        return self.draft.seconds + self.target_pass.seconds
+        """Seconds spent so far on warm-ups and on capturing passes."""
+        return self._seconds + self.draft.seconds + sum(one.seconds for one in self.verifications.values())
 
     def prepare(self) -> None:
-        """Capture the draft's and the target's forward pass; call this once, before the first round.
+        """Capture the draft's pass and the verification of the first round; call this once, before the first round.
 
         The caches contain the same tokens afterwards.
 
         Raises:
             NotCaptured: one of the passes cannot be captured.
+            torch.OutOfMemoryError: there is not enough memory for the capture.
         """
-        for captured, tokens in ((self.draft, 1), (self.target_pass, self.speculation.most + 1)):
-            step = captured.step
-            step.cache.settle()
-            starts = torch.tensor(step.cache.progress.padding.starts or [0] * len(step.tokens), device=step.device)
-            step.begin(step.tokens[:, 0].clone(), step.cache.get_seq_length() - starts)
-            with self.drafting() if captured is self.draft else nullcontext():
-                captured.first()
-            step.cache.take_back([tokens] * len(step.tokens))
+        started = time.perf_counter()
+        lengths = [ledger.cache.get_seq_length() for ledger in self.ledgers]
+        try:
+            for ledger in self.ledgers:
+                ledger.cache.settle()
+            verification = Verification(self.model, self.ledgers[0], self._drafts(), self._first)
+            for step in (self._drafts(), verification):
+                step.check()
+                step.warm()
+            self._refresh()
+            self._seconds += time.perf_counter() - started
+            self._record()
+            self._verification(self._first)
+        except (NotServed, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
+            for ledger, before in zip(self.ledgers, lengths, strict=True):
+                extra = ledger.cache.get_seq_length() - before
+                if extra:
+                    ledger.cache.take_back([extra] * self.batch)
+            raise NotCaptured(reason(error)) from error
 
-    def drafts(self, limits: Sequence[int]) -> int:
-        """Return the number of tokens to draft in a round, which is always gamma.
+    def begin(self, token: Tensor) -> None:
+        """Take the first new token of each row, ``[B]``, which is not cached yet."""
+        self.shared.pending.copy_(token)
+        self._drafts().restart()
+        self._last = time.perf_counter()
 
-        Args:
-            limits: maximum number of drafts to accept in each row; not used.
-        """
-        return self.speculation.most
-
-    def propose(
+    def round(
         self,
-        pending: Tensor,
-        mask: Tensor | None,
-        lengths: Tensor,
-        limits: Sequence[int],
-        how: Sampling,
+        gamma: int,
+        active: list[bool],
+        limits: list[int],
+        stopping: Stopping,
         generators: Sequence[torch.Generator],
-    ) -> tuple[Tensor, Tensor | None]:
-        """Draft gamma tokens per row by replaying a CUDA graph; arguments and results: see :meth:`Drafter.propose`."""
-        draft = self.draft.step
-        assert isinstance(draft, Draft)
-        draft.begin(pending, lengths)
-        if draft.chances is not None:
-            wanted = [[number < limit for limit in limits] for number in range(draft.gamma)]
-            draft.uniforms.copy_(torch.stack([uniforms(generators, row) for row in wanted]))
-            draft.wanted.copy_(torch.tensor(wanted))
-        with self.drafting():
-            for _ in range(draft.gamma):
-                self.draft.next()
+    ) -> Round:
+        """Run one round; see :meth:`Engine.round`. The times of its parts are filled in during the next round."""
+        recorded, marks = self.seconds, self._marks[0]
+        self._marks.reverse()
+        self.shared.give(self.shared.draws(active, limits, generators))
+        mark(marks, 0)
+        flushed = self._stale or not self._fits()
+        if flushed:
+            self._flush()
+        verification = self._verification(gamma)
+        mark(marks, 1)
+        with self.drafter.drafting() if not self.draft.capture else nullcontext():
+            for _ in range(gamma):
                 self.draft.replay()
-            self.cache.crop(-draft.gamma)
-        return draft.drafts.T, None if draft.chances is None else draft.chances.transpose(0, 1)
+        mark(marks, 2)
+        verification.replay()
+        mark(marks, 3)
+        self._outcome.fetch()
+        self._catch_up()  # while the device works
 
-    def verify(self, tokens: Tensor, lengths: Tensor, mask: Tensor | None) -> Tensor:
-        """Run the target on the drafts by replaying a CUDA graph; arguments and result: see :meth:`Drafter.verify`."""
-        target = self.target_pass.step
-        assert isinstance(target, Verification)
-        target.begin(tokens[:, 0], lengths)
-        target.tokens.copy_(tokens)
-        self.target_pass.next()
-        self.target_pass.replay()
-        return target.logits
+        settled = self._lengths()
+        outcome = self._outcome.wait()
+        arrived, width = time.perf_counter(), self.most + 2
+        rows = [outcome[row * width : (row + 1) * width] for row in range(self.batch)]
+        accepted, following = [row[0] for row in rows], [row[1] for row in rows]
+        accepted = [max(count, 0) for count in accepted]
+        emitted = taken(stopping, active, accepted, [row[2:] for row in rows], following)
+        # a row that ended among its drafts has fewer tokens than the device counted
+        self._stale = any(on and n <= count for on, n, count in zip(active, emitted, accepted, strict=True))
+        self._gained = [gained + count for gained, count in zip(self._gained, emitted, strict=True)]
+        seconds = arrived - self._last - (self.seconds - recorded)
+        self._last = arrived
+        done = Round(seconds, settled, list(limits), accepted, emitted)
+        self._behind = Behind(gamma, done, marks, flushed)
+        return done
+
+    def end(self) -> None:
+        """Complete the bookkeeping of the last round.
+
+        Raises:
+            NonFiniteError: the method packed NaN or Inf.
+        """
+        self._catch_up()
+        for ledger in self.ledgers:
+            ledger.cache.progress.watches.check()
+
+    # -- bookkeeping on the host --------------------------------------------------------------------------------------
+
+    def _drafts(self) -> Draft:
+        step = self.draft.step
+        assert isinstance(step, Draft)
+        return step
+
+    def _lengths(self) -> list[int]:
+        """Return the number of cached tokens of each row, without padding; the cache must be up to date."""
+        starts = self.cache.progress.padding.starts or [0] * self.batch
+        return [self.cache.get_seq_length() - start for start in starts]
+
+    def _fits(self) -> bool:
+        """Return True if the next round needs no packing, dropping or moving of tokens before it."""
+        rooms = (room for ledger in self.ledgers for room in zip(self._gained, ledger.room, strict=True))
+        return all(gained <= room for gained, room in rooms)
+
+    def _catch_up(self) -> None:
+        """Add the tokens of the last round to the caches on the host, and fill in the times of its parts."""
+        behind, self._behind = self._behind, None
+        if behind is None:
+            return
+        count = behind.gamma + 1
+        for ledger in self.ledgers:
+            for layer in ledger.cache.layers:
+                layer.advance(count)
+            ledger.cache.take_back([count - emitted for emitted in behind.round.emitted])
+        if behind.marks:
+            flush, draft, verify = (
+                first.elapsed_time(second) / 1e3
+                for first, second in zip(behind.marks, behind.marks[1:], strict=False)
+            )
+            behind.round.draft_seconds, behind.round.verify_seconds = draft, verify
+            behind.round.flush_seconds = flush if behind.flushed else 0.0
+
+    def _flush(self) -> None:
+        """Let the methods pack or drop tokens, and send the lengths of the caches to the device.
+
+        Raises:
+            CacheError: a pass can no longer be captured.
+            NonFiniteError: the method packed NaN or Inf in an earlier round.
+        """
+        self._catch_up()
+        try:
+            for ledger in self.ledgers:
+                settle(ledger.cache)
+            self._refresh()
+            if self._versions != [ledger.version for ledger in self.ledgers]:
+                self._record()
+            self._drafts().restart()
+        except (NotServed, RuntimeError) as error:
+            raise self._stopped(error) from error
+
+    def _refresh(self) -> None:
+        for ledger in self.ledgers:
+            ledger.refresh(self.most + 1)
+        self._gained, self._stale = [0] * self.batch, False
+        # the device has counted tokens of a row that the host has not, if the row ended among its drafts
+        self.shared.lengths.copy_(torch.tensor(self._lengths()))
+
+    def _record(self) -> None:
+        """Capture the draft's pass for the present buffers of the caches; verifications follow when they are needed."""
+        layout = self.ledgers[-1].layout
+        assert layout is not None
+        self._seconds += sum(one.seconds for one in self.verifications.values())
+        self.verifications.clear()
+        step = self._drafts()
+        step.build(layout)
+        step.restart()
+        with self.drafter.drafting():
+            self.draft.record()
+        self._versions = [ledger.version for ledger in self.ledgers]
+
+    def _verification(self, gamma: int) -> Captured:
+        """Return the pass that verifies `gamma` drafts, captured at the first call."""
+        known = self.verifications.get(gamma)
+        if known is None:
+            step = Verification(self.model, self.ledgers[0], self._drafts(), gamma)
+            layout = self.ledgers[0].layout
+            assert layout is not None
+            step.build(layout)
+            known = Captured(step, compile=self.draft.compile, capture=self.draft.capture)
+            known.record()
+            self.verifications[gamma] = known
+        return known
+
+    @staticmethod
+    def _stopped(error: Exception) -> Exception:
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+            return error
+        return CacheError(
+            f"speculative decoding by CUDA graphs stopped, because a pass cannot be captured again: {reason(error)}.\n"
+            "  hint: set runtime.graphs=never"
+        )
 
 
-def captured_drafter(
+def mark(marks: Sequence[torch.cuda.Event], place: int) -> None:
+    """Record one of several CUDA events on the current stream; on a CPU there are none, and nothing is done."""
+    if marks:
+        marks[place].record()
+
+
+def captured_rounds(
     model: PreTrainedModel, cache: KVCache, speculation: Speculation, how: Sampling, batch: int, compile: bool
-) -> CapturedDrafter:
-    """Create a :class:`CapturedDrafter`, capture its forward passes, and return it.
+) -> CapturedRounds:
+    """Create a :class:`CapturedRounds`, capture its first passes, and return it.
 
     The arguments are those of the class.
 
     Raises:
         NotCaptured: the passes cannot be captured. The caches contain the same tokens as before.
     """
-    drafter = CapturedDrafter(model, cache, speculation, how, batch, compile=compile)
-    drafter.prepare()
-    return drafter
+    engine = CapturedRounds(model, cache, speculation, how, batch, compile=compile)
+    engine.prepare()
+    return engine

@@ -8,6 +8,7 @@ accept different numbers of tokens, and handles an end-of-sequence token among t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
-from kvbench.decoding.acceptance import accept_greedy, accept_sampled
+from kvbench.decoding.acceptance import accept_greedy, accept_sampled, chance
 from kvbench.decoding.drafting import Drafter, draw
+from kvbench.decoding.gamma import Gamma
 from kvbench.decoding.passes import check_cache, now
 from kvbench.decoding.sampling import Sampling, probabilities
 from kvbench.decoding.stopping import Stopping
@@ -52,6 +54,112 @@ class Round:
     flush_seconds: float | None = None
 
 
+class Engine(ABC):
+    """Runner of rounds: drafts tokens, verifies them, and rolls back the rejected ones."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent on capturing forward passes so far; the times of the rounds do not include them."""
+        return 0.0
+
+    @abstractmethod
+    def begin(self, token: Tensor) -> None:
+        """Prepare for the first round.
+
+        Args:
+            token: first new token of each row, ``[B]``; not cached yet.
+        """
+
+    @abstractmethod
+    def round(
+        self,
+        gamma: int,
+        active: list[bool],
+        limits: list[int],
+        stopping: Stopping,
+        generators: Sequence[torch.Generator],
+    ) -> Round:
+        """Run one round: draft, verify, accept and roll back.
+
+        Args:
+            gamma: number of drafts.
+            active: which rows still generate.
+            limits: number of drafts that each row may accept.
+            stopping: collects the tokens and decides which rows have ended.
+            generators: random generator of each row.
+
+        Returns:
+            The round. An engine may fill in the times of its parts only during the next round, or in :meth:`end`.
+        """
+
+    def end(self) -> None:
+        """Complete the bookkeeping of the last round."""
+        return
+
+
+class Eager(Engine):
+    """Runner of rounds whose forward passes are ordinary calls of the model.
+
+    Args:
+        drafter: proposes and verifies the drafts.
+        sampling: how tokens are chosen: temperature, top-k and top-p.
+        pad_token_id: token fed to rows that have ended.
+    """
+
+    def __init__(self, drafter: Drafter, sampling: Sampling, pad_token_id: int) -> None:
+        self.drafter, self.sampling, self.pad = drafter, sampling, pad_token_id
+
+    def begin(self, token: Tensor) -> None:
+        """Take the first new token of each row, ``[B]``."""
+        self.pending = token
+
+    def round(
+        self,
+        gamma: int,
+        active: list[bool],
+        limits: list[int],
+        stopping: Stopping,
+        generators: Sequence[torch.Generator],
+    ) -> Round:
+        """Run one round; see :meth:`Engine.round`. The times of its parts include waiting for the device."""
+        drafter, sampling, forced = self.drafter, self.sampling, self.drafter.speculation.forced
+        cache, started = drafter.target, now(self.pending)
+        pending = self.pending.masked_fill(~torch.tensor(active, device=self.pending.device), self.pad)
+        cache.settle()
+        drafter.settle()
+        starts = cache.progress.padding.starts or [0] * len(active)
+        settled = [cache.get_seq_length() - start for start in starts]
+        lengths = torch.tensor(settled, device=pending.device)
+        mask = left_padding(starts, cache.get_seq_length() + max(limits) + 1, pending.device)
+
+        flushed = now(pending)
+        drafts, chances = drafter.propose(pending, mask, lengths, limits, sampling, generators)
+        steps, drafted_at = drafts.shape[1], now(drafts)
+        logits = drafter.verify(torch.cat([pending[:, None], drafts], 1), lengths, mask)
+        verified = now(logits)
+
+        uniforms = torch.ones(drafts.shape)
+        if forced is not None or sampling.temperature:
+            for row, limit in enumerate(limits):  # drafts beyond the limit must not be accepted
+                uniforms[row, :limit] = torch.rand(limit, generator=generators[row])
+        bounds, uniforms = torch.tensor(limits, device=pending.device), uniforms.to(pending.device)
+        if sampling.temperature == 0.0:
+            accepted, following = accept_greedy(drafts, logits.argmax(-1), bounds, chance(uniforms, forced))
+        else:
+            target = probabilities(logits, sampling)
+            proposed = target[:, :0] if chances is None else chances
+            accepted, rest = accept_sampled(drafts, proposed, target, uniforms, bounds, chance(uniforms, forced))
+            following = draw(rest, generators, active)
+
+        emitted = taken(stopping, active, accepted.tolist(), drafts.tolist(), following.tolist())
+        # The cache keeps the pending token and the drafts up to a row's last new token, which is the next pending one.
+        cache.take_back([steps + 1 - count for count in emitted])
+        drafter.confirm(emitted)
+        self.pending = following
+        times = drafted_at - flushed, verified - drafted_at, flushed - started
+        return Round(now(following) - started, settled, limits, accepted.tolist(), emitted, *times)
+
+
 @torch.inference_mode()
 def decode(
     model: PreTrainedModel,
@@ -63,11 +171,11 @@ def decode(
     max_new_tokens: int,
     pad_token_id: int,
     speculation: Speculation,
-    drafter: Drafter | None = None,
+    engine: Engine | None = None,
 ) -> list[Round]:
     """Decode speculatively until every row has ended, and return counts and time of each round.
 
-    A row's tokens and random numbers do not depend on the other rows of the batch.
+    A row's tokens and random numbers do not depend on the other rows of the batch, except with ``gamma=auto``.
 
     Args:
         model: causal language model that runs kvbench's attention: the target.
@@ -79,7 +187,7 @@ def decode(
         max_new_tokens: limit on the new tokens of every row, the first token included; no row accepts drafts beyond it.
         pad_token_id: token fed to rows that have ended.
         speculation: settings of speculative decoding.
-        drafter: object that runs draft and target; None: a new :class:`Drafter`, whose passes are eager.
+        engine: object that runs the rounds; None: a new :class:`Eager`.
 
     Returns:
         The rounds, in order. The tokens themselves are in `stopping`.
@@ -87,82 +195,54 @@ def decode(
     Raises:
         CacheError: the model did not use the cache, or the draft needs a cache of its own and has none.
     """
-    drafter = drafter or Drafter(model, cache, speculation)
+    engine = engine or Eager(Drafter(model, cache, speculation), sampling, pad_token_id)
+    chooser = Gamma(speculation.choices) if speculation.gamma == "auto" else None
     stopping.take(token.tolist())
     left = [max_new_tokens - 1] * len(token)
     rounds: list[Round] = []
+    gammas: list[int] = []
     width = cache.get_seq_length()
+    engine.begin(token)
     while any(n and not ended for n, ended in zip(left, stopping.ended, strict=True)):
         active = [n > 0 and not ended for n, ended in zip(left, stopping.ended, strict=True)]
-        limits = [min(speculation.most, n - 1) if on else 0 for n, on in zip(left, active, strict=True)]
-        started, recorded = now(token), drafter.seconds
-        token = token.masked_fill(~torch.tensor(active, device=token.device), pad_token_id)
-        token, done = _round(drafter, token, active, limits, stopping, sampling, generators)
-        done.seconds = now(token) - started - (drafter.seconds - recorded)
-        rounds.append(done)
-        width += max(done.emitted)
-        left = [n - count for n, count in zip(left, done.emitted, strict=True)]
+        gamma = speculation.most if chooser is None else chooser.next()
+        limits = [min(gamma, n - 1) if on else 0 for n, on in zip(left, active, strict=True)]
+        rounds.append(engine.round(gamma, active, limits, stopping, generators))
+        gammas.append(gamma)
+        if chooser is not None and len(rounds) > 1:  # the times of the last round may not be known yet
+            earlier = rounds[-2]
+            times = earlier.draft_seconds, earlier.verify_seconds
+            chooser.record(gammas[-2], earlier.drafted, earlier.accepted, *times)
+        width += max(rounds[-1].emitted)
+        left = [n - count for n, count in zip(left, rounds[-1].emitted, strict=True)]
+    engine.end()
     check_cache(cache, width)
     return rounds
 
 
-def _round(
-    drafter: Drafter,
-    pending: Tensor,
-    active: list[bool],
-    limits: list[int],
+def taken(
     stopping: Stopping,
-    sampling: Sampling,
-    generators: Sequence[torch.Generator],
-) -> tuple[Tensor, Round]:
-    """Run one round: draft, verify, accept and roll back.
+    active: Sequence[bool],
+    accepted: Sequence[int],
+    drafts: Sequence[Sequence[int]],
+    following: Sequence[int],
+) -> list[int]:
+    """Add the new tokens of a round to the rows, and return how many each row gained.
 
     Args:
-        drafter: proposes and verifies the drafts.
-        pending: last confirmed token of each row, not cached yet, ``[B]``.
-        active: which rows still generate.
-        limits: number of drafts that each row may accept.
-        stopping: collects the tokens and decides which rows have ended.
-        sampling: how tokens are chosen: temperature, top-k and top-p.
-        generators: random generator of each row.
-
-    Returns:
-        The next pending token of each row ``[B]``, and the round, with its seconds still 0.
+        stopping: collects the tokens and decides which rows have ended; a row gains none after the one that ends it.
+        active: which rows still generated at the beginning of the round.
+        accepted: number of drafts that each row accepted.
+        drafts: drafted tokens of each row.
+        following: for each row, the token after the accepted drafts.
     """
-    cache, steps = drafter.target, drafter.drafts(limits)
-    cache.settle()
-    drafter.settle()
-    starts = cache.progress.padding.starts or [0] * len(active)
-    settled = [cache.get_seq_length() - start for start in starts]
-    lengths = torch.tensor(settled, device=pending.device)
-    mask = left_padding(starts, cache.get_seq_length() + steps + 1, pending.device)
-
-    drafts, chances = drafter.propose(pending, mask, lengths, limits, sampling, generators)
-    logits = drafter.verify(torch.cat([pending[:, None], drafts], 1), lengths, mask)
-
-    bounds = torch.tensor(limits, device=pending.device)
-    if sampling.temperature == 0.0:
-        accepted, following = accept_greedy(drafts, logits.argmax(-1), bounds)
-    else:
-        target = probabilities(logits, sampling)
-        uniforms = torch.ones(drafts.shape)
-        for row, limit in enumerate(limits):  # drafts beyond the limit must not be accepted
-            uniforms[row, :limit] = torch.rand(limit, generator=generators[row])
-        proposed = target[:, :0] if chances is None else chances
-        accepted, rest = accept_sampled(drafts, proposed, target, uniforms.to(pending.device), bounds)
-        following = draw(rest, generators, active)
-
-    agreed, drafted, last = accepted.tolist(), drafts.tolist(), following.tolist()
     emitted = [0] * len(active)
     for row, on in enumerate(active):
-        for new in [*drafted[row][: agreed[row]], last[row]] if on else ():
+        for new in [*drafts[row][: accepted[row]], following[row]] if on else ():
             if not stopping.ended[row]:
                 stopping.take_row(row, new)
                 emitted[row] += 1
-    # The cache keeps the pending token and the drafts up to a row's last new token, which is the next pending one.
-    cache.take_back([steps + 1 - count for count in emitted])
-    drafter.confirm(emitted)
-    return following, Round(0.0, settled, limits, agreed, emitted)
+    return emitted
 
 
 def left_padding(starts: Sequence[int], width: int, device: torch.device) -> Tensor | None:

@@ -119,9 +119,9 @@ def test_buffers_that_move_are_recorded_anew(oracle: None, monkeypatch: pytest.M
         record(self)
         self.seconds += 100.0
 
-    record = graphs.Captured._record
+    record = graphs.Captured.record
     with monkeypatch.context() as patch:
-        patch.setattr(graphs.Captured, "_record", slow)
+        patch.setattr(graphs.Captured, "record", slow)
         tokens, _, captured, steps = recorded(method, new=90, max_length=None)
     assert captured.captures > 1 and captured.seconds > 100.0 * captured.captures
     assert len(steps) == 89 and sum(steps) < 0.0  # as the hundred seconds did not really pass

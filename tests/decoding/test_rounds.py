@@ -12,7 +12,7 @@ from kvbench.attention import fused, phases
 from kvbench.decoding import speculative
 from kvbench.decoding.graphs import Captured, NotCaptured
 from kvbench.decoding.passes import prefill
-from kvbench.decoding.rounds import CapturedDrafter
+from kvbench.decoding.rounds import CapturedRounds
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.step import Recorded
 from kvbench.decoding.stopping import Stopping
@@ -45,7 +45,7 @@ def rounds(method: Any, captured: bool, sampling: Sampling) -> tuple[Any, Any, A
     token = prefill(model, cache, ids, mask).argmax(-1)
     drafter = None
     if captured:
-        drafter = CapturedDrafter(model, cache, method.speculation, sampling, 2, capture=False)
+        drafter = CapturedRounds(model, cache, method.speculation, sampling, 2, capture=False)
         drafter.prepare()
         assert cache.get_seq_length() == max(PROMPTS)
     stopping = Stopping(2, (), (), None)
@@ -84,7 +84,7 @@ def test_a_draft_that_no_kernel_reads_leaves_the_caches_alone() -> None:
     method = made(draft="h2o", draft_options={"budget": 64})
     cache = method.new_cache(model, max_length=max(PROMPTS) + NEW)
     prefill(model, cache, ids, mask)
-    drafter = CapturedDrafter(model, cache, method.speculation, Sampling(), 2, capture=False)
+    drafter = CapturedRounds(model, cache, method.speculation, Sampling(), 2, capture=False)
     with pytest.raises(NotCaptured, match="needs attention weights"):
         drafter.prepare()
     assert cache.get_seq_length() == cache.follower.get_seq_length() == max(PROMPTS)
@@ -98,13 +98,13 @@ def test_recording_anew_is_in_no_rounds_time(oracle: None, monkeypatch: pytest.M
         record(self)
         self.seconds += 100.0
 
-    record = Captured._record
-    monkeypatch.setattr(Captured, "_record", slow)
+    record = Captured.record
+    monkeypatch.setattr(Captured, "record", slow)
     model, method = zoo.restless(), made(target="fp16", draft="kivi", draft_options={"quantizer": "int2"})
     ids, _ = zoo.padded_batch([PROMPTS[0]], seed=3)
     cache = method.new_cache(model)
     token = prefill(model, cache, ids, None).argmax(-1)
-    drafter = CapturedDrafter(model, cache, method.speculation, Sampling(), 1, capture=False)
+    drafter = CapturedRounds(model, cache, method.speculation, Sampling(), 1, capture=False)
     drafter.prepare()
     prepared, stopping = drafter.seconds, Stopping(1, (), (), None)
     rest = (stopping, Sampling(), Sampling().generators(1), 40, 0, method.speculation)
@@ -118,12 +118,12 @@ def test_what_was_not_compiled_is_not_called_so() -> None:
     """Drafts with weights of their own; a model whose layers are in no list."""
     model, plain = zoo.restless(), made()
     cache = plain.new_cache(model)
-    mine = CapturedDrafter(model, cache, plain.speculation, Sampling(), 1, compile=True, capture=False)
+    mine = CapturedRounds(model, cache, plain.speculation, Sampling(), 1, compile=True, capture=False)
     assert mine.stepping == "graph, compiled"
     mine.draft.compile = False
     assert mine.stepping == "graph"
     own = made(draft_weights="int4")
-    other = CapturedDrafter(model, own.new_cache(model), own.speculation, Sampling(), 1, compile=True, capture=False)
+    other = CapturedRounds(model, own.new_cache(model), own.speculation, Sampling(), 1, compile=True, capture=False)
     assert other.stepping == "graph (not compiled: the draft has weights of its own)"
     own.detach(model)
     bare = Captured(Recorded(torch.nn.Linear(2, 2), cache, 1, 1, torch.device("cpu")), compile=True)  # type: ignore[arg-type]
