@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 
-def accept_greedy(
-    drafts: Tensor, choices: Tensor, limits: Tensor, good: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def accept_greedy(drafts: Tensor, choices: Tensor, limits: Tensor, good: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Accept the drafts before the first one that differs from the token that the target would choose.
 
     Args:

@@ -9,19 +9,17 @@ verify are compiled separately, each with its own weights: the compiled code is 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from kvbench.linear import matvec
+from kvbench.decoding.joined import products, replaced
 
-#: linear layers of one module that read the same input
-JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+#: largest number of rows for which kvbench has kernels of its own
+FEW = 16
 #: largest number of compilations of one layer's code, such as for the batch sizes of a sweep
 LIMIT = 64
 
@@ -35,21 +33,20 @@ def around(model: Any, on: bool, rows: int, drafting: bool = False) -> Iterator[
     Args:
         model: causal language model.
         on: True to compile; False to change nothing.
-        rows: number of tokens in a pass over the whole batch. If it is 1, linear layers use kvbench's kernel for
-            matrix-vector products.
+        rows: number of tokens in a pass over the whole batch. Up to :data:`FEW`, linear layers use kvbench's kernels.
+        drafting: True: linear layers with two sets of weights use those of the draft.
     """
     layers = decoder_layers(model) if on else []
     if not layers:
         yield
         return
-    single = rows == 1
     # torch 2.11 cannot read back from its cache on disk what it writes for functions with default arguments
     options: dict[str, Any] = {"emulate_precision_casts": True, "fx_graph_cache": False}
     undo: list[Callable[[], None]] = []
     try:
         for layer in layers:
-            if single:
-                products(layer, undo)
+            if rows <= FEW:
+                products(layer, undo, drafting)
             undo.append(replaced(layer, torch.compile(layer.forward, dynamic=False, options=options)))
         with torch._dynamo.config.patch(recompile_limit=LIMIT, accumulated_recompile_limit=4 * LIMIT):
             yield
@@ -65,22 +62,3 @@ def decoder_layers(model: Any) -> Sequence[nn.Module]:
     """
     layers = getattr(model.get_decoder() if hasattr(model, "get_decoder") else model, "layers", None)
     return list(layers) if isinstance(layers, nn.ModuleList) else []
-
-
-def replaced(module: nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:
-    """Replace the forward function of a module, and return a function that restores the previous one.
-
-    Args:
-        module: the module.
-        forward: the new forward function.
-    """
-    had = module.__dict__.get("forward")
-    module.forward = forward  # type: ignore[assignment]
-
-    def undo() -> None:
-        if had is None:
-            module.__dict__.pop("forward", None)
-        else:
-            module.forward = had  # type: ignore[assignment]
-
-    return undo

@@ -97,9 +97,7 @@ class Captured:
         captures: number of captures so far.
     """
 
-    def __init__(
-        self, step: Recorded, *, compile: bool = False, capture: bool = True, drafting: bool = False
-    ) -> None:
+    def __init__(self, step: Recorded, *, compile: bool = False, capture: bool = True, drafting: bool = False) -> None:
         self.step, self.compile, self.capture, self.drafting = step, compile, capture, drafting
         self.seconds, self.captures, self._version = 0.0, 0, 0
         self._graph: torch.cuda.CUDAGraph | None = None

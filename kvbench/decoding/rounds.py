@@ -1,11 +1,12 @@
 """Rounds of speculative decoding as replays of CUDA graphs, between which the device does not wait for the host.
 
 A round is gamma replays of a pass over one token, whose output is the input of the next replay, and one replay of a
-pass over gamma + 1 tokens, which also accepts drafts and prepares the next round (:mod:`kvbench.decoding.round_passes`).
-The host waits once per round, for the tokens. It then queues the next round at once and updates the lengths of the
-cache while the device works. Only if the method has to pack or drop tokens first, the host updates the cache before
-(:mod:`kvbench.decoding.ledger`). Draft and target may use the caches of any methods. Tokens are those of eager rounds
-(:class:`kvbench.decoding.speculative.Eager`), although gamma tokens are drafted even if fewer can be accepted.
+pass over gamma + 1 tokens, which also accepts drafts and prepares the next round
+(:mod:`kvbench.decoding.round_passes`). The host waits once per round, for the tokens. It then queues the next round at
+once and updates the lengths of the cache while the device works. Only if the method has to pack or drop tokens first,
+the host updates the cache before (:mod:`kvbench.decoding.ledger`). Draft and target may use the caches of any methods.
+Tokens are those of eager rounds (:class:`kvbench.decoding.speculative.Eager`), although gamma tokens are drafted even
+if fewer can be accepted.
 """
 
 from __future__ import annotations
@@ -228,8 +229,7 @@ class CapturedRounds(Engine):
             ledger.cache.take_back([count - emitted for emitted in behind.round.emitted])
         if behind.marks:
             flush, draft, verify = (
-                first.elapsed_time(second) / 1e3
-                for first, second in zip(behind.marks, behind.marks[1:], strict=False)
+                first.elapsed_time(second) / 1e3 for first, second in zip(behind.marks, behind.marks[1:], strict=False)
             )
             behind.round.draft_seconds, behind.round.verify_seconds = draft, verify
             behind.round.flush_seconds = flush if behind.flushed else 0.0

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from kvbench.attention import fused, phases
-from kvbench.decoding import compiled, graphs
+from kvbench.decoding import compiled, graphs, joined
 from kvbench.decoding.autoregressive import decode
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.sampling import Sampling
@@ -33,20 +33,20 @@ def llama() -> nn.Module:
 def test_joined_layers_are_slices_of_one_product(llama: nn.Module) -> None:
     """Same outputs, same weights, one buffer; joining again makes no other."""
     attention, x = llama.model.layers[0].self_attn, torch.randn(1, 1, 256)
-    wanted = [getattr(attention, name)(x) for name in compiled.JOINED[0]]
+    wanted = [getattr(attention, name)(x) for name in joined.JOINED[0]]
     weights = {name: value.clone() for name, value in llama.state_dict().items()}
     undo: list[Callable[[], None]] = []
-    compiled.join(attention, compiled.JOINED[0], undo)
-    assert all("forward" in getattr(attention, name).__dict__ for name in compiled.JOINED[0])
-    for name, out in zip(compiled.JOINED[0], wanted, strict=True):
+    joined.join(attention, joined.JOINED[0], undo)
+    assert all("forward" in getattr(attention, name).__dict__ for name in joined.JOINED[0])
+    for name, out in zip(joined.JOINED[0], wanted, strict=True):
         torch.testing.assert_close(getattr(attention, name)(x), out)
     for each in reversed(undo):
         each()
-    assert all("forward" not in getattr(attention, name).__dict__ for name in compiled.JOINED[0])
+    assert all("forward" not in getattr(attention, name).__dict__ for name in joined.JOINED[0])
     assert all(torch.equal(weights[name], value) for name, value in llama.state_dict().items())
-    linears = [getattr(attention, name) for name in compiled.JOINED[0]]
-    whole = compiled.whole_weight(linears)
-    assert whole.data_ptr() == linears[0].weight.data_ptr() == compiled.whole_weight(linears).data_ptr()
+    linears = [getattr(attention, name) for name in joined.JOINED[0]]
+    whole = joined.whole_weight(linears)
+    assert whole.data_ptr() == linears[0].weight.data_ptr() == joined.whole_weight(linears).data_ptr()
     assert torch.equal(whole, torch.cat([each.weight for each in linears]))
 
 
@@ -69,10 +69,10 @@ class Twice(Attention):
         return self.q_proj(x) + self.k_proj(x + 1) * self.v_proj(x)
 
 
-def joined(module: nn.Module, names: Sequence[str]) -> int:
+def count_joined(module: nn.Module, names: Sequence[str]) -> int:
     """Linear layers that were joined."""
     undo: list[Callable[[], None]] = []
-    compiled.join(module, names, undo)
+    joined.join(module, names, undo)
     return len(undo)
 
 
@@ -81,13 +81,13 @@ def test_what_cannot_be_joined_is_left_alone(llama: nn.Module) -> None:
     """One bias of three, a forward pass of its own, a missing layer, another order of calls."""
     attention, other = (layer.self_attn for layer in llama.model.layers)
     attention.q_proj.bias = nn.Parameter(torch.zeros(attention.q_proj.out_features))
-    assert joined(attention, compiled.JOINED[0]) == 0
+    assert count_joined(attention, joined.JOINED[0]) == 0
     other.q_proj.forward = lambda x: x
-    assert joined(other, compiled.JOINED[0]) == 0
-    assert joined(llama.model.layers[0].mlp, compiled.JOINED[0]) == 0
-    assert joined(llama.model.layers[0].mlp, compiled.JOINED[1]) == 2
-    assert joined(Attention(), compiled.JOINED[0]) == 0
-    assert joined(Twice(), compiled.JOINED[0]) == 3
+    assert count_joined(other, joined.JOINED[0]) == 0
+    assert count_joined(llama.model.layers[0].mlp, joined.JOINED[0]) == 0
+    assert count_joined(llama.model.layers[0].mlp, joined.JOINED[1]) == 2
+    assert count_joined(Attention(), joined.JOINED[0]) == 0
+    assert count_joined(Twice(), joined.JOINED[0]) == 3
 
 
 @torch.no_grad()
@@ -96,9 +96,9 @@ def test_any_module_s_products_are_its_own(kind: type[Attention], monkeypatch: p
     """Whatever the order, whatever is read; nothing is left behind."""
     module, x = kind(), torch.randn(1, 1, 8)
     wanted = module(x)
-    made: list[compiled.Product] = []
-    monkeypatch.setattr(compiled, "Product", lambda known=compiled.Product: made.append(known()) or made[-1])
-    compiled.products(module, [])
+    made: list[joined.Product] = []
+    monkeypatch.setattr(joined, "Product", lambda known=joined.Product: made.append(known()) or made[-1])
+    joined.products(module, [])
     for _ in range(2):
         torch.testing.assert_close(module(x), wanted)
     x += 1
@@ -110,13 +110,13 @@ def test_any_module_s_products_are_its_own(kind: type[Attention], monkeypatch: p
 def test_biases_and_weights_in_another_order_are_their_own() -> None:
     """Joined with their biases; one buffer that holds the weights in another order is no joined one."""
     module, x = Twice(), torch.randn(1, 1, 8)
-    for name in compiled.JOINED[0]:
+    for name in joined.JOINED[0]:
         getattr(module, name).bias = nn.Parameter(torch.randn(8))
     buffer = torch.randn(24, 8)
     for number, name in enumerate(("q_proj", "v_proj", "k_proj")):
         getattr(module, name).weight.data = buffer[8 * number : 8 * number + 8]
     wanted = module(x)
-    assert joined(module, compiled.JOINED[0]) == 3
+    assert count_joined(module, joined.JOINED[0]) == 3
     torch.testing.assert_close(module(x), wanted)
 
 
@@ -140,7 +140,7 @@ def test_no_room_for_a_joined_weight_leaves_the_model_as_it_was(
     assert len(calls) == 2 and not any("forward" in module.__dict__ for module in llama.modules())
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [1, 3, 17])
 @torch.no_grad()
 def test_layers_run_compiled_inside_and_as_before_outside(
     llama: nn.Module, rows: int, monkeypatch: pytest.MonkeyPatch
@@ -156,9 +156,9 @@ def test_layers_run_compiled_inside_and_as_before_outside(
     ids = torch.arange(3, 12)[None]
     wanted = llama(ids).logits
     with compiled.around(llama, True, rows=rows):
-        joined = "forward" in llama.model.layers[1].self_attn.k_proj.__dict__
+        replaced = "forward" in llama.model.layers[1].self_attn.k_proj.__dict__
         torch.testing.assert_close(llama(ids).logits, wanted)
-    assert seen == [True] * 2 and joined == (rows == 1)
+    assert seen == [True] * 2 and replaced == (rows <= 16)
     assert all("forward" not in layer.__dict__ for layer in llama.model.layers)
     assert "forward" not in llama.model.layers[1].self_attn.k_proj.__dict__
     with compiled.around(llama, False, rows=rows):
@@ -192,7 +192,7 @@ def test_a_recorded_layer_is_one_graph(llama: nn.Module, single: bool) -> None:
         wanted = once()
         for layer in llama.model.layers:
             if single:
-                compiled.products(layer, [])
+                joined.products(layer, [])
             layer.forward = torch.compile(layer.forward, backend=backend, fullgraph=True, dynamic=False)
         torch.testing.assert_close(once(), wanted)
     assert len(graphs) == 1

@@ -34,8 +34,8 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "refuses", lambda *asked: None)
     plain = graphs.Captured.__init__
 
-    def on_cpu(self: Any, step: Any, *, compile: bool = False, capture: bool = True) -> None:
-        plain(self, step, compile=compile, capture=False)
+    def on_cpu(self: Any, step: Any, **options: Any) -> None:
+        plain(self, step, **{**options, "capture": False})
 
     monkeypatch.setattr(graphs.Captured, "__init__", on_cpu)
 
@@ -71,7 +71,7 @@ def test_an_answer_that_cannot_be_captured_goes_on_eagerly_with_the_same_draws(
     def fail(self: Any) -> None:
         raise graphs.NotCaptured("no room")
 
-    monkeypatch.setattr(graphs.Captured, "first", fail)
+    monkeypatch.setattr(graphs.Captured, "record" if gamma else "first", fail)
     found = answer(method, sampling=SAMPLED, graphs="always")
     assert found.stepping == "eager (no room)" and found.tokens == wanted.tokens
 
@@ -124,7 +124,7 @@ def test_a_capture_that_fails_leaves_the_cache_and_memory_that_ends_is_no_reason
         raise failure
 
     with monkeypatch.context() as patch:
-        patch.setattr(graphs.Captured, "_record", fail)
+        patch.setattr(graphs.Captured, "record", fail)
         with pytest.raises(graphs.NotCaptured, match=r"^not permitted when capturing$"):
             captured.first()
         assert cache.get_seq_length() == 60
@@ -136,7 +136,7 @@ def test_a_capture_that_fails_leaves_the_cache_and_memory_that_ends_is_no_reason
     assert captured.captures == 1 and cache.get_seq_length() == 61
     captured.step.version += 1  # a buffer has moved
     with monkeypatch.context() as patch:
-        patch.setattr(graphs.Captured, "_record", lambda self: fail_again())
+        patch.setattr(graphs.Captured, "record", lambda self: fail_again())
 
         def fail_again() -> None:
             raise failure
@@ -202,17 +202,16 @@ def test_a_model_that_skips_a_layer_is_refused(oracle: None) -> None:
 
 @torch.inference_mode()
 def test_captured_rounds_are_prepared_with_the_draft_s_settings(oracle: None) -> None:
-    """The drafter that a run gets: gamma drafts whatever may be accepted, weights of its own not compiled."""
+    """The engine that a run gets: compiled, though the draft has weights of its own."""
     model, method = zoo.restless(), small(16, gamma=3, draft_weights="int4")
     ids, _ = zoo.padded_batch([60], seed=3)
     cache = method.new_cache(model, max_length=90)
     prefill(model, cache, ids, None)
-    drafter = rounds.captured_drafter(model, cache, method.speculation, Sampling(), 1, True)
-    assert drafter.drafts([1]) == 3 and drafter.refused
-    assert (drafter.draft.captures, drafter.target_pass.captures) == (1, 1)
-    assert drafter.target_pass.step.tokens.shape == (1, 4) and drafter.draft.step.upper
-    assert not drafter.target_pass.step.upper and cache.get_seq_length() == 60
-    assert drafter.seconds == drafter.draft.seconds + drafter.target_pass.seconds > 0
+    engine = rounds.captured_rounds(model, cache, method.speculation, Sampling(), 1, True)
+    assert (engine.draft.captures, engine.verifications[3].captures) == (1, 1) and engine.stepping == "graph, compiled"
+    assert engine.verifications[3].step.tokens.shape == (1, 4) and engine.draft.step.upper
+    assert not engine.verifications[3].step.upper and cache.get_seq_length() == 60
+    assert engine.seconds >= engine.draft.seconds + engine.verifications[3].seconds > 0
     method.detach(model)
 
 

@@ -13,8 +13,9 @@ from kvbench.attention import fused, phases
 from kvbench.attention.recorded import recording
 from kvbench.decoding import graphs
 from kvbench.decoding.autoregressive import decode, generate
+from kvbench.decoding.ledger import Ledger
 from kvbench.decoding.passes import prefill
-from kvbench.decoding.rounds import Draft
+from kvbench.decoding.round_passes import Draft, Shared
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.step import Step
 from kvbench.decoding.stopping import Stopping
@@ -267,17 +268,23 @@ def test_a_rehearsal_of_the_last_step_stays_in_bounds(oracle: None) -> None:
     model, cache, token, _, lengths = started(load_method("fp16"))
     numbers = graphs.uniforms(sampling, sampling.generators(2), 1)
     drawn = Step(model, cache, token, lengths, sampling, numbers)
-    draft = Draft(model, cache, 2, 1, sampling, zoo.VOCABULARY, token.device, upper=False)
+    shared = Shared(2, 1, sampling, None, zoo.VOCABULARY, token.device)
+    ledger = Ledger(cache, 2, token.device)
+    ledger.refresh(2)
+    draft = Draft(model, ledger, shared, False)
+    draft.build(ledger.layout)  # type: ignore[arg-type]
+    shared.pending.copy_(token)
+    shared.lengths.copy_(lengths)
+    draft.restart()
+    drawn.begin(token, lengths)
+    drawn.advance()
     for step in (drawn, draft):
-        step.begin(token, lengths)
-        step.advance()
         with recording(model, step.serve):
             for _ in range(3):
                 graphs.rehearse(step)
             assert torch.equal(step.tokens[:, 0], token) and torch.equal(step.positions[:, 0], lengths)
             step.run()
         assert not torch.equal(step.tokens[:, 0], token)
-        cache.take_back([1, 1])
 
 
 @torch.inference_mode()

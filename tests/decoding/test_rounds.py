@@ -12,11 +12,13 @@ from kvbench.attention import fused, phases
 from kvbench.decoding import speculative
 from kvbench.decoding.graphs import Captured, NotCaptured
 from kvbench.decoding.passes import prefill
+from kvbench.decoding.replay import replay
 from kvbench.decoding.rounds import CapturedRounds
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.step import Recorded
 from kvbench.decoding.stopping import Stopping
 from kvbench.methods import load_method
+from kvbench.models import int4
 from tests import zoo
 from tests.decoding.recorded_oracle import Oracle, part
 
@@ -32,7 +34,7 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(**options: Any) -> Any:
-    method = load_method("quantspec", gamma=GAMMA, **options)
+    method = load_method("quantspec", **{"gamma": GAMMA, **options})
     method.quantizer = replace(method.quantizer, key=replace(method.quantizer.key, group_size=32))
     return method
 
@@ -115,16 +117,152 @@ def test_recording_anew_is_in_no_rounds_time(oracle: None, monkeypatch: pytest.M
 
 @torch.inference_mode()
 def test_what_was_not_compiled_is_not_called_so() -> None:
-    """Drafts with weights of their own; a model whose layers are in no list."""
+    """A model whose layers are in no list."""
     model, plain = zoo.restless(), made()
     cache = plain.new_cache(model)
     mine = CapturedRounds(model, cache, plain.speculation, Sampling(), 1, compile=True, capture=False)
     assert mine.stepping == "graph, compiled"
     mine.draft.compile = False
     assert mine.stepping == "graph"
-    own = made(draft_weights="int4")
-    other = CapturedRounds(model, own.new_cache(model), own.speculation, Sampling(), 1, compile=True, capture=False)
-    assert other.stepping == "graph (not compiled: the draft has weights of its own)"
-    own.detach(model)
     bare = Captured(Recorded(torch.nn.Linear(2, 2), cache, 1, 1, torch.device("cpu")), compile=True)  # type: ignore[arg-type]
     assert bare.stepping.startswith("graph (not compiled")
+
+
+EXACT = {
+    "upper": {},
+    "int4 weights": {"draft_weights": "int4_all"},
+    "full, int4 weights": {"draft": "full", "draft_weights": "int4"},
+    "streamingllm": {"draft": "streamingllm", "draft_options": {"budget": 64, "sinks": 4}},
+    "snapkv": {"draft": "snapkv", "draft_options": {"window": 8, "budget": 0.5}},
+    "kivi": {"draft": "kivi", "draft_options": {"residual": 32}},
+    "logquant": {"draft": "logquant", "draft_options": {"window": 16}},
+    "fp16 target": {"draft": "streamingllm", "draft_options": {"budget": 64, "sinks": 4}, "target": "fp16"},
+}
+
+
+def decoded(method: Any, lengths: list[int], new: int, sampling: Any = None, eos: tuple[int, ...] = ()) -> Any:
+    """Tokens, rounds and the cache of captured rounds, and the prompts."""
+    model, batch = zoo.restless(), len(lengths)
+    ids, mask = zoo.padded_batch(lengths, seed=3)
+    cache = method.new_cache(model, max_length=max(lengths) + new)
+    token = prefill(model, cache, ids, mask).argmax(-1)
+    sampling = sampling or Sampling()
+    engine = CapturedRounds(model, cache, method.speculation, sampling, batch, capture=False)
+    engine.prepare()
+    stopping = Stopping(batch, eos, (), None)
+    rest = (stopping, sampling, sampling.generators(batch), new, 0, method.speculation)
+    found = speculative.decode(model, cache, token, *rest, engine)
+    int4.detach(model)
+    return stopping.tokens, found, cache, ids, engine
+
+
+def alone(method: Any, ids: Any, points: Any, new: int) -> list[int]:
+    """Tokens of the target without a draft, packed at the same points; no two of them tied."""
+    tokens, gaps = replay(zoo.restless(), method.alone().new_cache(zoo.restless()), ids, points, new)
+    assert min(gaps) > 1e-4
+    return tokens
+
+
+@pytest.mark.parametrize("gamma", range(1, 9))
+@pytest.mark.parametrize("batch", [1, 4])
+@torch.inference_mode()
+def test_greedy_rounds_give_the_target_s_own_tokens(gamma: int, batch: int, oracle: None) -> None:
+    """Whatever is accepted; packed at the same points; the target's cache holds the same bytes."""
+    method = made(gamma=gamma)
+    lengths = [150 - 13 * row for row in range(batch)]
+    tokens, found, cache, ids, _ = decoded(method, lengths, 40)
+    assert any(n > 0 for r in found for n in r.accepted) and any(n < gamma for r in found for n in r.accepted)
+    for row, length in enumerate(lengths):
+        assert tokens[row] == alone(method, ids[row : row + 1, -length:], {r.settled[row] for r in found}, 40)
+        assert cache.layers[0].real_tokens(row) == length + 39
+    assert len(found) > 39 // (gamma + 1) and sum(r.emitted[0] for r in found) == 39
+
+
+@pytest.mark.parametrize("name", EXACT)
+@torch.inference_mode()
+def test_every_draft_is_verified_to_the_target_s_tokens(name: str, oracle: None) -> None:
+    method = made(**EXACT[name])
+    tokens, found, cache, ids, _ = decoded(method, PROMPTS, 40)
+    for row, length in enumerate(PROMPTS):
+        assert tokens[row] == alone(method, ids[row : row + 1, -length:], {r.settled[row] for r in found}, 40)
+    if cache.follower is not None:
+        assert cache.follower.get_seq_length() == cache.get_seq_length()
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, 0.95, 7)], ids=["greedy", "sampled"])
+@torch.inference_mode()
+def test_an_end_of_sequence_among_the_drafts_ends_a_row_as_in_eager_rounds(sampling: Sampling, oracle: None) -> None:
+    """The device has counted more tokens than the row has; the other row goes on over a cache of the right lengths."""
+    method = made(draft="fp16", target="fp16")  # every draft is accepted
+    free = decoded(method, PROMPTS, NEW, sampling)[0]
+    place = next(i for i in range(2, 5) if free[1][i] not in free[1][:i] and free[1][i] not in free[0][:i])
+    eos = (free[1][place],)
+    tokens, found, cache, _, _ = decoded(method, PROMPTS, NEW, sampling, eos)
+    assert tokens[1] == free[1][:place] and len(tokens[0]) > place
+    assert tokens[0] == (free[0][: free[0].index(eos[0])] if eos[0] in free[0] else free[0])
+    ended = next(r for r in found if r.emitted[1] <= r.accepted[1])
+    assert ended.emitted[1] == place and all(r.emitted[1] == 0 for r in found[found.index(ended) + 1 :])
+    assert cache.layers[0].real_tokens(1) == PROMPTS[1] + place
+
+
+@torch.inference_mode()
+def test_the_host_updates_the_cache_before_a_round_only_to_pack(oracle: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of 32 tokens: once in 32 tokens, and not with a target that packs nothing."""
+    flushes: list[int] = []
+    flush = CapturedRounds._flush
+    monkeypatch.setattr(CapturedRounds, "_flush", lambda self: flushes.append(1) or flush(self))
+    for options, wanted in (({}, range(3, 5)), ({"draft": "snapkv", "target": "fp16"}, range(1))):
+        flushes.clear()
+        decoded(made(**options), PROMPTS[:1], 120)
+        assert len(flushes) in wanted
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, 0.95, 7)], ids=["greedy", "sampled"])
+@torch.inference_mode()
+def test_a_forced_acceptance_is_drawn_from_the_rows_generators(sampling: Sampling, oracle: None) -> None:
+    """Eager and captured rounds accept the same numbers: all, none, or as chance has it."""
+    for forced in (0.0, 0.6, 1.0):
+        method = made(forced_acceptance=forced)
+        mine = rounds(method, True, sampling)
+        eager = rounds(method, False, sampling)
+        assert mine[0] == eager[0]
+        counts = [[(r.accepted, r.emitted, r.drafted) for r in found[1]] for found in (mine, eager)]
+        assert counts[0] == counts[1]
+        drafted, accepted = (sum(sum(getattr(r, name)) for r in mine[1]) for name in ("drafted", "accepted"))
+        assert accepted == {0.0: 0, 1.0: drafted}.get(forced, accepted) and (forced in (0.0, 1.0) or accepted > 0)
+
+
+@torch.inference_mode()
+def test_gamma_is_chosen_for_each_round_and_its_verification_captured_once(
+    oracle: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many drafts as the chooser says, in both engines; every round's times are reported to it but the last's."""
+    wanted = [4, 4, 2, 1, 7, 2, 4] + [3] * 60
+    recorded: list[tuple[Any, ...]] = []
+
+    class Chooser:
+        def __init__(self, choices: Any) -> None:
+            assert tuple(choices) == tuple(range(1, 9))
+            self.rounds = iter(wanted)
+
+        def next(self) -> int:
+            return next(self.rounds)
+
+        def record(self, *round: Any) -> None:
+            recorded.append(round)
+
+    monkeypatch.setattr(speculative, "Gamma", Chooser)
+    method = made(gamma="auto")
+    tokens, found, _, ids, engine = decoded(method, PROMPTS[:1], 50)
+    assert tokens[0] == alone(method, ids, {r.settled[0] for r in found}, 50)
+    assert sorted(engine.verifications) == [1, 2, 3, 4, 7] and engine.draft.captures == 1
+    assert all(one.captures == 1 for one in engine.verifications.values())
+    assert [given[:3] for given in recorded] == [(g, r.drafted, r.accepted) for g, r in zip(wanted, found[:-1])]  # noqa: B905
+    recorded.clear()
+    model = zoo.restless()
+    stopping, cache = Stopping(1, (), (), None), method.new_cache(model)
+    token = prefill(model, cache, ids, None).argmax(-1)
+    rest = (Sampling(), Sampling().generators(1), 50, 0, method.speculation)
+    eager = speculative.decode(model, cache, token, stopping, *rest)
+    assert stopping.tokens == tokens and [r.accepted for r in eager] == [r.accepted for r in found]
+    assert all(seconds > 0 for given in recorded for seconds in given[3:]) and len(recorded) == len(eager) - 1
