@@ -305,7 +305,8 @@ class QuantSpec(RecencyMethod):
         self._check_layers(getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None))
         cache = super().new_cache(model, prompts, max_length)
         if self.own_cache:
-            cache.lead(self.draft_method.new_cache(model, prompts, max_length))
+            room = None if max_length is None else max_length + self._longest + 1  # drafts beyond the last token
+            cache.lead(self.draft_method.new_cache(model, prompts, room))
         return cache
 
     def detach(self, model: PreTrainedModel) -> None:
