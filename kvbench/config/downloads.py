@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from kvbench.util.schema import build
 
 #: bytes per parameter of the papers' checkpoints, which are stored in 16 bits
 _BYTES = 2
+#: names of repositories with quantized checkpoints
+_QUANTIZED = re.compile(r"awq|gptq|bnb|fp8|[2348]-?bit", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def model_download(model: ModelConfig) -> Download | None:
     A model that has been downloaded already has a size of 0 bytes. If the hub does not answer, the size is estimated
     from the number of parameters, if that is known.
     """
-    if model.weights == "random" or model.folder() is not None or model.hub_id is None:
+    if model.random or model.folder() is not None or model.hub_id is None:
         return None
     what = f"model {model.name} ({model.hub_id}{', gated' if model.gated else ''})"
     if is_cached(model):
@@ -79,7 +82,9 @@ def model_download(model: ModelConfig) -> Download | None:
     except ModelError as error:
         reason = _reason(error)
     count = model.architecture.parameters if model.architecture else None
-    if count is None or model.requires:  # quantized checkpoints have fewer bytes per parameter
+    if (
+        count is None or model.requires or _QUANTIZED.search(model.hub_id)
+    ):  # fewer bytes per parameter, so the size is unknown
         return Download(what, None, reason)
     return Download(what, _BYTES * count, f"about, {_BYTES} bytes for each of its parameters: {reason}")
 

@@ -79,7 +79,7 @@ def check_path(path: Any) -> None:
 def check_weights(checked: RunConfig) -> None:
     """Raise ConfigError if a model is to be loaded from a local folder that has no weight files."""
     folder = checked.model.folder()
-    if folder is None or checked.model.weights == "random":
+    if folder is None or checked.model.random:
         return
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
         raise ConfigError(
@@ -116,7 +116,7 @@ def _check_device(checked: RunConfig) -> None:
             "spreads a model over GPUs, but no GPU is visible on this machine",
             hint="runtime.device_map=null",
         )
-    if runtime.device_map and checked.model.weights != "random":
+    if runtime.device_map and not checked.model.random:
         hint = "pip install 'kvbench[multigpu]'"
         check_packages([Package("accelerate", "runtime.device_map", runtime.device_map, hint)])
     if runtime.kernels in ("cuda", "triton"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ class Int4Linear(nn.Module):
 
     codes: Tensor | None
     groups: Tensor | None
+    bias: nn.Parameter | None
 
     def __init__(self, rows: int, columns: int, bias: nn.Parameter | None, weight: Int4Weight | None = None) -> None:
         super().__init__()
@@ -201,14 +202,20 @@ def head(model: nn.Module) -> list[tuple[nn.Module, str, str, nn.Linear]]:
         The module that contains the layer, the layer's name in that module, its name in the model, and the layer. The
         layer is inside the head if the head is split over processes (:class:`kvbench.parallel.shard.Gathered`).
     """
-    outer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    inner = {id(module) for module in outer.modules()} if isinstance(outer, nn.Module) else set()
+    outer = output_head(model)
+    inner = set() if outer is None else {id(module) for module in outer.modules()}
     return [
         (parent, name, f"{path}.{name}" if path else name, child)
         for path, parent in model.named_modules()
         for name, child in parent.named_children()
         if id(child) in inner and isinstance(child, nn.Linear)
     ]
+
+
+def output_head(model: Any) -> nn.Module | None:
+    """Return the module that computes a model's logits; None if the model has none."""
+    outer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return outer if isinstance(outer, nn.Module) else None
 
 
 def nbytes(model: nn.Module) -> int:
@@ -228,7 +235,7 @@ def own_layers(model: nn.Module) -> dict[str, Int4Linear]:
 
 def own_head(model: nn.Module) -> bool:
     """Return True if the weights of a model's output head have 4 bits."""
-    return hasattr(model, "get_output_embeddings") and isinstance(model.get_output_embeddings(), Int4Linear)
+    return isinstance(output_head(model), Int4Linear)
 
 
 def own_bytes(model: nn.Module) -> int:
@@ -238,8 +245,14 @@ def own_bytes(model: nn.Module) -> int:
 
 
 def own_parameters(model: nn.Module) -> int:
-    """Return the number of a model's own weights; additional 4-bit weights for drafting do not count."""
-    own = sum(layer.in_features * layer.out_features for layer in own_layers(model).values())
+    """Return the number of a model's own weights.
+
+    Additional 4-bit weights for drafting do not count, nor does a 4-bit copy of an embedding that is also the head.
+    """
+    tied = bool(getattr(getattr(model, "config", None), "tie_word_embeddings", False))
+    head = output_head(model) if own_head(model) and tied else None
+    layers = [layer for layer in own_layers(model).values() if layer is not head]
+    own = sum(layer.in_features * layer.out_features for layer in layers)
     return own + sum(parameter.numel() for parameter in model.parameters())
 
 

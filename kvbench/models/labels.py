@@ -15,7 +15,7 @@ from typing import Any
 from kvbench.errors import ConfigError
 from kvbench.models import checkpoint
 from kvbench.models.locate import fetch_description
-from kvbench.models.spec import BUNDLED, is_repository, local_folder
+from kvbench.models.spec import BUNDLED, is_random, is_repository, local_folder
 from kvbench.util.requirements import exists
 
 __all__ = ["is_repository", "labelled"]
@@ -72,7 +72,7 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
         if key not in own:
             group[key] = value
     folder = _folder(group)
-    random = group.get("weights") == "random"
+    random = is_random(group.get("weights"))
     if folder is None and repository and random and is_repository(str(group["hub_id"])):
         raise ConfigError(
             "model.hub_id",

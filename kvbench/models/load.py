@@ -8,10 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import KvbenchError, ModelError
+from kvbench.errors import ConfigError, KvbenchError, ModelError
 from kvbench.models.devices import Runtime, homes, joined, resolve_device
 from kvbench.models.download import fetched
-from kvbench.models.int4 import own_parameters
 from kvbench.models.locate import Source
 from kvbench.models.random_weights import byte_tokenizer, hf_config, random_model
 from kvbench.models.spec import ModelConfig
@@ -97,17 +96,23 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
             architecture, or the model cannot be split over the processes.
         ConfigError: the device does not exist on this machine.
     """
+    from kvbench.models.int4 import own_parameters
+
     source = fetched(model)
     team, spread = joined(runtime), homes(runtime)
     device = spread[0]
-    if runtime.device_map and model.weights != "random" and importlib.util.find_spec("accelerate") is None:
+    if runtime.device_map and not model.random and importlib.util.find_spec("accelerate") is None:
         raise ModelError(
             "runtime.device_map needs the package 'accelerate'.\n  hint: run pip install 'kvbench[multigpu]'"
         )
-    if model.weights == "random":
+    if model.random:
         tokenizer = _random_tokenizer(model)
         check_served(model, hf_config(model), tokenizer)
         loaded = _random(model, spread, runtime)
+        if model.rounding:
+            from kvbench.models.quantized.loading import round_model
+
+            round_model(loaded, model.rounding)
     else:
         loaded, tokenizer = _pretrained(model, source, spread, runtime.device_map, team)
     return LoadedModel(
@@ -118,9 +123,9 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
         device=loaded.device,
         max_length=model.max_length,
         architecture=shape_of(loaded.config),
-        eos_token_ids=() if model.weights == "random" else _eos_token_ids(loaded, tokenizer),
+        eos_token_ids=() if model.random else _eos_token_ids(loaded, tokenizer),
         parameters=placement(loaded).parameters or own_parameters(loaded),
-        random_weights=model.weights == "random",
+        random_weights=model.random,
         devices=tuple(map(str, spread)) if team is None else tuple(f"{device.type}:{n}" for n in range(team.size)),
         layout="tensor_parallel" if team is not None else "device_map" if runtime.device_map else "one device",
     )
@@ -189,6 +194,8 @@ def _random(model: ModelConfig, devices: Sequence[torch.device], runtime: Runtim
     if team is not None:
         from kvbench.parallel.shard import shard
 
+        if model.rounding:
+            raise _not_split(model)
         shard(whole, team)
     return whole
 
@@ -199,6 +206,8 @@ def _pretrained(
     """Return model and tokenizer; the ranks of a team load in turn, so that only one at a time holds all weights."""
     from transformers import AutoConfig
     from transformers.utils import logging
+
+    from kvbench.models.quantized.plan import plan_of
 
     assert source.name is not None
     device = devices[0]
@@ -223,18 +232,25 @@ def _pretrained(
                 tokenizer = _tokenizer(source.name, common)
                 check_served(model, config, tokenizer)
                 part = "weights"
+                plan = plan_of(model, source, config)
+                if plan is not None:
+                    if team is not None:
+                        raise _not_split(model)
+                    common |= plan.arguments(config)
                 loaded, report = _weights(source.name, devices, device_map, dtype, common)
             except Exception as error:  # damaged files raise whatever the libraries that read them raise
                 if is_out_of_memory(error) or isinstance(error, KvbenchError):
                     raise
                 raise refusal(model, source, error, part) from error
-            check_complete(model, source, loaded, report)
+            check_complete(model, source, loaded, report if plan is None else plan.settle(report))
             if team is not None:
                 from kvbench.parallel.shard import shard
 
                 shard(loaded, team)
             elif not device_map:
                 loaded = loaded.to(device)
+            if plan is not None:
+                plan.fill(loaded, device)
     finally:
         logging.set_verbosity(loud)
         if bars:
@@ -256,6 +272,16 @@ def _weights(
         return pretrained_spread(name, devices, **arguments)
     loaded, report = AutoModelForCausalLM.from_pretrained(name, **arguments)
     return loaded.eval(), report
+
+
+def _not_split(model: ModelConfig) -> ConfigError:
+    """Return the error for 4-bit weights that are to be split over processes."""
+    return ConfigError(
+        "runtime.tensor_parallel",
+        "auto",
+        f"cannot split 4-bit weights over processes (model {model.name}, model.weights={model.weights})",
+        hint="set runtime.tensor_parallel=null, or use the unquantized checkpoint with model.weights=pretrained",
+    )
 
 
 def _random_tokenizer(model: ModelConfig) -> Any:

@@ -45,7 +45,7 @@ def locate(model: ModelConfig) -> Source:
         ModelError: the weights are neither on this machine nor on the hub, access to the repository is denied, a
             package that the checkpoint needs is not installed, or the folder's weights are missing or damaged.
     """
-    if model.weights == "random":
+    if model.random:
         return Source(None, local=True)
     if model.requires and importlib.util.find_spec(model.requires) is None:
         raise ModelError(

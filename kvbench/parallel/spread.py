@@ -148,9 +148,9 @@ def pretrained_spread(name: str, devices: Sequence[torch.device], **arguments: A
     from accelerate.hooks import remove_hook_from_submodules
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    about_weights = ("dtype", "output_loading_info", "ignore_mismatched_sizes")
+    about_weights = ("config", "dtype", "output_loading_info", "ignore_mismatched_sizes", "quantization_config")
     common = {key: value for key, value in arguments.items() if key not in about_weights}
-    config = AutoConfig.from_pretrained(name, **common)
+    config = arguments.get("config") or AutoConfig.from_pretrained(name, **common)
     with torch.device("meta"):
         outline = AutoModelForCausalLM.from_config(config, trust_remote_code=bool(common.get("trust_remote_code")))
     where = balanced(outline, devices)

@@ -64,7 +64,7 @@ def identity(
     model = {key: config["model"].get(key) for key in _MODEL_KEYS}
     if config["model"].get("preset"):  # a data set's prompt limit for the preset applies to this model too
         model["preset"] = config["model"]["preset"]
-    if model["weights"] != "random":
+    if not str(model["weights"]).startswith("random"):
         model["architecture"] = None  # the checkpoint's own config.json is read instead
         model["files"] = fingerprint(weights, say)
     elif weights is None:

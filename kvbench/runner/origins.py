@@ -80,7 +80,7 @@ def noted(store: RunStore) -> dict[str, Any]:
 
 def _model(model: ModelConfig) -> dict[str, Any]:
     """Return repository, commit and checksums of the weights under ``model``; empty unless all are in the cache."""
-    if model.weights == "random" or model.folder() is not None or model.hub_id is None:
+    if model.random or model.folder() is not None or model.hub_id is None:
         return {}
     repository = repository_of(model)
     folder = repository.snapshot()

@@ -97,7 +97,7 @@ class Efficiency(Task):
         new, longest = config.decoding.max_new_tokens or self.new_tokens, max(self.prompts)
         if new < 2:
             raise ConfigError("decoding.max_new_tokens", new, "leaves no decode step to time", allowed="2 or more")
-        if config.model.weights != "random" and longest + new > config.model.max_length:
+        if not config.model.random and longest + new > config.model.max_length:
             room = config.model.max_length - new
             raise ConfigError(
                 "dataset.prompts",

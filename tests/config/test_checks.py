@@ -155,11 +155,11 @@ def test_a_data_sets_path_must_be_a_file_or_a_folder(tmp_path, monkeypatch) -> N
 
 def test_weights_of_a_folder_must_be_in_it(tmp_path) -> None:
     def checked(**model: Any) -> Any:
-        parts = {"folder": lambda: tmp_path, "weights": "pretrained", "path": "the path"} | model
+        parts = {"folder": lambda: tmp_path, "random": False, "path": "the path"} | model
         return SimpleNamespace(model=SimpleNamespace(**parts))
 
     refused(lambda: check_weights(checked()), "model.path=the path: has a config.json but no weights")
-    check_weights(checked(weights="random"))
+    check_weights(checked(random=True))
     check_weights(checked(folder=lambda: None))
     for name in ("a.safetensors", "pytorch_model-1.bin"):
         (tmp_path / name).touch()
@@ -204,7 +204,7 @@ def test_packages_of_every_part_are_asked_for(machine, tmp_path, monkeypatch) ->
     checked = check(config(tmp_path, runtime={"device": "auto", "device_map": "auto", "kernels": "cuda"}))
     packages = {name: Package(name, name, name, name) for name in ("model", "method", "logger", "task")}
     part = {name: SimpleNamespace(packages=lambda own=own: (own,)) for name, own in packages.items()}
-    model = SimpleNamespace(packages=part["model"].packages, weights="pretrained", folder=lambda: None)
+    model = SimpleNamespace(packages=part["model"].packages, random=False, folder=lambda: None)
     task = SimpleNamespace(packages=part["task"].packages)
     checked = replace(checked, model=model, method=part["method"], logger=part["logger"], task=task)  # type: ignore[arg-type]
     check_here(checked)

@@ -52,6 +52,8 @@ def test_a_model_is_here_or_on_the_hub_or_estimated(hub) -> None:
     unknown = Download("model m (some/model)", None, "the hub is away")
     assert model_download(model(requires="gptqmodel")) == unknown
     assert model_download(model(architecture=None)) == unknown
+    packed = model_download(model(hub_id="some/model-AWQ"))
+    assert packed is not None and packed.bytes is None
     assert model_download(model(architecture=Architecture(**SIZES))) == unknown
     hub.cached = True
     assert model_download(model()) == Download("model m (some/model)", 0, "on this machine")

@@ -46,7 +46,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
         ("method=cocktail method.encoder=openai", "httpx"),
         ("method=quantspec method.draft=cocktail", "sentence_transformers"),
         ("logger=wandb", "run pip install wandb, or set logger=csv"),
-        ("model=qwen1.5-7b-chat-awq", "gptqmodel"),
+        ("model=llama2-7b model.requires=gptqmodel", "gptqmodel"),
         ("dataset=longbench model=llama2-7b", "jieba"),
         ("dataset=multi_lexsum model=llama3.1-8b", "rouge_score"),
         ("--multirun launcher=joblib method=fp16,kivi", "run pip install hydra-joblib-launcher, or set launcher=local"),

@@ -90,7 +90,7 @@ def test_an_entry_says_what_a_user_must_know(name: str) -> None:
     assert model.max_length <= model.architecture.max_position_embeddings
     if model.hub_id.startswith("meta-llama/"):
         assert f"huggingface.co/{model.hub_id}" in str(model.gated)
-    assert (model.requires is not None) == name.endswith("-awq")
+    assert model.requires is None
 
 
 @pytest.mark.parametrize("name", REAL)

@@ -94,7 +94,7 @@ def unreadable(description: Any) -> str:
         return f"its weights are {name} with other settings for some layers (dynamic: {changed[0]}); {INSTEAD}"
     if method == "awq":
         layout = _layout(description, "version", "checkpoint_format", "format", standard=AWQ_LAYOUT)
-        allowed = (AWQ_LAYOUT,)
+        allowed: tuple[str, ...] = (AWQ_LAYOUT,)
     else:
         layout = _layout(description, "checkpoint_format", "format", standard="gptq")
         layout = "marlin" if description.get("is_marlin_format") else layout

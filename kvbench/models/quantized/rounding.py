@@ -18,9 +18,25 @@ SLICE = 4096
 TOP = 15
 
 
-def group_of(columns: int) -> int | None:
-    """Return the group size for a number of input channels: the largest that divides it; None if there is none."""
-    return next((size for size in GROUPS if columns % size == 0), None)
+def group_for(rows: int, columns: int, layer: str, remedy: str) -> int:
+    """Return the group size for a matrix: the largest of those supported that divides the number of input channels.
+
+    Args:
+        rows: number of output channels, for the message.
+        columns: number of input channels.
+        layer: name of the layer, for the message.
+        remedy: hint of the message: what to set instead.
+
+    Raises:
+        ModelError: 32 does not divide the number of input channels.
+    """
+    group = next((size for size in GROUPS if columns % size == 0), None)
+    if group is None:
+        raise ModelError(
+            f"layer {layer} has {columns} input and {rows} output channels and cannot have 4-bit weights: the number "
+            f"of input channels must be divisible by {min(GROUPS)}.\n  hint: {remedy}"
+        )
+    return group
 
 
 def rounded(weight: Tensor, layer: str, remedy: str) -> Codes:
@@ -38,12 +54,7 @@ def rounded(weight: Tensor, layer: str, remedy: str) -> Codes:
         ModelError: 32 does not divide the number of input channels.
     """
     rows, columns = weight.shape
-    group = group_of(columns)
-    if group is None:
-        raise ModelError(
-            f"layer {layer} has {columns} input and {rows} output channels and cannot have 4-bit weights: the number "
-            f"of input channels must be divisible by {min(GROUPS)}.\n  hint: {remedy}"
-        )
+    group = group_for(rows, columns, layer, remedy)
     parts = [weight.detach()[start : start + SLICE].unflatten(-1, (-1, group)) for start in range(0, rows, SLICE)]
     steps = [_steps(part) for part in parts]
     steps16 = torch.cat([step for step, _ in steps])

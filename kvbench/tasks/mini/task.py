@@ -80,7 +80,7 @@ class Mini(Task):
             config: the run's configuration. Nothing is checked if the model has random weights.
         """
         model = config.model
-        if model.weights == "random":
+        if model.random:
             return  # its tokenizer is not known yet
         most = model.max_length if str(model.path).startswith(BUNDLED) else 2 * model.max_length
         if max(self.lengths) > most:

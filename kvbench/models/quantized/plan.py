@@ -1,0 +1,57 @@
+"""The decision which layers of a checkpoint get 4-bit weights, from its files and the configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvbench.errors import ModelError
+from kvbench.models.checkpoint import snapshot, weight_files
+from kvbench.models.locate import Source
+from kvbench.models.quantized.files import Tensors
+from kvbench.models.quantized.formats import format_of, stored, unreadable
+from kvbench.models.spec import ModelConfig
+
+if TYPE_CHECKING:
+    from kvbench.models.quantized.loading import Plan
+
+
+def plan_of(model: ModelConfig, source: Source, config: Any) -> Plan | None:
+    """Return the plan for loading a checkpoint with 4-bit weights; None if transformers loads all of its weights.
+
+    Args:
+        model: configuration of the model.
+        source: location of the checkpoint, on this machine.
+        config: transformers' config of the checkpoint.
+
+    Raises:
+        ModelError: the format of the checkpoint is refused, or its weights are quantized already and are to be rounded.
+    """
+    description = stored(vars(config))
+    layout = format_of(description)
+    if reason := unreadable(description):
+        raise ModelError(f"model {model.name}: {source.name} cannot be loaded: {reason}")
+    if layout is None and model.rounding is None:
+        return None
+    if description is not None and model.rounding is not None:
+        raise ModelError(
+            f"model {model.name}: model.weights={model.weights} rounds weights in full precision, but those of "
+            f"{source.name} are already quantized.\n  hint: set model.weights=pretrained"
+        )
+    from kvbench.models.quantized.loading import Plan
+
+    files = _safetensors(source)
+    if layout is not None and not files:
+        raise ModelError(
+            f"model {model.name}: {source.name} has {layout.method.upper()} weights that are not in safetensors files."
+            "\n  hint: choose a checkpoint in the safetensors format"
+        )
+    return Plan(Tensors(files) if files else None, layout, model.rounding)
+
+
+def _safetensors(source: Source) -> list[Path]:
+    """Return the weight files of a checkpoint on this machine; an empty list if they are not safetensors files."""
+    name = str(source.name)
+    folder = Path(name) if Path(name).is_dir() else snapshot(name, source.revision)
+    files = list(weight_files(folder)) if folder is not None else []
+    return files if all(file.suffix == ".safetensors" for file in files) else []
