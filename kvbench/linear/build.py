@@ -16,8 +16,8 @@ from torch import Tensor
 from kvbench.linear import layout
 from kvbench.util import nvrtc
 
-#: the files of the source, in the order in which they are joined
-PARTS = ("instructions.cuh", "product.cu")
+#: warps in a CTA of the kernel that dequantizes
+WARPS = 8
 #: largest number of rows of x that the kernel multiplies
 ROWS = 16
 
@@ -105,10 +105,10 @@ class Build:
 
 
 @cache
-def source() -> str:
-    """Return the CUDA source of the kernel, without the macro definitions that configure it."""
+def source(name: str = "product") -> str:
+    """Return the CUDA source of a kernel, ``product`` or ``dequantize``, without the macros that configure it."""
     folder = Path(__file__).parent / "cuda"
-    return "\n".join((folder / part).read_text(encoding="utf-8") for part in PARTS)
+    return "\n".join((folder / part).read_text(encoding="utf-8") for part in ("instructions.cuh", f"{name}.cu"))
 
 
 @lru_cache(maxsize=1024)
@@ -172,3 +172,36 @@ def launch(
     )
     grid = min(-(-tiles // build.tiles), most)
     kernel.launch((grid, 1, 1), arguments, torch.cuda.current_stream(x.device).cuda_stream)
+
+
+@lru_cache(maxsize=64)
+def dequantizer(group: int, half: bool, bf16: bool, device: int) -> nvrtc.Function:
+    """Return the kernel that dequantizes 4-bit weights, compiled and loaded on a GPU.
+
+    Args:
+        group: input channels that share a scale.
+        half: True if scales are fp16, False if they are bf16.
+        bf16: True to write bf16, False for fp16.
+        device: index of the GPU.
+
+    Raises:
+        RuntimeError: nvrtc or the driver reported an error, which the message contains.
+    """
+    values = {"GROUP": group, "HALF": int(half), "BF16": int(bf16), "WARPS": WARPS}
+    macros = "".join(f"#define {name} {value}\n" for name, value in values.items())
+    return nvrtc.Function(macros + source("dequantize"), "dequantize", device, WARPS * 32, 0)
+
+
+def dequantize(codes: Tensor, groups: Tensor, group: int, half: bool, out: Tensor) -> None:
+    """Write dequantized weights on the current stream.
+
+    Args:
+        codes: codes (:mod:`kvbench.linear.layout`).
+        groups: scales and zeros.
+        group: input channels that share a scale.
+        half: True if scales are fp16, False if they are bf16.
+        out: bf16 or fp16 ``[channels, columns]``, contiguous; 64 must divide `columns`.
+    """
+    kernel = dequantizer(group, half, out.dtype == torch.bfloat16, out.device.index or 0)
+    arguments = struct.pack("3P2i", codes.data_ptr(), groups.data_ptr(), out.data_ptr(), *out.shape)
+    kernel.launch((len(codes), 1, 1), arguments, torch.cuda.current_stream(out.device).cuda_stream)

@@ -104,6 +104,11 @@ def unpacked(weight: Int4Weight) -> tuple[Tensor, Tensor, Tensor]:
 
 def dequantized(weight: Int4Weight, dtype: torch.dtype) -> Tensor:
     """Return the weights ``[N, K]``: ``(code - zero) * scale``, which is exact in fp32, rounded once to `dtype`."""
+    half = weight.dtype == torch.float16
+    sizes = weight.rows, weight.columns, weight.group
+    by_kernel = kernel.dequantized(weight.codes, weight.groups, *sizes, half, dtype)
+    if by_kernel is not None:
+        return by_kernel
     out = weight.codes.new_empty(weight.rows, weight.columns, dtype=dtype)
     tiles = SLICE // layout.ROWS
     for first in range(0, len(weight.codes), tiles):

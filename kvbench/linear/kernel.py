@@ -82,6 +82,49 @@ def half_precision(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return _launched(chosen, x, weight, None, channels, bias)
 
 
+def dequantized(
+    codes: Tensor, groups: Tensor, channels: int, columns: int, group: int, half: bool, dtype: torch.dtype
+) -> Tensor | None:
+    """Return a 4-bit matrix ``[channels, columns]`` in 16 bits, or None if there is no kernel for it.
+
+    Args:
+        codes: codes (:mod:`kvbench.linear.layout`).
+        groups: scales and zeros.
+        channels: output channels.
+        columns: input channels.
+        group: input channels that share a scale.
+        half: True if scales are fp16, False if they are bf16.
+        dtype: dtype of the result; the kernel writes bf16 and fp16.
+    """
+    if not codes.is_cuda or dtype not in (torch.bfloat16, torch.float16) or columns % layout.COLUMNS or nvrtc.missing():
+        return None
+    if not dequantizes(group, half, dtype == torch.bfloat16, codes.device.index or 0):
+        return None
+    out = codes.new_empty(channels, columns, dtype=dtype)
+    with torch.cuda.device_of(codes):
+        build.dequantize(codes, groups, group, half, out)
+    return out
+
+
+@lru_cache(maxsize=64)
+def dequantizes(group: int, half: bool, bf16: bool, device: int) -> bool:
+    """Return True if the kernel that dequantizes compiles for a GPU; otherwise warn and return False.
+
+    Args:
+        group: input channels that share a scale.
+        half: True if scales are fp16, False if they are bf16.
+        bf16: True to write bf16, False for fp16.
+        device: index of the GPU.
+    """
+    try:
+        build.dequantizer(group, half, bf16, device)
+    except RuntimeError as error:
+        message = " ".join(str(error).split())[:200]
+        warnings.warn(f"4-bit weights are dequantized without kvbench's kernel: {message}", stacklevel=2)
+        return False
+    return True
+
+
 def _launched(
     chosen: tuple[Build, int], x: Tensor, weight: Tensor, groups: Tensor | None, channels: int, bias: Tensor | None
 ) -> Tensor:

@@ -1,4 +1,4 @@
-// Runs product() on `ctas` CTAs, one after another.
+// Runs the kernel on `ctas` CTAs, one after another.
 extern "C" void run(const Args* a, int ctas) {
     gridDim.x = ctas;
     exchange.resize(WARPS);
@@ -12,7 +12,7 @@ extern "C" void run(const Args* a, int ctas) {
             threads.emplace_back([=] {
                 threadIdx.x = t;
                 blockIdx.x = cta;
-                product(*a);
+                KERNEL(*a);
             });
         for (std::thread& thread : threads) thread.join();
     }

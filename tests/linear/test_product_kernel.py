@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from kvbench.linear import build, int4, kernel, matvec
 from kvbench.linear.build import Build
-from tests.linear.emulate import product
+from tests.linear.emulate import dequantized, product
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -19,23 +20,22 @@ def problem(
     rows: int, channels: int, columns: int, group: int, half: bool, dtype: torch.dtype, device: str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor | int4.Int4Weight, torch.Tensor, torch.Tensor]:
     """An input, a matrix of 4 bits (group 0: of 16), a bias, and their product in fp32."""
-    rng = torch.Generator().manual_seed(rows + channels)
-    x = (torch.randn(rows, columns, generator=rng) + 0.3).to(dtype)
-    bias = torch.randn(channels, generator=rng).to(dtype)
+    rng = torch.Generator(device).manual_seed(rows + channels)
+    where: Any = {"generator": rng, "device": device}
+    x = (torch.randn(rows, columns, **where) + 0.3).to(dtype)
+    bias = torch.randn(channels, **where).to(dtype)
     if not group:
-        matrix = (torch.randn(channels, columns, generator=rng) * 0.05).to(dtype)
-        exact = x.float() @ matrix.float().T + bias.float()
-        return x.to(device), matrix.to(device), bias.to(device), exact
-    codes = torch.randint(0, 16, (channels, columns), generator=rng, dtype=torch.uint8)
-    scales = (torch.rand(channels, columns // group, generator=rng) * 0.01 + 0.005).to(FP16 if half else BF16)
-    weight = int4.pack(codes, scales, torch.randint(0, 17, scales.shape, generator=rng))
-    exact = x.float() @ int4.dequantized(weight, torch.float32).T + bias.float()
-    return x.to(device), weight.to(device), bias.to(device), exact
+        matrix = (torch.randn(channels, columns, **where) * 0.05).to(dtype)
+        return x, matrix, bias, x.float() @ matrix.float().T + bias.float()
+    codes = torch.randint(0, 16, (channels, columns), dtype=torch.uint8, **where)
+    scales = (torch.rand(channels, columns // group, **where) * 0.01 + 0.005).to(FP16 if half else BF16)
+    weight = int4.pack(codes, scales, torch.randint(0, 17, scales.shape, **where))
+    return x, weight, bias, x.float() @ int4.dequantized(weight, torch.float32).T + bias.float()
 
 
 def close(out: torch.Tensor, exact: torch.Tensor) -> bool:
     """Within a rounding of the largest output."""
-    return bool((out.cpu().float() - exact).abs().max() <= 3e-3 * exact.abs().max())
+    return bool((out.float() - exact).abs().max() <= 3e-3 * exact.abs().max())
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,14 @@ def test_the_source_computes_the_product(
     else:
         out = product(config, x, weight, None, channels, bias, ctas, tmp_path)
     assert close(out, exact)
+
+
+@pytest.mark.parametrize(("dtype", "half", "group"), [(BF16, True, 128), (FP16, False, 32)])
+def test_the_source_dequantizes(dtype: torch.dtype, half: bool, group: int, tmp_path: Path) -> None:
+    """Bit for bit, also the last half of a tile."""
+    weight = problem(1, 40, 256, group, half, dtype)[1]
+    assert isinstance(weight, int4.Int4Weight)
+    assert torch.equal(dequantized(weight, dtype, tmp_path), int4.dequantized(weight, dtype))
 
 
 def test_macros_and_shared_memory_of_a_configuration() -> None:
@@ -163,10 +171,18 @@ class TestOnAGpu:
             graph.replay()
         assert close(out, exact)
 
+    @pytest.mark.parametrize("group", [32, 64, 128])
+    @pytest.mark.parametrize("dtype", [BF16, FP16])
+    def test_it_dequantizes_bit_for_bit(self, group: int, dtype: torch.dtype) -> None:
+        for channels, columns in ((40, 128), (1000, 4096)):
+            weight = problem(1, channels, columns, group, dtype == FP16, dtype, "cuda")[1]
+            assert isinstance(weight, int4.Int4Weight)
+            assert torch.equal(int4.dequantized(weight, dtype).cpu(), int4.dequantized(weight.to("cpu"), dtype))
+
     def test_more_rows_are_multiplied_by_dequantized_weights(self) -> None:
         x, weight, bias, exact = problem(17, 64, 256, 64, True, BF16, "cuda")
         assert isinstance(weight, int4.Int4Weight) and not kernel.serves(x, 256, bias)
-        assert (int4.product(x, weight, bias).cpu().float() - exact).abs().max() <= 2e-2 * exact.abs().max()
+        assert (int4.product(x, weight, bias).float() - exact).abs().max() <= 2e-2 * exact.abs().max()
 
 
 @pytest.mark.skipif(os.environ.get("KVBENCH_NVRTC") != "1", reason="needs nvrtc: set KVBENCH_NVRTC=1")
@@ -181,3 +197,5 @@ def test_it_compiles_for(architecture: str) -> None:
         Build(16, wide=True),
     ):
         assert nvrtc.compiled(config.macros() + build.source(), architecture, "product")
+    macros = "#define BF16 1\n#define GROUP 128\n#define HALF 1\n#define WARPS 8\n"
+    assert nvrtc.compiled(macros + build.source("dequantize"), architecture, "dequantize")

@@ -22,7 +22,7 @@ static float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 #define __forceinline__ inline
 #define __global__
 #define __grid_constant__
-#define __launch_bounds__(a, b)
+#define __launch_bounds__(...)
 using std::min;
 
 alignas(1024) static char memory[256 * 1024];
