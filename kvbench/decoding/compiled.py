@@ -48,6 +48,8 @@ def around(model: Any, on: bool, rows: int, drafting: bool = False) -> Iterator[
             if rows <= FEW:
                 products(layer, undo, drafting)
             undo.append(replaced(layer, torch.compile(layer.forward, dynamic=False, options=options)))
+        for part in around_layers(model):
+            undo.append(replaced(part, torch.compile(part.forward, dynamic=False, options=options)))
         with torch._dynamo.config.patch(recompile_limit=LIMIT, accumulated_recompile_limit=4 * LIMIT):
             yield
     finally:
@@ -62,3 +64,16 @@ def decoder_layers(model: Any) -> Sequence[nn.Module]:
     """
     layers = getattr(model.get_decoder() if hasattr(model, "get_decoder") else model, "layers", None)
     return list(layers) if isinstance(layers, nn.ModuleList) else []
+
+
+def around_layers(model: Any) -> list[nn.Module]:
+    """Return what a decoder computes before and after its layers: the rotary embedding, and the last norm.
+
+    They are a dozen small kernels, of which compilation leaves two. A module that a model lacks is left out, and so is
+    a rotary embedding whose frequencies depend on the length of the text.
+    """
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    parts = [getattr(decoder, name, None) for name in ("rotary_emb", "norm")]
+    if getattr(parts[0], "rope_type", "default") not in ("default", "linear", "llama3", "yarn"):
+        parts = parts[1:]
+    return [part for part in parts if isinstance(part, nn.Module)]

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from kvbench.attention import fused, phases
-from kvbench.decoding import compiled, graphs, joined
+from kvbench.decoding import compiled, graphs, joined, speculative
 from kvbench.decoding.autoregressive import decode
 from kvbench.decoding.passes import prefill
+from kvbench.decoding.rounds import CapturedRounds
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.step import Step
 from kvbench.decoding.stopping import Stopping
+from kvbench.linear import int4 as linear_int4
 from kvbench.linear import matvec
 from kvbench.methods import load_method
+from kvbench.models import int4
 from tests import zoo
 from tests.decoding.recorded_oracle import Oracle, part
+from tests.methods.test_quantspec import small
 
 
 @pytest.fixture
@@ -145,7 +150,7 @@ def test_no_room_for_a_joined_weight_leaves_the_model_as_it_was(
 def test_layers_run_compiled_inside_and_as_before_outside(
     llama: nn.Module, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every decoder layer is compiled; joined only where there is a single row."""
+    """Every decoder layer, the rotary embedding and the last norm are compiled; joined where there are few rows."""
     seen: list[bool] = []
 
     def fake(function: object, **options: object) -> object:
@@ -158,11 +163,10 @@ def test_layers_run_compiled_inside_and_as_before_outside(
     with compiled.around(llama, True, rows=rows):
         replaced = "forward" in llama.model.layers[1].self_attn.k_proj.__dict__
         torch.testing.assert_close(llama(ids).logits, wanted)
-    assert seen == [True] * 2 and replaced == (rows <= 16)
-    assert all("forward" not in layer.__dict__ for layer in llama.model.layers)
-    assert "forward" not in llama.model.layers[1].self_attn.k_proj.__dict__
+    assert seen == [True] * 4 and replaced == (rows <= 16)
+    assert not any("forward" in module.__dict__ for module in llama.modules())
     with compiled.around(llama, False, rows=rows):
-        assert len(seen) == 2
+        assert len(seen) == 4
 
 
 @pytest.mark.parametrize("single", [False, True])
@@ -235,4 +239,71 @@ def test_a_compiled_step_of_one_row_gives_the_tokens_of_eager_steps(
     hidden, layers = 256, len(llama.model.layers)
     assert len(products) == 4 * layers * (new - 1)
     assert sum(products[:4]) > 3 * hidden and products[:4] == products[4:8]
+    torch._dynamo.reset()
+
+
+@torch.no_grad()
+def test_joined_4_bit_layers_are_slices_of_one_product(llama: nn.Module) -> None:
+    """The draft's weights, stacked in place once; the target's are joined apart from them."""
+    int4.attach(llama, "all")
+    attention, x = llama.model.layers[0].self_attn, torch.randn(1, 3, 256)
+    names = joined.JOINED[0]
+    for drafting in (True, False):
+        modules = [getattr(attention, name) for name in names]
+        wanted = [(module.draft if drafting else module.exact)(x) for module in modules]
+        undo: list[Callable[[], None]] = []
+        joined.join(attention, names, undo, drafting)
+        assert len(undo) == 3
+        for module, out in zip(modules, wanted, strict=True):
+            torch.testing.assert_close(module(x), out)
+        torch.testing.assert_close(modules[1](x + 1), (modules[1].draft if drafting else modules[1].exact)(x + 1))
+        for restore in reversed(undo):
+            restore()
+    drafts = [getattr(attention, name).draft for name in names]
+    whole = joined.whole_int4(drafts)
+    assert whole.codes.data_ptr() == drafts[0].codes.data_ptr() == joined.whole_int4(drafts).codes.data_ptr()
+    assert whole.rows == sum(draft.out_features for draft in drafts)
+    int4.detach(llama)
+
+
+@torch.inference_mode()
+def test_draft_and_verification_are_compiled_apart(llama: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of eager rounds; a draft has four products a layer and the head's in 4 bits, a verification four in 16."""
+    monkeypatch.setattr(phases, "part", part)
+    monkeypatch.setattr(fused, "pick", lambda query, work, wanted: ("oracle", Oracle))
+    compiler, four, sixteen = torch.compile, [], []
+
+    def counted(model: nn.Module, passes: graphs.Captured, replay: Callable[[], None], counts: list[object]) -> None:
+        four.clear()
+        sixteen.clear()
+        with compiled.around(model, True, rows=passes.step.tokens.numel(), drafting=passes.drafting):
+            replay()
+        counts.append((passes.drafting, len(four), len(sixteen)))
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiler(function, backend="aot_eager"))
+    plain, served = linear_int4.plain, matvec.served
+    monkeypatch.setattr(linear_int4, "plain", lambda *given: four.append(given[1].rows) or plain(*given))
+    monkeypatch.setattr(matvec, "served", lambda *given: sixteen.append(len(given[0][0])) or served(*given))
+    torch._dynamo.reset()
+    method, layers = small(32, gamma=3, draft_weights="int4_all"), len(llama.model.layers)
+    ids = torch.arange(3, 93)[None]
+    answers = []
+    for captured in (False, True):
+        cache = method.new_cache(llama, max_length=130)
+        int4.attach(llama, "all")
+        token = prefill(llama, cache, ids, None).argmax(-1)
+        engine = CapturedRounds(llama, cache, method.speculation, Sampling(), 1, compile=True, capture=False)
+        stopping, counts = Stopping(1, (), (), None), []
+        rest = (stopping, Sampling(), Sampling().generators(1), 30, 0, method.speculation)
+        if not captured:
+            speculative.decode(llama, cache, token, *rest)
+        else:
+            engine.prepare()
+            for passes in (engine.draft, engine.verifications[3]):
+                monkeypatch.setattr(passes, "replay", partial(counted, llama, passes, passes.replay, counts))
+            speculative.decode(llama, cache, token, *rest, engine)
+            assert set(counts) == {(True, 4 * layers + 1, 0), (False, 0, 4 * layers)}
+        answers.append((stopping.tokens, cache.bill().used))
+    assert answers[0] == answers[1]
+    int4.detach(llama)
     torch._dynamo.reset()

@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 
 import pytest
+import torch
 
+from kvbench.decoding.passes import forward, prefill
 from kvbench.errors import ConfigError
 from kvbench.methods import RecencyMethod, load_method
 from kvbench.quantizers.spec import FormatSpec, QuantizerSpec
+from tests import zoo
 
 TOKEN = FormatSpec(bits=4, group_size=32, axis="token")
 CHANNEL = FormatSpec(bits=4, group_size=32, axis="channel")
@@ -109,3 +112,42 @@ def test_hidden_tokens_leave_in_groups_of_both_sides_or_32_at_a_time():
     evicting = made(key=CHANNEL)
     evicting.evict = True
     assert evicting.unit(64) == 1
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        ("quantspec", {"gamma": 0}, True),
+        ("kivi", {"residual": 64, "quantizer": "int4"}, False),
+        ("atom", {}, False),
+        ("logquant", {"window": 16}, False),
+        ("streamingllm", {"budget": 64}, False),
+        ("snapkv", {"budget": 64, "window": 8}, True),
+        ("fp16", {}, True),
+    ],
+    ids=lambda setting: setting[0],
+)
+@torch.inference_mode()
+def test_a_layer_is_idle_for_as_many_tokens_as_its_method_says(setting):
+    """Tokens up to that number change nothing else; with methods that pack seldom it is more than 0."""
+    name, options, waits = setting
+    model, method = zoo.model("llama"), load_method(name, **options)
+    ids, _ = zoo.padded_batch([300], seed=1)
+    cache = method.new_cache(model, max_length=600)
+    prefill(model, cache, ids, None)
+    cache.settle()
+    layer = cache.layers[1]
+    idle = min(method.idle(layer, 0), 200)
+    assert (idle > 0) == waits
+    cache.progress.frozen = True
+    for more in range(idle + 1):
+        if more:
+            forward(model, cache, ids[:, :1], None, torch.tensor([[300 + more]]))
+        before = [store.signature(0) for store in layer.stores()]
+        cache.settle()
+        assert [store.signature(0) for store in layer.stores()] == before
+    if name == "quantspec":
+        forward(model, cache, ids[:, :1], None, torch.tensor([[301 + idle]]))
+        before = layer.stores()[0].signature(0)
+        cache.settle()
+        assert layer.stores()[0].signature(0) != before
