@@ -189,7 +189,7 @@ def weights_or_kv(item: Computed, plan: Plan) -> Folded:
                 table[row, context] = factor
                 note = f"best gamma: {gamma}"
                 cells.append(Cell(model=model.title, row=row, column=length(context), ours=factor, note=note))
-        verdicts += _shares(model, table, options["contexts"])
+        verdicts += shares(model, table, options["contexts"])
     notes = [
         f"Acceptance {acceptance:.3f}: the mean of QuantSpec's published rates (Table 4). Predicted by a roofline on "
         f"an {gpu.name.upper()}; each cell has its best gamma of 1 to 8."
@@ -233,7 +233,8 @@ def _speed_up(shape: Shape, context: int, gpu: Gpu, row: str, acceptance: float)
     return best_gamma(acceptance, step("fp16", "all"), draft, verify)
 
 
-def _shares(model: Model, table: dict[tuple[str, int], float], contexts: Sequence[int]) -> list[Verdict]:
+def shares(model: Model, table: dict[tuple[str, int], float], contexts: Sequence[int]) -> list[Verdict]:
+    """Return Figure 5's claims, judged at the shortest and the longest of `contexts`, and at all of them."""
     first, last = contexts[0], contexts[-1]
     short = table["weights only", first] - table["KV cache only", first]
     long = table["KV cache only", last] - table["weights only", last]

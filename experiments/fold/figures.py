@@ -157,6 +157,10 @@ FIGURES: dict[str, Callable[[Sequence[Row]], Statistic | None]] = {
     "peak_decode": point("peak", "decode"),
     "peak_prefill": point("peak", "prefill"),
     "kv_used": point("kv_used", "total"),
+    # of points at a forced acceptance: seconds, tokens per second, bytes
+    "forced_tpot": point("forced", "tpot_s"),
+    "forced_rate": point("forced", "tokens_per_s"),
+    "forced_peak": point("forced", "peak"),
     "peak": peak,
     # of answers generated one by one (runtime.batch_size=1)
     "decode_rate": decode_rate,

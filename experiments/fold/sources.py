@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments.data import POINTS, columns_of, data_overrides, point_overrides, runs_here, scaled
+from experiments.fold import forced
 from experiments.fold.figures import FIGURES
 from experiments.fold.grid import Source, Sources
 from experiments.fold.points import measured
@@ -38,7 +39,8 @@ def runs_of(item: Grid, plan: Plan) -> dict[Place, Run | Choice | Cause]:
     columns = columns_of(item, plan)
     for model in plan.models_of(item):
         here = {column.name: runs_here(column, model) for column in columns}
-        points = [scaled(c, plan, model) for c in columns if c.data == POINTS and not here[c.name]]
+        runnable = [c for c in columns if c.data == POINTS and c.figure not in forced.FIGURES and not here[c.name]]
+        points = [scaled(column, plan, model) for column in runnable]
         for row in item.rows:
             for column in columns:
                 place = (model.title, row.name, column.name)
@@ -46,6 +48,8 @@ def runs_of(item: Grid, plan: Plan) -> dict[Place, Run | Choice | Cause]:
                     by_place[place] = Cause(row.absent)
                 elif column.only and model in item.models and model.preset not in column.only:
                     by_place[place] = Cause("not in the paper's table")
+                elif column.figure in forced.FIGURES:
+                    by_place[place] = Cause(f"not measured: {forced.COMMAND}")
                 elif here[column.name]:
                     by_place[place] = Cause(here[column.name])
                 elif column.data == POINTS:
@@ -120,6 +124,8 @@ def _elsewhere(model: Model, row: Setting, column: Column, plan: Plan) -> Source
         return None
     if column.only and model.preset not in column.only:
         return None
+    if column.figure in forced.FIGURES:
+        return forced.measured(model.preset, forced.case_of(row.setting), scaled(column, plan, model))
     return measured(model.preset, row.timed or row.setting, scaled(column, plan, model))
 
 

@@ -12,6 +12,8 @@ _DRAFTS = {
     "QuantSpec": "quantspec:gamma={}:draft_weights=int4",
 }
 SPARSE = ("StreamingLLM", "SnapKV")
+#: name of the columns with speed-ups that were measured with random weights
+FORCED = "speed-up, acceptance forced"
 
 #: autoregressive decoding of the target, in full precision
 AUTOREGRESSIVE = Row(name="AR (fp16)", setting="fp16")
@@ -50,8 +52,10 @@ SWEPT = tuple(
 
 def cell(
     data: str, context: int, published: Mapping[str, str], acceptance: str, scale: float, only: tuple[str, ...] = ()
-) -> tuple[Column, Column, Column]:
+) -> tuple[Column, Column, Column, Column]:
     """Return the columns of acceptance, memory and speed-up of a data set and a context.
+
+    The last one is the speed-up at a forced acceptance, with random weights; it does not depend on the data set.
 
     Args:
         data: choice of ``conf/dataset``.
@@ -101,6 +105,34 @@ def cell(
             value="speedup_vs_ar",
             only=only,
         ),
+        Column(
+            name=f"{where}: {FORCED}",
+            data="efficiency",
+            figure="forced_tpot",
+            scale=1.0,
+            unit="x",
+            inverse=True,
+            prompt=context,
+            batch=1,
+            published=published,
+            value="speedup_vs_ar",
+            only=only,
+        ),
+    )
+
+
+def faster(places: Iterable[str]) -> tuple[Claim, ...]:
+    """Return the claims that QuantSpec is faster than sparse drafts: with the data, and at equal acceptance."""
+    return tuple(
+        Claim(
+            text=f"{place}: QuantSpec is faster than {draft}{words}",
+            first="QuantSpec",
+            second=draft,
+            column=f"{place}: {column}",
+        )
+        for place in dict.fromkeys(places)
+        for column, words in (("speed-up", ""), (FORCED, " at equal acceptance"))
+        for draft in SPARSE
     )
 
 
@@ -128,3 +160,8 @@ MINI_KV = Column(name="KV, target and draft", data="mini_text", figure="kv_mib",
 
 SPEED_NOTE = """Speed-ups are over autoregressive decoding of the same model in full precision, on the machine that ran
     both."""
+
+FORCED_NOTE = """Speeds at a forced acceptance were measured on one H200 with random weights (results/h200/speculation):
+    each draft is accepted by chance with probability 0.9, the same for all drafts and data sets, and the text is
+    meaningless. Steps and rounds are captured and compiled, each row has its best gamma, QuantSpec's draft has all
+    weights in 4 bits (int4_all), and the sparse drafts have the target's weights."""

@@ -1,4 +1,7 @@
-"""Command line: ``python -m kvbench.bench kernel | quantize | products | tpot | prefill | memory | predict``.
+"""Command line of ``python -m kvbench.bench``.
+
+Its commands are ``kernel``, ``quantize``, ``products``, ``tpot``, ``prefill``, ``memory``, ``speculation`` and
+``predict``.
 
 ``predict`` needs no GPU.
 """
@@ -11,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.bench import command as whole_models
-from kvbench.bench import predict
+from kvbench.bench import predict, speculation_command
 from kvbench.bench.choices import number, tokens
 
 
@@ -46,6 +49,7 @@ def parser(measuring: bool = True) -> argparse.ArgumentParser:
     if measuring:
         measured(commands)
     whole_models.add(commands, tokens, number)
+    speculation_command.add(commands)
     return top
 
 
@@ -158,6 +162,8 @@ def main(argv: list[str] | None = None) -> int:
         return predict.run(args)
     if args.command in whole_models.COMMANDS:
         return whole_models.run(args)
+    if args.command == "speculation":
+        return speculation_command.run(args)
     import torch
 
     if not torch.cuda.is_available():

@@ -7,6 +7,7 @@ keys and values layer by layer in the same way as those of a prompt, so formats,
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,11 +80,27 @@ def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed:
         layer = cache.layers[number]
         layer.lazy_initialization(keys, values)
         layer.seen = tokens
-        if cache.follower is not None and number == 0:
-            cache.follower.progress.see(None, batch, tokens)
+        if cache.follower is not None:
+            if number == 0:
+                cache.follower.progress.see(None, batch, tokens)
+            observe(cache.follower.layers[number], keys)
         layer.place(keys, values)
 
     random_layers(model, batch, tokens, seed, take)
+
+
+def observe(layer: Any, keys: Tensor) -> None:
+    """Give a layer of a draft's cache random attention over the prompt, if its method observes the prompt's.
+
+    Which tokens such a method keeps is then random; how many, and in which format, is not.
+
+    Args:
+        layer: layer of the draft's cache.
+        keys: keys of the prompt, ``[B, H, tokens, D]``.
+    """
+    queries, (batch, heads, tokens) = layer.method.observe_prompt, keys.shape[:3]
+    if queries:  # one query head per KV head is enough, as the votes of a group are reduced to one
+        layer.observed = torch.rand(batch, heads, min(max(queries, 1), tokens), tokens, device=keys.device)
 
 
 @torch.inference_mode()

@@ -1,0 +1,147 @@
+"""Speeds at a forced acceptance: JSON files of ``python -m kvbench.bench speculation``, measured with random weights.
+
+Drafts were accepted by chance with the same probability for all of them; the text was meaningless, the times are real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from experiments import stored
+from experiments.fold.analytic import SHARES, length, shares, weights_or_kv
+from experiments.fold.cells import Cell, Folded
+from experiments.fold.grid import Source
+from experiments.item import Column, Computed
+from experiments.plan import Plan
+from kvbench.bench.choices import shape_of
+from kvbench.config.setting import parse
+from kvbench.profiling.roofline import Shape
+from kvbench.tasks.efficiency import point_id
+
+FOLDER = Path(__file__).resolve().parents[2] / "results" / "h200" / "speculation"
+#: figures of columns with such speeds; no run of kvbench's data sets has them
+FIGURES = ("forced_tpot", "forced_rate", "forced_peak")
+COMMAND = "python -m kvbench.bench speculation"
+#: rows of Figure 5 -> cases of the command
+CASES = {"KV cache only": "kv", "weights only": "weights", "both": "quantspec"}
+Key = tuple[Shape, str, int, int]
+
+
+def case_of(setting: str) -> str:
+    """Return the command's case for a setting of QuantSpec's tables: that with the same draft, or ``plain``."""
+    speculation = parse(setting).load().speculation
+    if speculation is None:
+        return "plain"
+    return "quantspec" if speculation.draft == "upper" else str(speculation.draft)
+
+
+def measured(model: str, case: str, column: Column, folder: Path | None = None) -> Source:
+    """Return the source of a case at a column's prompt length and batch; without rows if no file has it.
+
+    Args:
+        model: preset; the points of a model with the same dimensions are its points too.
+        case: case of the command.
+        column: has the prompt length and the batch.
+        folder: folder of the files; None: :data:`FOLDER`.
+    """
+    source = points(folder or FOLDER).get((shape_of(model), case, column.prompt, column.batch))
+    return source or Source({}, reason=f"not measured: {COMMAND}")
+
+
+@cache
+def points(folder: Path) -> Mapping[Key, Source]:
+    """Return the speeds of all files of a folder, by :data:`Key`: dimensions, case, tokens and batch."""
+    by_key: dict[Key, Source] = {}
+    for path in sorted(folder.glob("*.json")):
+        content = stored.content(path)
+        for row in content.get("rows", ()):
+            if "case" not in row or "context" not in row:
+                continue  # another command's file
+            source = _source(path, content, row)
+            key = (shape_of(row["model"]), row["case"], row["context"], row["batch"])
+            if source.rows or key not in by_key:
+                by_key[key] = source
+    return by_key
+
+
+def _source(path: Path, content: Mapping[str, Any], row: Mapping[str, Any]) -> Source:
+    """Return the source of a row: its measured time per token at the acceptance of the file."""
+    device, steps = content.get("device", ""), str(row.get("stepping", "")).split(" (")[0]
+    one = row if row["case"] == "plain" else _at(row, content["at"])
+    if "ms" not in one:
+        return Source({}, (path.name,), f"{row['status']} on {device}")
+    forced = {"tpot_s": one["ms"] / 1e3, "tokens_per_s": 1e3 * row["batch"] / one["ms"], "peak": row.get("peak")}
+    note = ", ".join(part for part in (device, steps) if part)
+    name = point_id(row["context"], row["batch"])
+    return Source({name: {"id": name, "measured": {"point": {"forced": forced}}}}, (path.name,), "", note)
+
+
+def _at(row: Mapping[str, Any], acceptance: float) -> Mapping[str, Any]:
+    """Return what was measured at an acceptance with the best gamma; empty if nothing was."""
+    return next((one for one in row.get("measured", ()) if one["acceptance"] == acceptance), {})
+
+
+def gammas(model: str, case: str, context: int, folder: Path | None = None) -> str:
+    """Return the best gamma of a case at batch 1 as a remark; empty if it was not measured."""
+    for path in sorted((folder or FOLDER).glob("*.json")):
+        content = stored.content(path)
+        for row in content.get("rows", ()):
+            if (row.get("case"), row.get("context"), row.get("batch")) != (case, context, 1):
+                continue
+            best = _at(row, content["at"])
+            if best and shape_of(row["model"]) == shape_of(model):
+                return f"acceptance {content['at']:g}, gamma {best['gamma']}"
+    return ""
+
+
+def shares_of_speed(item: Computed, plan: Plan, folder: Path | None = None) -> Folded:
+    """Return Figure 5: measured speed-ups with quantized keys and values, weights, or both, and predicted ones.
+
+    Args:
+        item: its options are those of :func:`~experiments.fold.analytic.weights_or_kv`.
+        plan: the command line's choices.
+        folder: folder of the files; None: :data:`FOLDER`.
+    """
+    predicted = weights_or_kv(item, plan)
+    cells, verdicts, tables = [], [], []
+    for model in plan.models_of(item):
+        table: dict[tuple[str, int], float] = {}
+        for context in item.options["contexts"]:
+            column = Column(name=length(context), data="efficiency", prompt=context, batch=1)
+            base = _seconds(measured(model.preset, "plain", column, folder))
+            for row, case in CASES.items():
+                source = measured(model.preset, case, column, folder)
+                own, place = _seconds(source), {"model": model.title, "row": row, "column": column.name}
+                if base is None or own is None:
+                    cells.append(Cell(**place, reason=source.reason or f"not measured: {COMMAND}"))
+                    continue
+                table[row, context] = base / own
+                note = gammas(model.preset, case, context, folder)
+                cells.append(Cell(**place, ours=base / own, n=1, runs=source.runs, note=note))
+        complete = [c for c in item.options["contexts"] if all((row, c) in table for row in CASES)]
+        tables.append(bool(complete))
+        if complete:
+            verdicts += shares(model, table, complete)
+    for cell in predicted.cells:
+        cells.append(replace(cell, row=_predicted(cell.row)))
+    return Folded(
+        headings=predicted.headings,
+        rows=[*CASES, *map(_predicted, SHARES)],
+        models=predicted.models,
+        cells=cells,
+        verdicts=verdicts if all(tables) else predicted.verdicts,
+        notes=predicted.notes,
+    )
+
+
+def _predicted(row: str) -> str:
+    return f"{row}, predicted"
+
+
+def _seconds(source: Source) -> float | None:
+    rows = list(source.rows.values())
+    return rows[0]["measured"]["point"]["forced"]["tpot_s"] if rows else None

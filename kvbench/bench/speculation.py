@@ -1,0 +1,284 @@
+"""``python -m kvbench.bench speculation``: speed-up of QuantSpec's rounds over captured steps of the model itself.
+
+Weights, keys and values are random, so that drafts are accepted by chance with a given probability: times are real, the
+text is meaningless. Each case is a setting at one point (model, batch, context). The rounds of every gamma are timed by
+their parts at one acceptance; the grid of all acceptances follows from these times, and the best gamma is measured
+again over whole blocks of tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kvbench.bench import report
+from kvbench.bench import speculation_grid as arithmetic
+from kvbench.bench.points import model_config
+from kvbench.bench.speculation_table import text
+from kvbench.config.run_config import RuntimeConfig
+from kvbench.config.setting import parse
+from kvbench.decoding import speculative
+from kvbench.decoding.autoregressive import continued
+from kvbench.decoding.drafting import prepare
+from kvbench.decoding.rounds import captured_rounds
+from kvbench.decoding.sampling import Sampling
+from kvbench.decoding.stopping import Stopping
+from kvbench.errors import KvbenchError
+from kvbench.measure.point_figures import weight_bytes
+from kvbench.measure.random_fill import place
+from kvbench.methods.base import Method
+from kvbench.methods.speculation import AUTO
+from kvbench.models.load import load
+from kvbench.profiling.memory import release
+from kvbench.profiling.timing import median
+from kvbench.util.failures import is_out_of_memory
+
+Row = dict[str, Any]
+
+SCHEMA = 1
+#: cases: name, setting and stage; all points of a stage are measured before the next stage begins
+CASES = {
+    "plain": ("fp16", 0),
+    "quantspec": ("quantspec:draft_weights=int4_all", 0),
+    "kv": ("quantspec", 1),
+    "weights": ("quantspec:target=fp16:draft=full:draft_weights=int4_all", 1),
+    "streamingllm": ("quantspec:draft=streamingllm:target=fp16", 1),
+    "snapkv": ("quantspec:draft=snapkv:target=fp16", 1),
+}
+#: largest number of tokens of a round
+LONGEST = max(AUTO) + 1
+
+
+@dataclass(frozen=True)
+class Point:
+    """A model, a batch size and a number of tokens in the cache at the beginning.
+
+    Args:
+        model: preset of the model.
+        batch: number of sequences.
+        context: tokens of each sequence.
+    """
+
+    model: str
+    batch: int
+    context: int
+
+
+class Bench:
+    """One run of the command: the loaded model, the arguments, and the rows so far.
+
+    Args:
+        args: arguments, as :mod:`kvbench.bench.speculation_command` parses them.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.began = args, time.perf_counter()
+        self.path = report.folder(args.out) / f"{args.name or 'speculation'}.json"
+        self.points = [Point(*point) for point in args.points]
+        self.methods = {name: parse(CASES[name][0]).load() for name in args.cases}
+        self.rows: list[Row] = []
+        self.loaded: Any = None
+        self.name: str | None = None
+        self.device = torch.device(args.device)
+
+    def measure(self) -> None:
+        """Measure all cases, those of an earlier stage first; the model is loaded again when it changes."""
+        for stage in (0, 1):
+            names = [name for name in self.args.cases if CASES[name][1] == stage]
+            for point in self.points if names else ():
+                self.load(point.model)
+                for name in names:
+                    row = {"model": point.model, "batch": point.batch, "context": point.context, "case": name}
+                    self.rows.append({**row, "setting": CASES[name][0], "status": "unfinished"})
+                    self.attempt(self.rows[-1], self.methods[name], point)
+
+    def load(self, name: str) -> None:
+        """Load a model with random weights, unless it is the present one."""
+        if self.name == name:
+            return
+        self.loaded, self.name = None, name
+        release(self.device)
+        config = model_config(name, dtype=self.args.dtype)
+        self.loaded = load(config, RuntimeConfig(device=self.args.device, seed=self.args.seed))
+        print(f"{name} loaded after {time.perf_counter() - self.began:.0f} s", flush=True)
+
+    def attempt(self, row: Row, method: Method, point: Point) -> None:
+        """Measure one case into `row`; a failure is recorded, and the memory released."""
+        try:
+            for _ in self.plain(row, method, point) if row["case"] == "plain" else self.rounds(row, method, point):
+                self.write()
+            row["status"] = "ok"
+        except KvbenchError:
+            raise
+        except Exception as error:
+            row["status"] = "oom" if is_out_of_memory(error) else "failed"
+            row["message"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        finally:
+            method.detach(self.loaded.model)
+            release(self.device)
+            self.write()
+
+    def plain(self, row: Row, method: Method, point: Point) -> Iterator[None]:
+        """Measure plain decoding: blocks of captured steps; yield when figures have been added to `row`."""
+        steps = self.args.blocks * self.args.tokens + arithmetic.SKIPPED
+        cache = self.filled(method, point, steps)
+        done = continued(
+            self.loaded.model,
+            cache,
+            self.token(point),
+            None,
+            torch.full((point.batch,), point.context, device=self.device),
+            Stopping(point.batch, (), (), None),
+            Sampling(),
+            [],
+            steps + 1,
+            graphs="always",
+            compile=self.args.compile,
+        )
+        times, size = done["step_s"][arithmetic.SKIPPED :], self.args.tokens
+        per_block = [1e3 * sum(times[i : i + size]) / size for i in range(0, len(times) - size + 1, size)]
+        row |= {"ms": median(per_block), "blocks_ms": per_block, "stepping": done["stepping"], **self.memory()}
+        print(f"{line(row)}: {row['ms']:.3f} ms a token, {row['stepping']}", flush=True)
+        yield
+
+    def rounds(self, row: Row, method: Any, point: Point) -> Iterator[None]:
+        """Measure speculation: a block for every gamma, the grid, and blocks at the best gamma of each acceptance.
+
+        Yields:
+            None, each time that figures have been added to `row`.
+        """
+        args, main = self.args, row["case"] == "quantspec"
+        gammas = args.gammas if main else args.side_gammas
+        method = replace(method, gamma="auto", forced_acceptance=args.at)
+        others = [a for a in args.acceptances if a != args.at] if main and args.measure_all else []
+        room = len(gammas) * self.tokens(1) + (1 + len(others)) * self.tokens(args.blocks)
+        cache = self.filled(method, point, room)
+        engine = self.engine(method, cache, point)
+        row |= {"forced": args.at, "gammas": [], "grid": [], "measured": []}
+        row["stepping"] = getattr(engine, "stepping", "eager")
+        for gamma in gammas:
+            turns = self.decoded(engine, method, cache, point, gamma, 1)
+            row["gammas"].append(arithmetic.parts(turns, gamma))
+            row["gammas"].sort(key=lambda entry: entry["gamma"])
+            row["grid"] = arithmetic.grid(row["gammas"], args.acceptances, args.gammas)
+            row |= self.memory()
+            print(f"{line(row)}, gamma {gamma}: {shown(arithmetic.parts(turns, gamma))}", flush=True)
+            yield
+        for acceptance in (args.at, *others):
+            if acceptance != args.at:
+                method = replace(method, forced_acceptance=acceptance)
+                engine = self.engine(method, cache, point)
+            gamma = arithmetic.best(row["grid"], acceptance) or gammas[0]
+            turns = self.decoded(engine, method, cache, point, gamma, args.blocks)
+            per_block = arithmetic.blocks(turns, args.tokens)
+            whole = 1e3 * sum(turn.seconds for turn in turns)
+            row["measured"].append(
+                {
+                    "acceptance": acceptance,
+                    **arithmetic.parts(turns, gamma),
+                    "ms": median(per_block),
+                    "mean_ms": whole / sum(sum(turn.emitted) / point.batch for turn in turns),
+                    "blocks_ms": per_block,
+                }
+            )
+            row |= self.memory()
+            print(f"{line(row)}, acceptance {acceptance}: {row['measured'][-1]['ms']:.3f} ms a token", flush=True)
+            yield
+
+    def filled(self, method: Method, point: Point, room: int) -> Any:
+        """Return a cache with random keys and values and room for more tokens; memory peaks count from here on."""
+        prepare(self.loaded.model, method.speculation)
+        cache = method.new_cache(self.loaded.model, None, max_length=point.context + room)
+        with torch.inference_mode():
+            place(self.loaded.model, cache, point.batch, point.context, self.args.seed)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        return cache
+
+    def engine(self, method: Method, cache: Any, point: Point) -> Any:
+        """Return what runs the rounds: captured passes on a GPU, None (eager passes) on a CPU."""
+        if self.device.type != "cuda":
+            return None
+        with torch.inference_mode():
+            return captured_rounds(
+                self.loaded.model, cache, method.speculation, self.sampling(point), point.batch, self.args.compile
+            )
+
+    def decoded(
+        self, engine: Any, method: Any, cache: Any, point: Point, gamma: int, blocks: int
+    ) -> Sequence[speculative.Round]:
+        """Decode some blocks of tokens with one gamma, and return the rounds that count."""
+        sampling = self.sampling(point)
+        speculation = replace(method.speculation, gamma=gamma)
+        rounds = speculative.decode(
+            self.loaded.model,
+            cache,
+            self.token(point),
+            Stopping(point.batch, (), (), None),
+            sampling,
+            sampling.generators(point.batch),
+            self.tokens(blocks),
+            0,
+            speculation,
+            engine,
+        )
+        return arithmetic.full(rounds, gamma)
+
+    def tokens(self, blocks: int) -> int:
+        """Return how many tokens to decode for so many blocks: each may be longer by a round, and some do not count."""
+        return blocks * (self.args.tokens + LONGEST) + (arithmetic.SKIPPED + 2) * LONGEST
+
+    def sampling(self, point: Point) -> Sampling:
+        """Return greedy sampling with a seed for each row, by which drafts are accepted."""
+        return Sampling(seed=[self.args.seed + row for row in range(point.batch)])
+
+    def token(self, point: Point) -> torch.Tensor:
+        """Return an arbitrary first token of each row, ``[B]``."""
+        return torch.arange(point.batch, device=self.device) * 17 + 3
+
+    def memory(self) -> Row:
+        """Return the peak of allocated memory since the cache was filled, and the bytes of the model's weights."""
+        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+        return {"peak": peak, "weights": weight_bytes(self.loaded.model)}
+
+    def write(self) -> None:
+        """Write the JSON file with all rows so far."""
+        args = self.args
+        settings = {key: getattr(args, key) for key in ("dtype", "compile", "blocks", "tokens", "at", "acceptances")}
+        start = {"schema": SCHEMA, "what": "python -m kvbench.bench speculation: forced acceptance, meaningless text"}
+        content = {**start, **report.machine(), "command": " ".join(args.argv), **settings, "rows": self.rows}
+        report.write(self.path, content)
+
+
+def line(row: Row) -> str:
+    """Return the beginning of a line of progress: model, batch, context and case."""
+    return f"{row['model']} B{row['batch']} {row['context']} {row['case']}"
+
+
+def shown(figures: Row) -> str:
+    """Return the times of a round as text."""
+    names = [name for name in ("draft_ms", "verify_ms", "sampling_ms", "flush_ms", "round_ms") if name in figures]
+    return ", ".join(f"{name.removesuffix('_ms')} {figures[name]:.3f}" for name in names) + " ms"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure all cases and print the tables.
+
+    Returns:
+        The exit status: 0 on success, 1 if a case failed, or the exit code of a KvbenchError.
+    """
+    try:
+        bench = Bench(args)
+        bench.measure()
+    except KvbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print("\n" + text(bench.rows, args.at))
+    print(f"{bench.path} ({time.perf_counter() - bench.began:.0f} s)")
+    return int(any(row["status"] not in ("ok", "oom") for row in bench.rows))
