@@ -201,7 +201,7 @@ class Bench:
             torch.cuda.reset_peak_memory_stats(self.device)
         return cache
 
-    def engine(self, method: Method, cache: Any, point: Point) -> Any:
+    def engine(self, method: Any, cache: Any, point: Point) -> Any:
         """Return what runs the rounds: captured passes on a GPU, None (eager passes) on a CPU."""
         if self.device.type != "cuda":
             return None
