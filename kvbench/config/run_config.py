@@ -83,6 +83,8 @@ class RuntimeConfig:
             tokens. Results differ at most by rounding.
         prefill_rows: prompts per prefill call: ``auto`` (as many as have about 16k tokens together), a number, or None
             (all prompts of the batch).
+        span_rows: spans of a text (perplexity) per batch: ``auto`` (on a GPU as many as its memory holds and make it
+            faster; on a CPU `batch_size`) or a number.
         memory_limit_gb: memory in GiB that the process may use on each device; None for no limit.
         device_map: ``auto`` spreads the model's layers evenly over all GPUs; None uses one device.
         tensor_parallel: ``auto`` splits every layer over the processes that torchrun started, so that each holds some
@@ -107,6 +109,7 @@ class RuntimeConfig:
     prefill_chunk: int | None = bounded(None, minimum=2, maximum=MOST_TOKENS)
     mlp_chunk: int | Literal["auto"] | None = bounded("auto", minimum=1, maximum=MOST_TOKENS)
     prefill_rows: Literal["auto"] | int | None = bounded("auto", minimum=1, maximum=MOST_ROWS)
+    span_rows: Literal["auto"] | int = bounded("auto", minimum=1, maximum=MOST_ROWS)
     memory_limit_gb: float | None = bounded(None, minimum=0.01, maximum=MOST_GIB)
     device_map: Literal["auto"] | None = None
     tensor_parallel: Literal["auto"] | None = None

@@ -56,7 +56,11 @@ class Session:
 
     def plan(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         """Return the samples in batches, in the order in which to run them (:func:`kvbench.runner.batching.plan`)."""
-        return batching.plan(samples, self.config.runtime.batch_size)
+        size = self.config.runtime.batch_size
+        spans = self._strategies.get(ScoreText)
+        if isinstance(spans, TextSpans) and samples and all(isinstance(sample.work, ScoreText) for sample in samples):
+            size = spans.size(samples)
+        return batching.plan(samples, size)
 
     def layout(self) -> dict[str, Any]:
         """Return the devices of the model, and how the model is distributed over them.
@@ -103,6 +107,17 @@ def strategies(config: RunConfig, loaded: LoadedModel, task: Task, machine: Mach
     return {
         Generate: Answers(config, loaded, task, machine, options),
         AskQuestions: SharedTexts(config, loaded, task, machine, options),
-        ScoreText: TextSpans(config.method, loaded, task, machine, options),
+        ScoreText: TextSpans(
+            config.method,
+            loaded,
+            task,
+            machine,
+            options,
+            rows_at_once=config.runtime.span_rows,
+            batch_size=config.runtime.batch_size,
+            limit_gb=config.runtime.memory_limit_gb,
+            graphs=config.runtime.graphs,
+            compile=config.runtime.compile,
+        ),
         MeasurePoint: Points(config.method, config.decoding, config.runtime, loaded, task, machine, options),
     }

@@ -55,8 +55,9 @@ class Perplexity(TokenTask):
         skip: number of tokens to skip at the beginning of each document.
         prefill: number of tokens at the beginning of each span that are cached as a prompt and not scored. Cocktail
             needs such a prompt, because it quantizes nothing but prompt tokens.
-        chunk: number of tokens per forward pass with ``mode=decode``; ``auto`` for 128. It affects only speed: for
-            methods that change the cache while decoding, attention inside a pass still goes token by token.
+        chunk: number of tokens per span and forward pass with ``mode=decode``; ``auto`` for 128, or 512 on a GPU. It
+            affects only speed: for methods that change the cache while decoding, each token of a pass still sees the
+            others in the form that they would have had in decoding token by token.
         bos: True to replace the first token of each span by the beginning-of-sequence token.
     """
 

@@ -70,7 +70,7 @@ class ScoreText(Work):
         document: 0-based index of the document that contains the span.
         mode: ``decode``, ``simulated`` or ``fp16`` (explained in :mod:`kvbench.tasks.perplexity`).
         prefill: number of tokens at the beginning of the span that are cached as a prompt; 0 for none.
-        chunk: number of tokens per forward pass if `mode` is ``decode``; ``auto`` for 128.
+        chunk: number of tokens per forward pass if `mode` is ``decode``; ``auto`` for 128, or 512 on a GPU.
     """
 
     ids: tuple[int, ...]

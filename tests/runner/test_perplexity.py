@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,7 +87,7 @@ def test_spans_are_decoded_together_and_each_row_is_its_own(monkeypatch) -> None
     shown: list[Any] = []
     found = run(monkeypatch, [span("a"), span("b", 7)], report=lambda share, line: shown.append((share, line)))
     ((name, model, cache, ids, first, named),) = found.calls
-    assert (name, model, first) == ("decode", "the model", 60)
+    assert (name, model, first) == ("decode", "the model", [60, 60])
     assert cache.options == Options(kernels="reference")
     assert ids.tolist() == [list(range(WIDTH)), list(range(7, 7 + WIDTH))]
     assert (named["prompt"], named["chunk"]) == (0, 128)
@@ -140,7 +141,7 @@ def test_a_prompt_is_the_context_and_what_follows_it_the_question(monkeypatch) -
 def test_one_pass_without_a_cache_leaves_the_method_out(monkeypatch) -> None:
     found = run(monkeypatch, [span("a", mode="fp16", prefill=30)])
     ((name, model, ids, first, named),) = found.calls
-    assert (name, model, ids.shape, first, named) == ("forward", "the model", (1, WIDTH), 60, {})
+    assert (name, model, ids.shape, first, named) == ("forward", "the model", (1, WIDTH), [60], {})
     assert found.method.calls[-1] == ("detach", "the model")
     (row,) = found.rows
     assert row["kv_bytes"] is None and row["window"]["chunk"] is None
@@ -150,17 +151,67 @@ def test_one_pass_without_a_cache_leaves_the_method_out(monkeypatch) -> None:
 def test_one_pass_over_what_is_stored_has_a_cache_and_no_prompt(monkeypatch) -> None:
     found = run(monkeypatch, [span("a", mode="simulated", prefill=30)])
     ((name, _, cache, _, first, _),) = found.calls
-    assert (name, first) == ("simulated", 60) and cache.options == Options(kernels="reference")
+    assert (name, first) == ("simulated", [60]) and cache.options == Options(kernels="reference")
     assert found.method.calls[-1] == ("cache", "the model", None, WIDTH)
     assert found.rows[0]["kv_bytes"]["used"]["total"] == 10 and found.rows[0]["window"]["chunk"] is None
 
 
-def test_spans_with_different_first_tokens_run_one_by_one(monkeypatch) -> None:
+def test_spans_with_different_first_tokens_run_together(monkeypatch) -> None:
     found = run(monkeypatch, [span("a", first=60), span("b", 7, first=90)])
-    assert [(call[3].shape[0], call[4]) for call in found.calls] == [(1, 60), (1, 90)]
+    assert [(call[3].shape[0], call[4]) for call in found.calls] == [(2, [60, 90])]
     assert [row["nll"]["n"] for row in found.rows] == [40, 10]
-    assert [row["id"] for row in found.rows] == ["a", "b"]
-    assert [row[MEASURED]["batch_rows"] for row in found.rows] == [1, 1]
+
+
+def test_spans_of_different_lengths_run_apart(monkeypatch) -> None:
+    """Each row's bytes are those of a cache of its own length."""
+    short = replace(span("b"), work=replace(span("b").work, ids=tuple(range(80))))
+    found = run(monkeypatch, [span("a"), short, span("c"), span("d")])
+    assert [tuple(call[3].shape) for call in found.calls] == [(1, WIDTH), (1, 80), (2, WIDTH)]
+    assert [row["id"] for row in found.rows] == ["a", "b", "c", "d"]
+    assert [row["nll"]["n"] for row in found.rows] == [40, 20, 40, 40]
+    assert [row[MEASURED]["batch_rows"] for row in found.rows] == [1, 1, 2, 2]
+
+
+def spans(rows_at_once: Any, *, layout: str = "one device") -> TextSpans:
+    loaded: Any = SimpleNamespace(
+        model="the model",
+        max_length=WIDTH,
+        device=torch.device("cpu"),
+        tokenizer=SimpleNamespace(decode=str),
+        layout=layout,
+    )
+    method: Any = Method()
+    return TextSpans(
+        method, loaded, ToyTask(), Machine("a cpu", "float32"), Options(), rows_at_once=rows_at_once, batch_size=3
+    )
+
+
+def test_a_batch_that_does_not_fit_is_halved_if_its_size_was_chosen_here(monkeypatch) -> None:
+    tried: list[int] = []
+
+    def measured(model: Any, cache: Any, ids: torch.Tensor, first: Any, **named: Any) -> torch.Tensor:
+        tried.append(len(ids))
+        if len(ids) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.arange(1.0, len(ids) + 1)
+
+    monkeypatch.setattr(perplexity, "decode_nll", measured)
+    samples = [span(name) for name in "abcde"]
+    rows = spans("auto").rows(samples, first=True, report=None)
+    assert tried == [5, 2, 3, 1, 2]
+    assert [row["id"] for row in rows] == list("abcde")
+    assert [row["nll"]["sum"] for row in rows] == [1, 2, 1, 1, 2]
+    for strategy in (spans(5), spans("auto", layout="tensor_parallel")):
+        with pytest.raises(torch.OutOfMemoryError):
+            strategy.rows(samples, first=True, report=None)
+    monkeypatch.setattr(perplexity, "decode_nll", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        spans("auto").rows(samples, first=True, report=None)
+
+
+def test_on_a_cpu_batches_have_the_runs_size_unless_told_otherwise() -> None:
+    samples = [span(name) for name in "abcde"]
+    assert spans("auto").size(samples) == 3 and spans(4).size(samples) == 4
 
 
 @pytest.mark.parametrize("sums", [(1.0, math.nan), (math.inf, 1.0)])

@@ -54,7 +54,15 @@ def opened(monkeypatch):
             model="toy",
             method=Method(),
             decoding="decoding",
-            runtime=SimpleNamespace(kernels="reference", mlp_chunk=64, batch_size=2),
+            runtime=SimpleNamespace(
+                kernels="reference",
+                mlp_chunk=64,
+                batch_size=2,
+                span_rows="auto",
+                memory_limit_gb=9.0,
+                graphs="never",
+                compile=True,
+            ),
         )
         return Session(config, ToyTask()), config, prepared, loads
 
@@ -82,6 +90,18 @@ def test_batches_are_of_the_runs_size(opened) -> None:
     assert [[one.id for one in batch] for batch in plan] == [["a", "b"], ["c"]]
 
 
+def test_batches_of_spans_have_a_size_of_their_own(opened) -> None:
+    session, config, *_ = opened()
+    work = ScoreText(tuple(range(9)), 1, 9, 0, "decode", 0, "auto")
+    spans = [sample(name, work) for name in "abc"]
+    assert [len(batch) for batch in session.plan(spans)] == [2, 1]
+    config.runtime.span_rows = 3
+    again = strategies(config, session._loaded, ToyTask(), session.machine)
+    session._strategies = again
+    assert [len(batch) for batch in session.plan(spans)] == [3]
+    assert [len(batch) for batch in session.plan([sample(name) for name in "abc"])] == [2, 1]
+
+
 def test_each_kind_of_work_has_its_strategy(opened) -> None:
     _, config, *_ = opened()
     by_kind = strategies(config, "loaded", "task", "machine")  # type: ignore[arg-type]
@@ -91,6 +111,9 @@ def test_each_kind_of_work_has_its_strategy(opened) -> None:
         assert (strategy.loaded, strategy.task, strategy.machine) == ("loaded", "task", "machine")
         assert strategy.options == Options(kernels="reference", mlp_chunk=64)
     assert by_kind[Generate].config is by_kind[AskQuestions].config is config
+    text = by_kind[ScoreText]
+    assert (text.rows_at_once, text.batch_size, text.limit_gb, text.graphs) == ("auto", 2, 9.0, "never")
+    assert text.compile is True
     assert by_kind[ScoreText].method is by_kind[MeasurePoint].method is config.method
     assert (by_kind[MeasurePoint].decoding, by_kind[MeasurePoint].runtime) == ("decoding", config.runtime)
 
