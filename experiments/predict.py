@@ -163,7 +163,7 @@ def downloads(runs: Sequence[Run]) -> list[str]:
     from kvbench.models.spec import ModelConfig
     from kvbench.util.schema import build
 
-    names = sorted({run.model for run in runs if "model.weights=random" not in run.overrides})
+    names = sorted({run.model for run in runs if not any("model.weights=random" in text for text in run.overrides)})
     entries = [model_download(build(ModelConfig, by_name.group(name), "model")) for name in names]
     for run in {run.data: run for run in runs}.values():
         group = composed(run.overrides)["dataset"]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from kvbench.config.setting import parse
 from kvbench.errors import ConfigError, DataError, KvbenchError, ModelError
-from kvbench.models.spec import ModelConfig
+from kvbench.models.spec import ModelConfig, is_random
 from kvbench.util.schema import build
 
 Launcher = Literal["local", "joblib"]
@@ -143,7 +143,7 @@ def execute(run: Run, threads: int | None = None) -> Outcome:
     for key in (("model", run.model), ("data", run.data)):
         if key in _absent:
             return Outcome(run, "", "absent", _absent[key])
-    if "model.weights=random" in run.overrides and not has_gpu():
+    if any(text.startswith("model.weights=random") for text in run.overrides) and not has_gpu():
         return Outcome(run, "", "absent", NO_GPU)
     if threads is not None:
         import torch
@@ -195,7 +195,7 @@ def calibrate(config: Mapping[str, Any], run: Run) -> None:
         if error.key != CALIBRATION:
             raise
     given = {text.partition("=")[0]: text.partition("=")[2] for text in run.overrides}
-    random = given.get("model.weights") == "random"
+    random = is_random(given.get("model.weights"))
     if not random:
         locate(build(ModelConfig, config["model"], "model"))
     FOLDER.mkdir(parents=True, exist_ok=True)

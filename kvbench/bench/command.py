@@ -10,12 +10,13 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
 from kvbench.bench.choices import count, device, positive, rows, several
 from kvbench.config.setting import SYNTAX
+from kvbench.models.spec import Weights
 from kvbench.parallel import launch
 from kvbench.tasks.efficiency import STOCK
 from kvbench.util.confdir import options
@@ -134,7 +135,13 @@ def _add_model(parser: argparse.ArgumentParser, number: Callable[[str], int]) ->
     add = parser.add_argument
     add("--settings", nargs="+", default=["fp16"], metavar="SETTING", help=SYNTAX)
     add("--model", default="llama2-7b", help="a preset, OWNER/NAME of the hub, or a folder (default: llama2-7b)")
-    add("--weights", choices=["random", "pretrained"], default="random")
+    add(
+        "--weights",
+        choices=get_args(Weights),
+        default="random",
+        help="random weights, or those of the checkpoint (pretrained); int4: rounded to 4 bits, without the output "
+        "head; int4_all: with it",
+    )
     add("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     add(
         "--device",

@@ -261,7 +261,7 @@ def model_config(name: str, *, weights: str = "random", dtype: str = "bfloat16")
 
     Args:
         name: a preset, a repository of the hub (``OWNER/NAME``) or a folder.
-        weights: ``random`` to initialize the weights randomly, ``pretrained`` to load the checkpoint.
+        weights: a value of ``model.weights``, for example ``random`` or ``pretrained``.
         dtype: name of the weights' torch dtype.
 
     Raises:

@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from kvbench import tasks
 from kvbench.config.logger_config import AnyLogger, NoLogger, logger_of
-from kvbench.errors import ConfigError, KvbenchError, cut
+from kvbench.errors import CombinationError, ConfigError, KvbenchError, cut
+from kvbench.models.quantized.plan import check_whole
 from kvbench.models.spec import ModelConfig
 from kvbench.parallel import launch
 from kvbench.tasks.base import Task
@@ -264,6 +265,17 @@ def _combinations(checked: RunConfig) -> None:
             allowed="null, or a data set on which only times and memory are measured",
             hint="add dataset=efficiency/tpot model.weights=random",
         )
+    if model.rounding:
+        check_whole(model, checked.runtime.tensor_parallel is not None)
+        drafts = method.speculation.weights if method.speculation is not None else "same"
+        if drafts == model.rounding or drafts == "int4":
+            raise CombinationError(
+                "method.draft_weights",
+                drafts,
+                f"asks for additional weights in 4 bits, but with model.weights={model.weights} all these weights have "
+                "4 bits already, and the draft uses them",
+                hint="method.draft_weights=same",
+            )
     for key, new in (
         ("decoding.max_new_tokens", decoding.max_new_tokens),
         ("dataset.max_new_tokens", getattr(checked.task, "max_new_tokens", None)),

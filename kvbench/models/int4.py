@@ -47,6 +47,7 @@ class Int4Linear(nn.Module):
         self.register_parameter("bias", bias)
         for name in ("codes", "groups"):
             self.register_buffer(name, None, persistent=False)
+        self.source = "rounded"  #: origin of the weights: ``awq`` and ``gptq`` are kinds of checkpoints
         if weight is not None:
             self.fill(weight)
 
@@ -236,6 +237,20 @@ def own_layers(model: nn.Module) -> dict[str, Int4Linear]:
 def own_head(model: nn.Module) -> bool:
     """Return True if the weights of a model's output head have 4 bits."""
     return isinstance(output_head(model), Int4Linear)
+
+
+def described(model: nn.Module) -> dict[str, Any] | None:
+    """Describe a model's own weights in 4 bits, as :class:`kvbench.results.record.Weights`; None if there are none."""
+    layers = own_layers(model).values()
+    if not layers:
+        return None
+    return {
+        "source": next((layer.source for layer in layers if layer.source != "rounded"), "rounded"),
+        "bits": 4,
+        "groups": sorted({layer.group for layer in layers}, reverse=True),
+        "head": own_head(model),
+        "bytes": own_bytes(model),
+    }
 
 
 def own_bytes(model: nn.Module) -> int:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import ConfigError, KvbenchError, ModelError
+from kvbench.errors import KvbenchError, ModelError
 from kvbench.models.devices import Runtime, homes, joined, resolve_device
 from kvbench.models.download import fetched
 from kvbench.models.locate import Source
@@ -68,6 +68,8 @@ class LoadedModel:
         devices: torch's names of all devices that hold the model, including those of other ranks.
         layout: distribution of the model. ``one device``, ``device_map`` (layers spread over GPUs of this process) or
             ``tensor_parallel`` (every layer split over several processes).
+        weights: description of weights in 4 bits (:func:`kvbench.models.int4.described`); None if they are in full
+            precision.
     """
 
     model: Any
@@ -82,6 +84,7 @@ class LoadedModel:
     random_weights: bool
     devices: tuple[str, ...] = ()
     layout: str = "one device"
+    weights: dict[str, Any] | None = None
 
 
 def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
@@ -96,7 +99,7 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
             architecture, or the model cannot be split over the processes.
         ConfigError: the device does not exist on this machine.
     """
-    from kvbench.models.int4 import own_parameters
+    from kvbench.models.int4 import described, own_parameters
 
     source = fetched(model)
     team, spread = joined(runtime), homes(runtime)
@@ -128,6 +131,7 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
         random_weights=model.random,
         devices=tuple(map(str, spread)) if team is None else tuple(f"{device.type}:{n}" for n in range(team.size)),
         layout="tensor_parallel" if team is not None else "device_map" if runtime.device_map else "one device",
+        weights=described(loaded),
     )
 
 
@@ -184,18 +188,15 @@ def shape_of(config: Any) -> Shape:
 
 def _random(model: ModelConfig, devices: Sequence[torch.device], runtime: Runtime) -> Any:
     """Return a model with random weights on `devices`; each rank of a team draws all weights and keeps its slices."""
-    config, dtype = hf_config(model), resolve_dtype(model.dtype, devices[0])
+    config, dtype, team = hf_config(model), resolve_dtype(model.dtype, devices[0]), joined(runtime)
     if runtime.device_map:
         from kvbench.parallel.spread import random_spread
 
         return random_spread(config, dtype, devices, runtime.seed)
     whole = random_model(config, dtype, devices[0], runtime.seed)
-    team = joined(runtime)
     if team is not None:
         from kvbench.parallel.shard import shard
 
-        if model.rounding:
-            raise _not_split(model)
         shard(whole, team)
     return whole
 
@@ -207,7 +208,7 @@ def _pretrained(
     from transformers import AutoConfig
     from transformers.utils import logging
 
-    from kvbench.models.quantized.plan import plan_of
+    from kvbench.models.quantized.plan import check_whole, plan_of
 
     assert source.name is not None
     device = devices[0]
@@ -234,8 +235,7 @@ def _pretrained(
                 part = "weights"
                 plan = plan_of(model, source, config)
                 if plan is not None:
-                    if team is not None:
-                        raise _not_split(model)
+                    check_whole(model, team is not None)
                     common |= plan.arguments(config)
                 loaded, report = _weights(source.name, devices, device_map, dtype, common)
             except Exception as error:  # damaged files raise whatever the libraries that read them raise
@@ -272,16 +272,6 @@ def _weights(
         return pretrained_spread(name, devices, **arguments)
     loaded, report = AutoModelForCausalLM.from_pretrained(name, **arguments)
     return loaded.eval(), report
-
-
-def _not_split(model: ModelConfig) -> ConfigError:
-    """Return the error for 4-bit weights that are to be split over processes."""
-    return ConfigError(
-        "runtime.tensor_parallel",
-        "auto",
-        f"cannot split 4-bit weights over processes (model {model.name}, model.weights={model.weights})",
-        hint="set runtime.tensor_parallel=null, or use the unquantized checkpoint with model.weights=pretrained",
-    )
 
 
 def _random_tokenizer(model: ModelConfig) -> Any:

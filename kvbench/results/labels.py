@@ -45,7 +45,7 @@ def _typed(value: Any) -> str:
 
 def _settings(run: Metrics) -> dict[str, Any]:
     config = run["config"]
-    flat = {key: config.get(key) for key in ("model", "dataset", "seed")}
+    flat = {key: config.get(key) for key in ("model", "weights", "dataset", "seed")}
     for side, form in (config.get("formats") or {}).items():
         flat |= {f"quantizer.{side}_{key}": value for key, value in form.items()}
     flat |= {f"method.{key}": value for key, value in config["method"].items() if key not in UNSAID}

@@ -10,6 +10,7 @@ from kvbench.results.inter_token import described
 from kvbench.results.labels import labels
 from kvbench.results.load import busyness
 from kvbench.results.points import each, has_points
+from kvbench.util.cells import size
 
 Metrics = Mapping[str, Any]
 
@@ -35,7 +36,7 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
     lines = ["±: standard error over samples; Δ: paired difference from fp16 on the same samples"]
     if any(map(has_points, runs)):
         devices = sorted({run["env"]["device_name"] for run in runs if run["env"].get("device_name")})
-        return [*_of_points(runs), "device: " + ("; ".join(devices) or "unknown")]
+        return [*_of_points(runs), *weights(runs), "device: " + ("; ".join(devices) or "unknown")]
     kinds = {run["peak_bytes"]["kind"] for run in runs} - {None}
     described = {
         "cpu_live_tensors": "live tensors including weights, counted on the longest prompt",
@@ -54,6 +55,7 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
         )
     if any(run["env"].get("dtype") == "float32" for run in runs):
         lines.append("the model runs in float32, so method=fp16 uses 4 bytes per element, and ratios refer to that")
+    lines += weights(runs)
     modes = sorted({e["perplexity"]["mode"] for run in runs for e in run["scores"].values() if e.get("perplexity")})
     if modes:
         lines.append(f"ppl: perplexity over windows of the model's tokens, mode {', '.join(modes)}; lower is better")
@@ -74,6 +76,24 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
         lines.append(f"{max(truncated)} prompts exceeded the model's limit and were cut in the middle")
     devices = sorted({run["env"]["device_name"] for run in runs if run["env"].get("device_name")})
     return [*lines, "device: " + ("; ".join(devices) or "unknown")]
+
+
+def weights(runs: Sequence[Metrics]) -> list[str]:
+    """Return a note for each kind of 4-bit weights that a run's model has: their source, groups, head and bytes."""
+    lines = []
+    for run in runs:
+        form = run["env"].get("weights")
+        if form is None:
+            continue
+        source = (
+            "rounded while loaded" if form["source"] == "rounded" else f"of the {form['source'].upper()} checkpoint"
+        )
+        groups, head = " and ".join(map(str, form["groups"])), form["bits"] if form["head"] else 16
+        lines.append(
+            f"weights of {run['config']['model']}: {form['bits']} bits, {source}, groups of {groups}, output head "
+            f"{head} bits, {size(form['bytes'])} in all"
+        )
+    return list(dict.fromkeys(lines))
 
 
 def untouched(run: Metrics) -> str:

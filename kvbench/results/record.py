@@ -143,6 +143,7 @@ class Config:
         decoding: options of decoding.
         seed: seed of the run.
         batch_size: number of prompts that are processed together.
+        weights: value of ``model.weights`` if weights were rounded to 4 bits, for example ``int4``; else None.
     """
 
     model: str | None
@@ -153,6 +154,7 @@ class Config:
     decoding: dict[str, Any]
     seed: int | None
     batch_size: int = key(default=1, minimum=1)
+    weights: str | None = key(optional=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,8 +334,27 @@ class Load:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The model's weights of a run in which they have 4 bits.
+
+    Args:
+        source: ``awq`` or ``gptq`` if the checkpoint has 4 bits, ``rounded`` if ``model.weights`` asked for it.
+        bits: bits per weight of linear layers, without scales and zero points.
+        groups: numbers of input channels that share a scale and a zero point.
+        head: True if the output head has 4 bits too.
+        bytes: size of all weights of this process, including those with 16 bits.
+    """
+
+    source: Literal["rounded", "awq", "gptq"]
+    bits: int = key(minimum=1)
+    groups: list[int] = key(factory=list, minimum=1)
+    head: bool
+    bytes: int = key(minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Env:
-    """Machine and software versions of a run."""
+    """Machine and software versions of a run, and how its model was loaded."""
 
     device: str | None = None
     device_name: str | None = None
@@ -351,6 +372,7 @@ class Env:
     triton: str | None = None
     devices: list[str] | None = key(optional=True)
     layout: Literal["one device", "device_map", "tensor_parallel"] | None = key(optional=True)
+    weights: Weights | None = key(optional=True)
     load: Load | None = key(optional=True)
 
 

@@ -79,6 +79,7 @@ def build(
             "decoding": dict(config["decoding"]),
             "seed": config["runtime"].get("seed", 0),
             "batch_size": config["runtime"].get("batch_size", 1),
+            "weights": _rounded(config["model"].get("weights")),
         },
         "data": dict(data) if data else None,
         "code": counts,
@@ -228,6 +229,11 @@ def _attention(rows: Sequence[Row]) -> dict[str, Any]:
         "reads_packed": any(item["reads_packed"] for item in seen) if seen else None,
         "path": "+".join(paths) if paths else None,
     }
+
+
+def _rounded(weights: Any) -> str | None:
+    """Return a value of ``model.weights`` if it rounds weights to 4 bits, else None."""
+    return str(weights) if "int4" in str(weights) else None
 
 
 def _mean(values: Any) -> float | None:

@@ -63,14 +63,16 @@ class Session:
         return batching.plan(samples, size)
 
     def layout(self) -> dict[str, Any]:
-        """Return the devices of the model, and how the model is distributed over them.
+        """Return the devices of the model, how the model is distributed over them, and the form of its weights.
 
         Returns:
             A dict: ``devices``, torch's names of all devices including those of other ranks, and ``layout``, for
-            example ``tensor_parallel`` (:class:`kvbench.models.load.LoadedModel`).
+            example ``tensor_parallel``; and ``weights``, a description of 4-bit weights, if the model has them
+            (:class:`kvbench.models.load.LoadedModel`).
         """
         assert self._loaded is not None
-        return {"devices": list(self._loaded.devices), "layout": self._loaded.layout}
+        layout = {"devices": list(self._loaded.devices), "layout": self._loaded.layout}
+        return layout | ({"weights": self._loaded.weights} if self._loaded.weights else {})
 
     def close(self) -> None:
         """Release the model, so that its memory is free for the next run; the session cannot be used afterwards."""

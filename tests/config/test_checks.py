@@ -97,6 +97,34 @@ def test_an_answer_leaves_room_for_a_prompt(tmp_path, monkeypatch, decoding, dat
     refused(lambda: check(config(tmp_path, decoding=decoding)), said)
 
 
+@pytest.mark.parametrize(
+    ("weights", "drafts", "said"),
+    [
+        ("random_int4", "same", ""),
+        ("random", "int4_all", ""),
+        ("random_int4", "int4_all", ""),  # the head is left to round
+        ("random_int4", "int4", "method.draft_weights=int4: asks for additional weights in 4 bits"),
+        ("random_int4_all", "int4_all", "method.draft_weights=int4_all: asks for additional weights in 4 bits"),
+    ],
+)
+def test_weights_in_4_bits_are_not_rounded_again_for_drafts(tmp_path, weights, drafts, said) -> None:
+    method = {"_target_": "kvbench.methods.quantspec.QuantSpec", "takes": ["hierarchical"], "draft_weights": drafts}
+    form = {"bits": 8, "kind": "hierarchical"}
+    key, value = {**form, "group_size": 128, "axis": "channel"}, {**form, "group_size": "head_dim", "axis": "token"}
+    quantizer = {"name": "hierarchical", "key": key, "value": value}
+    made = config(tmp_path, model={"weights": weights}, quantizer=quantizer)
+    refused(lambda: check({**made, "method": method}), said)
+
+
+def test_weights_in_4_bits_are_not_split(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(launch, "launched", lambda: True)
+    monkeypatch.setattr(launch, "size", lambda: 2)
+    made = config(tmp_path, runtime={"tensor_parallel": "auto", "device": "auto"})
+    check(made)
+    made["model"]["weights"] = "random_int4"
+    refused(lambda: check(made), "runtime.tensor_parallel=auto: cannot split 4-bit weights over processes (model toy")
+
+
 def test_groups_must_be_there_and_no_others(tmp_path) -> None:
     made = config(tmp_path)
     refused(lambda: check({**made, "methods": {}}), "methods=null: no such group")

@@ -50,6 +50,7 @@ def test_weights_of_another_commit_are_another_run():
         ({"model": {"name": "other"}}, False),
         ({"model": {"dtype": "bfloat16"}}, False),
         ({"model": {"preset": "tiny"}}, False),
+        ({"model": {"weights": "random_int4"}}, False),
         ({"decoding": {"temperature": 1.0}}, False),
         ({"decoding": {"max_new_tokens": 7}}, False),
         ({"runtime": {"seed": 1}}, False),

@@ -40,6 +40,14 @@ def test_a_plain_run_has_three_notes() -> None:
             "kivi int2: nothing was packed or dropped: the longest sample had 40 tokens in the cache, and "
             "method.residual=64 keeps up to 63 in full precision",
         ),
+        (
+            {"env": {"weights": {"source": "awq", "bits": 4, "groups": [128], "head": False, "bytes": 2**32}}},
+            "weights of tiny: 4 bits, of the AWQ checkpoint, groups of 128, output head 16 bits, 4 GiB in all",
+        ),
+        (
+            {"env": {"weights": {"source": "rounded", "bits": 4, "groups": [128, 64], "head": True, "bytes": 2**20}}},
+            "weights of tiny: 4 bits, rounded while loaded, groups of 128 and 64, output head 4 bits, 1 MiB in all",
+        ),
         ({"ttft_s": {"n": 0}}, "TTFT, TPOT: '-' means that only the warm-up batch ran"),
         ({"code": {"a": 1, "b": 2}}, "kivi int2: the samples were made by different versions of the code"),
         (

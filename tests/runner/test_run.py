@@ -14,6 +14,7 @@ from kvbench.config.run_config import check
 from kvbench.errors import ConfigError, KvbenchError, ModelError
 from kvbench.methods import load_method
 from kvbench.results import samples
+from kvbench.results.labels import labels
 from kvbench.results.samples import DiskError, outputs
 from kvbench.runner.remarks import untouched
 from kvbench.runner.resolve import settled as settle
@@ -67,6 +68,18 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     names = {path.name for path in Path(metrics["run_dir"]).iterdir() if not path.name.startswith(".")}
     assert names == {"config.yaml", "env.json", "samples.jsonl", "metrics.json"}
     assert store_of(metrics).config() == config(tmp_path)
+
+
+def test_weights_in_4_bits_are_said_and_make_another_setting(tmp_path):
+    exact = run(config(tmp_path, model={"weights": "random"}))
+    rounded = run(config(tmp_path, model={"weights": "random_int4"}))
+    assert "weights" not in exact["env"] and "weights" not in exact["config"]
+    form = rounded["env"]["weights"]
+    assert (form["source"], form["bits"], form["groups"], form["head"]) == ("rounded", 4, [64], False)
+    assert 0 < form["bytes"] < 259 * 64 * 4 * 2 + 10**5  # embedding and head in float32 and small layers
+    assert rounded["config"]["weights"] == "random_int4" and rounded["status"] == "ok"
+    assert exact["run_id"].split("-")[0] != rounded["run_id"].split("-")[0]
+    assert labels([exact, rounded])[1].endswith(" weights=random_int4")
 
 
 def test_the_warm_up_is_the_longest_prompt_and_says_so(tmp_path):

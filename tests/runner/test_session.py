@@ -38,9 +38,14 @@ def opened(monkeypatch):
     prepared: list[tuple[Any, Any]] = []
     loads: list[tuple[Any, Any]] = []
 
-    def open_(devices: tuple[str, ...] = ("cpu",), device: str = "cpu") -> Any:
+    def open_(devices: tuple[str, ...] = ("cpu",), device: str = "cpu", weights: Any = None) -> Any:
         loaded = SimpleNamespace(
-            model="the model", device=torch.device(device), devices=devices, dtype=torch.bfloat16, layout="device_map"
+            model="the model",
+            device=torch.device(device),
+            devices=devices,
+            dtype=torch.bfloat16,
+            layout="device_map",
+            weights=weights,
         )
 
         def load(*args: Any) -> Any:
@@ -78,6 +83,9 @@ def test_the_machine_is_named_after_its_devices(opened) -> None:
     session, *_ = opened(("cuda:0", "cuda:1"), "cuda")
     assert session.machine.device == "2 x A GPU (device_map)"
     assert session.layout() == {"devices": ["cuda:0", "cuda:1"], "layout": "device_map"}
+    form = {"source": "awq", "bits": 4, "groups": [128], "head": False, "bytes": 7}
+    session, *_ = opened(weights=form)
+    assert session.layout()["weights"] == form
 
 
 def sample(name: str, work: Work | None = None) -> Sample:

@@ -89,6 +89,7 @@ class Plan:
         for name in chosen:
             linear = linears[name]
             layer = Int4Linear(linear.out_features, linear.in_features, linear.bias)
+            layer.source = "rounded" if self.layout is None else self.layout.method
             _set(model, name, layer)
             self._layers[name] = layer
 

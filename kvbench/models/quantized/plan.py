@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import ModelError
+from kvbench.errors import CombinationError, ModelError
 from kvbench.models.checkpoint import snapshot, weight_files
 from kvbench.models.locate import Source
 from kvbench.models.quantized.files import Tensors
@@ -47,6 +47,22 @@ def plan_of(model: ModelConfig, source: Source, config: Any) -> Plan | None:
             "\n  hint: choose a checkpoint in the safetensors format"
         )
     return Plan(Tensors(files) if files else None, layout, model.rounding)
+
+
+def check_whole(model: ModelConfig, split: bool) -> None:
+    """Raise ConfigError if 4-bit weights are to be split over processes.
+
+    Args:
+        model: configuration of a model with 4-bit weights.
+        split: True if the model is split over processes (``runtime.tensor_parallel``).
+    """
+    if split:
+        raise CombinationError(
+            "runtime.tensor_parallel",
+            "auto",
+            f"cannot split 4-bit weights over processes (model {model.name}, model.weights={model.weights})",
+            hint="set runtime.tensor_parallel=null, or use the unquantized checkpoint with model.weights=pretrained",
+        )
 
 
 def _safetensors(source: Source) -> list[Path]:
