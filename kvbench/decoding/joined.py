@@ -122,7 +122,7 @@ def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]
         return
     whole = whole_int4(four) if four else whole_weight([one for one in linears if isinstance(one, nn.Linear)])
     first, product = 0, Product()
-    bias = None if biases[0] is None else torch.cat([each_bias.detach() for each_bias in biases])
+    bias = None if biases[0] is None else torch.cat([one.detach() for one in biases if one is not None])
     for member, linear in zip(members, linears, strict=True):
         assert member is not None
         undo.append(replaced(member, sliced(whole, bias, first, first + linear.out_features, product)))
