@@ -2,7 +2,7 @@
 
 from experiments.item import Claim, Column, Grid, Group, Model, Row
 
-_BATCHES = (1, 2, 4, 64, 96, 100, 104, 256, 340, 348, 440)
+_BATCHES = (1, 2, 4, 64, 96, 100, 104, 192, 256, 340, 348, 440)
 _BEST, _MOST = "best throughput", "largest batch"
 
 
