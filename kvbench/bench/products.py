@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     steps_head = ("model", "rows", "bits", "by", "ms of a step")
     print("\n" + table(steps_head, [[step[key] for key in ("model", "rows", "bits", "by", "ms")] for step in steps], 4))
     print(
-        "us: median time of a captured product, each with a different matrix; error: relative to the largest output; "
+        "us: median time of a captured product, each with a different matrix; error: root mean square, relative to the output; "
         f"ms of a step: all products of all layers and the head\n{path}"
     )
     return int(any("failed" in row for row in rows))
@@ -130,17 +130,17 @@ def measured(way: Way, x: Tensor, exact: Tensor, seconds: float) -> dict[str, An
 
     Returns:
         ``us``, ``p10``, ``p90`` and ``rounds`` (:class:`kvbench.bench.clock.Time`), ``bytes`` of the weights and
-        ``error``, the largest error relative to the largest output. If the implementation fails or is inaccurate, only
+        ``error``, the root mean square of the error relative to that of the output. If the implementation fails or is inaccurate, only
         ``failed``, the reason as text.
     """
     try:
         wanted = x.float() @ exact.T
-        error = ((way.call(x, way.matrices[0]).float() - wanted).abs().max() / wanted.abs().max()).item()
+        error = ((way.call(x, way.matrices[0]).float() - wanted).norm() / wanted.norm()).item()
         time: Time = replayed([partial(way.call, x, matrix) for matrix in way.matrices], seconds)
     except Exception as problem:
         return {"failed": f"{type(problem).__name__}: {' '.join(str(problem).split())[:120]}"}
     if not error <= way.tolerance:  # NaN too
-        return {"failed": f"differs by {error:.3g} of the largest output, {time.us:.3g} us"}
+        return {"failed": f"differs by {error:.3g} of the output, {time.us:.3g} us"}
     times = {"us": time.us, "p10": time.p10, "p90": time.p90, "rounds_timed": time.rounds}
     return {**times, "bytes": way.size, "error": error}
 

@@ -18,6 +18,8 @@ from kvbench.util import nvrtc
 
 #: candidate with the smallest buffers
 LAST = (1, 4, 2, False, 128, 1)
+#: multiprocessors of the GPU on which candidates were compared
+PROCESSORS = 132
 #: bytes of shared memory that a CTA may have if the device does not say (sm_90)
 SHARED = 227 * 1024
 
@@ -214,7 +216,15 @@ def candidates(bits: int, rows: int, channels: int, columns: int) -> list[tuple[
         (:class:`kvbench.linear.build.Build`) and CTAs of a multiprocessor.
     """
     tiles = -(-channels // layout.ROWS)
-    if bits == 4:
-        first = (2, 16, 3, True, 128, 1) if tiles <= 264 else (1, 8, 6, True, 128, 2)
-        return [first, (1, 8, 6, True, 128, 2), (1, 8, 6, True, 128, 1), (1, 8, 4, False, 128, 1), LAST]
-    return [(1, 8, 4, True, 64, 2), (1, 8, 4, False, 64, 2), (1, 8, 3, False, 64, 1), (*LAST[:4], 64, 1)]
+    if bits == 16:
+        return [(1, 8, 4, True, 64, 2), (1, 8, 4, False, 64, 2), (1, 8, 3, False, 64, 1), (*LAST[:4], 64, 1)]
+    ring = [(1, 8, 4, False, 128, 1), LAST]
+    if rows > 8:
+        return [(2, 8, 3, True, 128, 1), (2, 8, 3, False, 128, 1), *ring]
+    if tiles <= 2 * PROCESSORS:  # a block for each multiprocessor, so that x is read once anyway
+        return [(2, 16, 3, False, 128, 1), (2, 8, 4, False, 128, 1), *ring]
+    if tiles <= 3 * PROCESSORS:
+        return [(3, 8, 4, True, 128, 1), *ring]
+    wide, narrow = (4, 8, 3, True, 128, 1), (2, 16, 3, True, 128, 1)
+    most = [-(-tiles // (size * PROCESSORS)) * size for size in (4, 2)]  # tiles of the busiest multiprocessor
+    return [narrow if most[1] < most[0] else wide, (2, 8, 3, True, 128, 1), *ring]
