@@ -106,7 +106,7 @@ class Bench:
         release(self.device)
         config = model_config(name, dtype=self.args.dtype)
         self.loaded = load(config, RuntimeConfig(device=self.args.device, seed=self.args.seed))
-        print(f"{name} loaded after {time.perf_counter() - self.began:.0f} s", flush=True)
+        self.say(f"{name} loaded")
 
     def attempt(self, row: Row, method: Method, point: Point) -> None:
         """Measure one case into `row`; a failure is recorded, and the memory released."""
@@ -119,6 +119,7 @@ class Bench:
         except Exception as error:
             row["status"] = "oom" if is_out_of_memory(error) else "failed"
             row["message"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            self.say(f"{line(row)}: {row['status']}, {row['message']}")
         finally:
             method.detach(self.loaded.model)
             release(self.device)
@@ -144,7 +145,7 @@ class Bench:
         times, size = done["step_s"][arithmetic.SKIPPED :], self.args.tokens
         per_block = [1e3 * sum(times[i : i + size]) / size for i in range(0, len(times) - size + 1, size)]
         row |= {"ms": median(per_block), "blocks_ms": per_block, "stepping": done["stepping"], **self.memory()}
-        print(f"{line(row)}: {row['ms']:.3f} ms a token, {row['stepping']}", flush=True)
+        self.say(f"{line(row)}: {row['ms']:.3f} ms a token, {row['stepping']}")
         yield
 
     def rounds(self, row: Row, method: Any, point: Point) -> Iterator[None]:
@@ -168,7 +169,7 @@ class Bench:
             row["gammas"].sort(key=lambda entry: entry["gamma"])
             row["grid"] = arithmetic.grid(row["gammas"], args.acceptances, args.gammas)
             row |= self.memory()
-            print(f"{line(row)}, gamma {gamma}: {shown(arithmetic.parts(turns, gamma))}", flush=True)
+            self.say(f"{line(row)}, gamma {gamma}: {shown(arithmetic.parts(turns, gamma))}")
             yield
         for acceptance in (args.at, *others):
             if acceptance != args.at:
@@ -188,7 +189,7 @@ class Bench:
                 }
             )
             row |= self.memory()
-            print(f"{line(row)}, acceptance {acceptance}: {row['measured'][-1]['ms']:.3f} ms a token", flush=True)
+            self.say(f"{line(row)}, acceptance {acceptance}: {row['measured'][-1]['ms']:.3f} ms a token")
             yield
 
     def filled(self, method: Method, point: Point, room: int) -> Any:
@@ -246,6 +247,10 @@ class Bench:
         """Return the peak of allocated memory since the cache was filled, and the bytes of the model's weights."""
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
         return {"peak": peak, "weights": weight_bytes(self.loaded.model)}
+
+    def say(self, text: str) -> None:
+        """Print a line of progress after the seconds since the beginning."""
+        print(f"[{time.perf_counter() - self.began:.0f} s] {text}", flush=True)
 
     def write(self) -> None:
         """Write the JSON file with all rows so far."""
