@@ -219,7 +219,8 @@ def by_position(positions: Positions, index: Sequence[int] | NDArray[np.integer]
         One mapping per bin that has positions: ``first`` and ``last`` index, ``n``, ``kld_mean``, ``kld_max``,
         ``same_top``, ``change_mean``.
     """
-    places, bins = np.asarray(index), []
+    places = np.asarray(index)
+    bins: list[Mapping[str, float]] = []
     bounds = [0, 1]
     while bounds[-1] <= places.max(initial=0):
         bounds.append(2 * bounds[-1])
