@@ -13,7 +13,7 @@ from kvbench.cli import report_page
 from kvbench.cli.report_runs import begun, marked
 from kvbench.errors import KvbenchError, nearest
 from kvbench.results import code as codes
-from kvbench.results import compare, record, tables
+from kvbench.results import compare, record, ruler, tables
 from kvbench.results.columns import LIST, RunLine, columns
 from kvbench.results.store import RunStore, find_runs
 from kvbench.runner import sources
@@ -169,6 +169,8 @@ def _details(store: RunStore) -> None:
             pair = entry["nll"]["vs_fp16"]
             beside = f", {pair['diff']:+.4f} compared with fp16" if pair else ""
             print(f"  answer NLL  {key}: {entry['nll']['mean']:.4f} nats per token{beside}")
+    if (metrics["data"].get("identity") or {}).get("target") == "ruler" and (means := ruler.lengths(metrics["scores"])):
+        print(f"  RULER       {means.text()}")
     _code_details(store, metrics)
     print(f"  made with   kvbench {environment.get('kvbench')} ({environment.get('commit') or 'no commit'})")
     print(f"              torch {environment.get('torch')}, transformers {environment.get('transformers')}")
