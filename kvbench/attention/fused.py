@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvbench.attention.logits import PLAIN, Logits
-from kvbench.attention.phases import NotServed, Work, work
+from kvbench.attention.phases import NotServed, Work, receiving, work
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.options import Kernels
 
@@ -39,19 +39,25 @@ def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, l
     if wanted == "reference" or (query.device.type != "cuda" and wanted != "triton"):
         return None  # Triton is asked on a CPU too, where its interpreter may be on
     packed = any(segment.packed for store in layer.stores() for segment in store.segments)
-    if wanted == "auto" and not packed and logits.plain:
+    observed = layer.method.observe_steps
+    if wanted == "auto" and not packed and logits.plain and not observed:
         return None  # torch's own SDPA serves what is exact, as in stock transformers
     try:
         check(layer, mask, query.shape[2])
         described = work(layer, upper=layer.progress.upper)
         described.logits = logits
+        if observed:
+            described.received = receiving(layer, query.shape[2], fresh=any(layer.stores()[0].tail.pending))
         name, module = pick(query, described, wanted)
     except NotServed as reason:
         layer.paths.add(f"reference ({reason})")
         return None
     layer.paths.update(label(name, described))
     with torch.cuda.device_of(query):  # kernels are launched on the current device: runtime.device=cuda:1
-        return module.attend(query, described, scaling)
+        out = module.attend(query, described, scaling)
+    if described.received is not None:
+        layer.stores()[0].tail.hold(described.received.buffer)
+    return out
 
 
 def label(name: str, described: Work) -> set[str]:
@@ -83,7 +89,7 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
     """
     reasons = []
     for name in ("cuda", "triton") if wanted == "auto" else (wanted,):
-        module = load(name)
+        module = load(name) if described.received is None else observing(name)
         reason = module if isinstance(module, str) else module.refuses(query, described)
         if reason is None:
             assert isinstance(module, ModuleType)
@@ -115,6 +121,22 @@ def load(name: str) -> ModuleType | str:
         return str(error)
 
 
+def observing(name: str) -> ModuleType | str:
+    """Import the module of a kernel that also returns the attention that tokens receive; as :func:`load` does.
+
+    Args:
+        name: ``cuda`` or ``triton``.
+    """
+    if name == "cuda":
+        return "it does not return attention weights"
+    decode = load(name)
+    if isinstance(decode, str):
+        return decode
+    from kvbench.attention.triton import observed
+
+    return observed
+
+
 def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
     """Raise NotServed unless the step is plain causal attention over all cached tokens, as kernels require.
 
@@ -125,12 +147,12 @@ def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
         count: number of new tokens in the step.
 
     Raises:
-        NotServed: the method needs the attention probabilities; the cache holds pre-RoPE keys; there are several new
+        NotServed: the method needs attention probabilities that no kernel returns; the cache holds pre-RoPE keys; there are several new
             tokens, and the method packs them before their attention is computed; the method must read the segments in
             another order than the slots'; or the mask hides more than padding and later tokens.
     """
     method = layer.method
-    if method.observe_steps:
+    if method.observe_steps and method.observe_group is None:
         raise NotServed(f"{type(method).__name__.lower()} needs attention weights, which kernels do not return")
     if layer.rotation is not None:
         raise NotServed("the cache holds pre-RoPE keys, which no kernel reads")

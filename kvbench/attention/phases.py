@@ -24,6 +24,7 @@ from kvbench.cache.layer import KVLayer
 from kvbench.cache.segments.base import FullSegment, Segment
 from kvbench.cache.segments.layout import TILE
 from kvbench.cache.segments.packed import PackedSegment, fits_tiles
+from kvbench.cache.segments.scored import ScoredSegment
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
 from kvbench.quantizers.windowed import WindowedQuantizer
@@ -82,6 +83,21 @@ class Part:
 
 
 @dataclass
+class Received:
+    """Buffer for the attention that tokens receive in a decode step, for methods that observe it.
+
+    Args:
+        buffer: fp32 ``[B, H, S, q, slots]``, contiguous: the attention from each of the q new tokens to every slot. S
+            is 1, or the number of query heads per KV head if these are kept apart.
+        mean: True for the mean over the query heads of a KV head, False for their sum; without effect if they are kept
+            apart.
+    """
+
+    buffer: Tensor
+    mean: bool
+
+
+@dataclass
 class Work:
     """Description of one layer's stored keys and values for a decode kernel, for the whole batch.
 
@@ -103,6 +119,7 @@ class Work:
             thread blocks per head from it and not from the current length. So a step that is replayed as a CUDA graph
             and one that is launched normally add up partial results in the same order.
         logits: the model's softcap and sinks.
+        received: where to write the attention that tokens receive; None if the method does not observe it.
     """
 
     phases: list[tuple[Part, Part]]
@@ -113,6 +130,7 @@ class Work:
     value_dim: int
     room: int | None = None
     logits: Logits = PLAIN
+    received: Received | None = None
 
     def signature(self) -> tuple[tuple[Format, Format], ...]:
         """Return a pair for each phase: the format of its keys and the format of its values.
@@ -326,6 +344,23 @@ def assembled(
         layer.value_dim,
         sum(int(getattr(segment, "capacity", 0)) for segment in keys.segments),
     )
+
+
+def receiving(layer: KVLayer, count: int, *, fresh: bool = False) -> Received:
+    """Return where a kernel is to write the attention that the tokens of a layer receive in a decode step.
+
+    Args:
+        layer: a layer whose method observes the attention of every step.
+        count: number of new tokens per row.
+        fresh: True for a buffer of this step's own, because that of an earlier one is still needed.
+
+    Raises:
+        NotServed: the method holds attention elsewhere than with its keys.
+    """
+    tail = layer.stores()[0].tail
+    if not isinstance(tail, ScoredSegment):
+        raise NotServed(f"{type(layer.method).__name__.lower()} does not hold attention with its keys")
+    return Received(tail.room(count, fresh=fresh), layer.method.observe_group == "mean")
 
 
 def shared_table(layer: KVLayer, counts: list[list[tuple[int, int, int]]]) -> Tensor:

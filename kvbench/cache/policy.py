@@ -62,6 +62,14 @@ class Policy(Protocol[L]):
         ...
 
     @property
+    def observe_group(self) -> str | None:
+        """How a kernel may combine the query heads of a KV head for :meth:`observe`; None: it may not.
+
+        ``mean``, ``sum`` or ``apart`` (not at all).
+        """
+        ...
+
+    @property
     def needs_prompts(self) -> bool:
         """True if the method must know the prompts when its cache is created (``new_cache(model, prompts)``)."""
         ...

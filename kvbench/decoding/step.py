@@ -71,6 +71,9 @@ class Recorded:
         version: number that increases when buffers have been reallocated, after which earlier recordings are invalid.
     """
 
+    #: True if the method settles before every pass, so that it can add the attention of the pass before
+    observed = False
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -139,6 +142,9 @@ class Recorded:
 
         Only problems that can be found without running the model are reported here.
         """
+        if self.cache.method.observe_steps and not self.observed:
+            name = type(self.cache.method).__name__.lower()
+            raise NotServed(f"{name} needs attention weights to be added after every step, but drafts may be rejected")
         if self.cache.method.eager:
             raise NotServed("the tokens of a step are packed before they attend")
         for layer in self.cache.layers:
@@ -202,6 +208,8 @@ class Recorded:
             fused.check(layer, None, self.count)
             table = self.state[first:middle].view(batch, len(order), FIELDS)
             work = assembled(layer, order, counts, table, self.upper)
+            if layer.method.observe_steps:
+                work.received = phases.receiving(layer, self.count)
             self.layers.append(Place(layer, work, self.state[middle:last].view(batch, 2)))
         self._layout = layout
         self.version += 1
@@ -253,6 +261,8 @@ class Step(Recorded):
         uniforms: random numbers with which to draw the tokens of all steps, fp32 ``[steps, B]``; None for greedy
             decoding.
     """
+
+    observed = True
 
     def __init__(
         self,

@@ -50,6 +50,13 @@ def random_layers(
         take(number, keys, values)
 
 
+def query_heads(model: PreTrainedModel) -> int:
+    """Return the number of query heads of a model, on this rank if they are divided between several GPUs."""
+    team = placement(model).team
+    heads: int = model.config.get_text_config(decoder=True).num_attention_heads
+    return heads // (team.size if team is not None else 1)
+
+
 def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed: int = 0) -> None:
     """Fill an empty cache with random keys and values, as if a prefill of `tokens` tokens had been run.
 
@@ -61,17 +68,15 @@ def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed:
         seed: seed of the random numbers.
 
     Raises:
-        ConfigError: the method needs a real prefill, because it depends on the prompt's attention weights or stores
-            pre-RoPE keys.
+        ConfigError: the method needs a real prefill, because it stores pre-RoPE keys.
     """
     method = cache.method
-    if method.observe_prompt or method.keys_before_rope:
-        why = "observes the attention of the prompt" if method.observe_prompt else "stores keys before RoPE"
+    if method.keys_before_rope:
         name = type(method).__name__.lower()
         raise ConfigError(
             "fill",
             "random",
-            f"{name} {why}, so it cannot be measured with random keys",
+            f"{name} stores keys before RoPE, so it cannot be measured with random keys",
             hint="set dataset.fill=prefill (kvbench.bench: --fill prefill)",
         )
     cache.progress.see(None, batch, tokens)
@@ -80,27 +85,31 @@ def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed:
         layer = cache.layers[number]
         layer.lazy_initialization(keys, values)
         layer.seen = tokens
-        if cache.follower is not None:
-            if number == 0:
-                cache.follower.progress.see(None, batch, tokens)
-            observe(cache.follower.layers[number], keys)
+        for member in layer.chain():
+            generator = torch.Generator(keys.device).manual_seed(seed + number)
+            observe(member, keys, query_heads(model), generator)
+        if cache.follower is not None and number == 0:
+            cache.follower.progress.see(None, batch, tokens)
         layer.place(keys, values)
 
     random_layers(model, batch, tokens, seed, take)
 
 
-def observe(layer: Any, keys: Tensor) -> None:
-    """Give a layer of a draft's cache random attention over the prompt, if its method observes the prompt's.
+def observe(layer: Any, keys: Tensor, query_heads: int, generator: torch.Generator) -> None:
+    """Give a layer random attention over the prompt, if its method observes the prompt's.
 
     Which tokens such a method keeps is then random; how many, and in which format, is not.
 
     Args:
-        layer: layer of the draft's cache.
+        layer: layer of a cache.
         keys: keys of the prompt, ``[B, H, tokens, D]``.
+        query_heads: number of query heads.
+        generator: generator of the random numbers.
     """
-    queries, (batch, heads, tokens) = layer.method.observe_prompt, keys.shape[:3]
-    if queries:  # one query head per KV head is enough, as the votes of a group are reduced to one
-        layer.observed = torch.rand(batch, heads, min(max(queries, 1), tokens), tokens, device=keys.device)
+    queries, (batch, _, tokens) = layer.method.observe_prompt, keys.shape[:3]
+    if queries:
+        shape = (batch, query_heads, min(max(queries, 1), tokens), tokens)
+        layer.observed = torch.rand(shape, generator=generator, device=keys.device)
 
 
 @torch.inference_mode()

@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
-from kvbench.methods.eviction import Reduce, check_budget, highest, keep, reduce, with_recent
+from kvbench.methods.eviction import Reduce, check_budget, highest, reduce, with_recent
 from kvbench.methods.scored import ScoredMethod
 from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:
     import torch
 
+    from kvbench.cache.kernels import evict
     from kvbench.cache.layer import KVLayer
     from kvbench.cache.segments import scored as scored_segments
     from kvbench.cache.segments.base import Segment
 else:
     torch, scored_segments = lazy("torch"), lazy("kvbench.cache.segments.scored")
+    evict = lazy("kvbench.cache.kernels.evict")
 
 
 @dataclass(kw_only=True)
@@ -64,6 +66,11 @@ class H2O(ScoredMethod):
     def observe_steps(self) -> bool:  # type: ignore[override]
         """True for ``evict=steps``: the method needs the attention of every step."""
         return self.evict == "steps"
+
+    @property
+    def observe_group(self) -> Literal["mean", "sum", "apart"]:  # type: ignore[override]
+        """How query heads that share a KV head may be combined before all steps have been summed."""
+        return "apart" if self.group == "max" else self.group
 
     @property
     def prompt_only(self) -> bool:  # type: ignore[override]
@@ -132,7 +139,7 @@ class H2O(ScoredMethod):
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """Return one empty full-precision segment.
 
-        With ``evict=steps``, the segment of the keys also stores the attention sums.
+        With ``evict=steps``, the segment of the keys also stores the attention sums and the positions of the tokens.
         """
         if self.evict == "prefill":
             return super().segments(layer, side)
@@ -154,9 +161,13 @@ class H2O(ScoredMethod):
         if self.evict == "steps":
             assert attention is not None
             received = self.received(attention, layer.heads)
+            row = rows.indices(layer.batch)[0]
+            places = None
             if index is not None:
                 received = received.gather(2, index[..., None].expand(-1, -1, -1, received.shape[-1]))
-            self.scored(layer).begin(rows, received)
+                places = index + layer.hidden(row)  # tokens that the window hides are not among those to choose from
+            self.scored(layer).begin(rows, received, places, layer.real_tokens(row))
+            layer.order[rows] = [None] * len(layer.order[rows])  # the segment has the places
 
     def observe(self, layer: KVLayer, rows: slice, probabilities: torch.Tensor) -> None:
         """Record the attention of a decode step; :meth:`settle` adds it to the sums.
@@ -181,20 +192,46 @@ class H2O(ScoredMethod):
         if self.evict == "prefill":
             return
         tail, row = self.scored(layer), rows.indices(layer.batch)[0]
-        received, n, hidden = tail.commit(rows), layer.real_tokens(row), layer.hidden(row)
+        n, hidden, slots = layer.real_tokens(row), layer.hidden(row), tail.length(rows)
         heavy, recent = self.split(n - hidden)
-        slots = received.shape[2]
-        if slots <= heavy + recent:
+        surplus = slots - heavy - recent
+        values = layer.stores()[1].tail
+        if not hidden and surplus <= 1 and evict.served(tail, values, rows):
+            evict.drop_lowest(tail, values, rows, slots - recent if surplus > 0 else 0, per_query=self.per_query)
             return
-        places = None
-        if self.per_query or layer.window:
-            each = [layer.positions(r).expand(layer.heads, -1) for r in range(*rows.indices(layer.batch))]
-            places = torch.stack(each).to(received.device) - layer.start(row)
-        scores = self.totals(received, None if places is None else n - places)
+        received = tail.commit(rows)
+        if surplus <= 0:
+            return
+        places = tail.places.view(rows)[..., 0]
+        scores = self.totals(received, n - places)
         if hidden:
-            assert places is not None
             scores = scores.masked_fill(places < hidden, -1.0)  # attention is not negative
-        keep(layer, rows, with_recent(highest(scores[..., : slots - recent], heavy), slots, recent))
+        scores, places = scores[..., : slots - recent], places[..., : slots - recent]
+        if surplus == 1 and not hidden:
+            # of equal scores that of the newest token is the lowest, as in `highest`
+            lowest = scores.amin(-1, keepdim=True)
+            index = places.masked_fill(scores > lowest, -1).argmax(-1)
+            for store in layer.stores():
+                store.tail.replace(rows, index)
+            return
+        order = places.argsort(-1)  # tokens lie in any order since the first was dropped
+        chosen = order.gather(-1, highest(scores.gather(-1, order), heavy))
+        chosen = with_recent(chosen, slots, recent)
+        for store in layer.stores():
+            store.tail.keep(rows, chosen)
+
+    def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
+        """Return the position of the token in each slot of a row, ``[H, n]`` on the CPU; None if no token is missing.
+
+        The newest tokens are in the last slots. The others are in any order: a token that is dropped at a step is
+        replaced by the first slot's.
+        """
+        if self.evict == "prefill":
+            return super().positions(layer, row)
+        tail = self.scored(layer)
+        if tail.lengths[row] == layer.real_tokens(row):
+            return None
+        return tail.places_of(row).cpu() + layer.start(row)
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
         """Drop slots whose tokens a sliding window hides in every head (``evict=prefill`` only).
@@ -211,7 +248,7 @@ class H2O(ScoredMethod):
         return tail
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of the kept tokens and, with ``evict=steps``, of their attention sums.
+        """Predict the bytes of the kept tokens and, with ``evict=steps``, of their attention sums and positions.
 
         Arguments and result are those of :meth:`Method.layer_bytes`.
         """
@@ -219,7 +256,7 @@ class H2O(ScoredMethod):
             return super().layer_bytes(at)
         resident = sum(self.split(at.tokens - at.hidden))
         per_token = at.query_heads // at.heads if self.group == "max" else 1
-        return at.both(resident) + KVBytes(index=4 * resident * at.heads * per_token)
+        return at.both(resident) + KVBytes(index=4 * resident * at.heads * (per_token + 1))
 
     # -- checks -----------------------------------------------------------------------------------------------------
 

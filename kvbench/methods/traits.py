@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from kvbench.methods.speculation import Speculation
 
@@ -25,6 +25,10 @@ class Traits:
     observe_prompt: ClassVar[int] = 0
     #: ``observe`` is called with the attention of every decode step
     observe_steps: ClassVar[bool] = False
+    #: what ``observe`` needs of the query heads that share a KV head, so that a kernel can sum up for it: their ``mean``,
+    #: their ``sum``, or each ``apart``; None: all probabilities, which no kernel returns. The last segment of the keys
+    #: must then be a :class:`kvbench.cache.segments.scored.ScoredSegment`
+    observe_group: Literal["mean", "sum", "apart"] | None = None
     #: a token's stored form depends only on that token and its position, so any number of tokens can be rolled back
     by_token: ClassVar[bool] = False
     #: the exact tails hold the newest tokens without a gap, and all of these can be rolled back, even those of the

@@ -27,9 +27,11 @@ def test_scores_are_kept_in_fp32_one_or_several_per_token():
         assert made.commit(ALL).dtype == torch.float32 and torch.equal(made.commit(ALL), start)
         made.append(ALL, zoo.random_kv(1, 2, seed=1)[0].half())
         assert torch.equal(made.commit(ALL), torch.nn.functional.pad(start, (0, 0, 0, 1)))
-        assert made.used(0) == {"window": 7 * 2 * 32 * 2, "index": 7 * 2 * scores * 4}
-        (name, buffer), (other, table) = made.buffers()
-        assert (name, other) == ("window", "index") and buffer is made.buffer and table is made.scores.buffer
+        assert made.used(0) == {"window": 7 * 2 * 32 * 2, "index": 7 * 2 * (scores + 1) * 4}
+        names, buffers = zip(*made.buffers(), strict=True)
+        assert names == ("window", "index", "index")
+        for buffer, known in zip(buffers, (made, made.scores, made.places), strict=True):
+            assert buffer is known.buffer
 
 
 def test_rows_begin_one_by_one():

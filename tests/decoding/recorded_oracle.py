@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kvbench.attention import phases, synthetic
@@ -17,7 +18,23 @@ class Oracle:
     @staticmethod
     def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
         counts = [[tuple(line) for line in row] for row in work.table.tolist()]
+        if work.received is not None:
+            observed(query, work, counts, scaling)
         return synthetic.exact(query, replace(work, counts=counts), scaling).to(query.dtype)
+
+
+def observed(query: Tensor, work: Work, counts: list[Any], scaling: float) -> None:
+    """Write the attention that tokens in full precision receive to ``work.received``."""
+    assert work.received is not None
+    room, keys = work.received.buffer, work.phases[0][0].buffer
+    for row, [(first, _, count)] in enumerate(counts):
+        grouped = query[row].unflatten(0, (work.heads, -1)).float()
+        scores = grouped @ keys[row, :, None, first : first + count].float().transpose(-1, -2) * scaling
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(count - scores.shape[-2])
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        if room.shape[2] == 1:
+            weights = weights.mean(1, keepdim=True) if work.received.mean else weights.sum(1, keepdim=True)
+        room[row, ..., :count] = weights
 
 
 def part(segment: Any, channels: int, upper: bool = False) -> Part:

@@ -21,6 +21,7 @@ from kvbench.decoding.step import Step
 from kvbench.decoding.stopping import Stopping
 from kvbench.errors import CacheError, NonFiniteError
 from kvbench.methods import load_method
+from kvbench.methods.fp16 import FP16
 from tests import zoo
 from tests.decoding.recorded_oracle import Oracle, part
 
@@ -77,6 +78,8 @@ SETTINGS = {
     "streamingllm": ("streamingllm", {"budget": 64}),
     "streamingllm, where it was": ("streamingllm", {"budget": 64, "position": "original"}),
     "snapkv": ("snapkv", {"budget": 64}),
+    "h2o": ("h2o", {"budget": 0.4}),
+    "h2o, largest of a group": ("h2o", {"budget": 40, "group": "max", "per_query": True}),
 }
 
 
@@ -174,11 +177,17 @@ def test_an_answer_that_ends_at_once_leaves_no_step(oracle: None) -> None:
     assert cache.get_seq_length() == PROMPT
 
 
+class AllWeights(FP16):
+    """A method that looks at every probability of a step."""
+
+    observe_steps = True
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
-        (lambda: load_method("h2o"), "needs attention weights"),
+        (lambda: AllWeights(), "needs attention weights"),
         (lambda: load_method("kivi", quantizer="int3"), "3-bit"),
         (lambda: load_method("logquant", window=8), "groups of 8 tokens"),
         (lambda: load_method("atom", prefill="quantized"), "packed before they attend"),

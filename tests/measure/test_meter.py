@@ -260,7 +260,7 @@ def test_kept_embeddings_are_out_of_the_way(monkeypatch):
     assert encoder.store is kept
 
 
-@pytest.mark.parametrize("name", ["fp16", "kivi", "quantspec", "streamingllm"])
+@pytest.mark.parametrize("name", ["fp16", "kivi", "quantspec", "streamingllm", "snapkv", "h2o"])
 def test_random_keys_and_values_take_the_bytes_of_a_prompt(name):
     real = meter(name, new_tokens=4)
     random = meter(name, new_tokens=4, fill="random", census=False)
@@ -272,9 +272,9 @@ def test_random_keys_and_values_take_the_bytes_of_a_prompt(name):
     assert again.tokens == [row[:3] for row in random.tokens]
 
 
-def test_random_keys_are_refused_where_the_prompt_is_watched():
+def test_random_keys_are_refused_where_keys_have_no_positions_yet():
     with pytest.raises(ConfigError, match="--fill prefill"):
-        meter("snapkv", fill="random").point(150, 1)
+        meter("atom", fill="random", rope="pre").point(150, 1)
 
 
 def test_memory_is_given_back_after_it_ended(monkeypatch):

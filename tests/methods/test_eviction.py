@@ -212,10 +212,13 @@ def test_h2o_accumulates_and_drops_at_every_step(budget, recent, per_query):
                 torch.testing.assert_close(out[0, :, 2 * h : 2 * h + 2], expected, rtol=1e-4, atol=1e-4)
             n += count
             layer.settle()
-        assert layer.positions(0).tolist() == [slow[h][0][number] for h in range(2)]
+        places = layer.positions(0)
+        assert places.sort(-1).values.tolist() == [slow[h][0][number] for h in range(2)]
+        for store, x in zip(layer.stores(), (keys, values), strict=True):  # positions are those of the tokens
+            assert torch.equal(store.tail.view(ALL)[0], x[0].gather(1, places[..., None].expand(-1, -1, 8)))
         held = sum(method.split(n))
         used = [store.tail.used(0) for store in layer.stores()]
-        assert used == [{"window": 2 * held * 8 * 4, "index": 2 * held * 4}, {"window": 2 * held * 8 * 4}]
+        assert used == [{"window": 2 * held * 8 * 4, "index": 2 * held * (4 + 4)}, {"window": 2 * held * 8 * 4}]
 
 
 def test_h2o_forgets_what_rejected_queries_attended_to():

@@ -346,6 +346,18 @@ class FullSegment(Segment):
         self._set(rows, 0, 0)
         self.append(rows, chosen)
 
+    def replace(self, rows: slice, index: Tensor) -> None:
+        """Drop one token per head from some rows; the first token of each head takes its slot.
+
+        It costs the copy of a token, where :meth:`keep` copies all of them, but tokens lose their order.
+
+        Args:
+            rows: rows of the batch.
+            index: index, within the segment, of the token to drop, ``[rows, H]``.
+        """
+        overwrite(self, rows, index)
+        self.drop_front(rows, 1)
+
     def buffers(self) -> list[tuple[str, Tensor]]:
         """Return the segment's only buffer, as a list of one pair: (``window``, buffer)."""
         return [("window", self.buffer)]
@@ -373,6 +385,19 @@ class FullSegment(Segment):
         assert isinstance(twin, FullSegment)
         twin.starts = list(self.starts)
         return twin
+
+
+def overwrite(segment: FullSegment, rows: slice, index: Tensor) -> None:
+    """Copy the first token of each head over another one.
+
+    Args:
+        segment: segment to change.
+        rows: rows of the batch.
+        index: index, within the segment, of the token to overwrite, ``[rows, H]``.
+    """
+    live = segment.view(rows)
+    target = index.to(live.device)[..., None, None].expand(*index.shape, 1, segment.channels)
+    live.scatter_(2, target, live[:, :, :1].clone())
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

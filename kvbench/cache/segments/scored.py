@@ -1,4 +1,4 @@
-"""Full-precision tokens with the attention that each has received so far (H2O), as fp32 scores."""
+"""Full-precision tokens with the attention that each has received so far (H2O), as fp32 scores, and its place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbench.cache.segments.base import FullSegment
+from kvbench.cache.segments.base import FullSegment, allocate, overwrite
 
 
 class ScoredSegment(FullSegment):
@@ -16,6 +16,9 @@ class ScoredSegment(FullSegment):
 
     The attention of a step is held back at first (:meth:`observe`) and added to the scores later (:meth:`commit`).
     Until then, a rollback can still remove the step's tokens together with the attention that they gave.
+
+    Heads keep different tokens, so the number of each token within its text is stored too, its *place*. Both lie in
+    device memory: a captured step drops tokens without the host's knowing which.
 
     Args:
         *others: positional arguments of :class:`FullSegment`.
@@ -26,8 +29,19 @@ class ScoredSegment(FullSegment):
         super().__init__(*others, **more)
         batch = len(self.lengths)
         self.scores = FullSegment(batch, self.heads, 1, torch.float32, self.device, capacity=self.capacity)
+        self.places = FullSegment(batch, self.heads, 1, torch.int32, self.device, capacity=self.capacity)
+        #: for each row the number of tokens of its text so far, dropped ones included
+        self.seen = [0] * batch
+        #: for each row the number of its first tokens whose scores and places have been written
+        self.known = [0] * batch
         #: for each row the pending attention of its latest steps, oldest first, ``[H, scores, q, slots]`` each
         self.pending: list[list[Tensor]] = [[] for _ in range(batch)]
+        #: by number of new tokens, the buffers to which steps at fixed addresses write their attention
+        self.rooms: dict[int, Tensor] = {}
+
+    def parts(self) -> tuple[FullSegment, FullSegment]:
+        """Return the segments of the scores and of the places, which go wherever the tokens go."""
+        return self.scores, self.places
 
     def append(self, rows: slice, x: Tensor) -> None:
         """Append tokens to some rows, with a score of 0.
@@ -37,24 +51,79 @@ class ScoredSegment(FullSegment):
             x: tokens, ``[rows, H, n, D]``.
         """
         super().append(rows, x)
-        self.scores.append(rows, self.scores.view(rows).new_zeros(*x.shape[:3], self.scores.channels))
+        for part in self.parts() if x.shape[2] else ():
+            part.reserve(rows, x.shape[2])
+        self.seen[rows] = [seen + x.shape[2] for seen in self.seen[rows]]
 
-    def begin(self, rows: slice, scores: Tensor) -> None:
-        """Set the scores of all tokens of some rows.
+    def advance(self, count: int) -> list[int]:
+        """Make room for new tokens of every row, which a step at fixed addresses will write, with its attention.
+
+        Args:
+            count: number of new tokens per row.
+
+        Returns:
+            For each row, the index along the buffer's dimension 2 of its first new token.
+        """
+        places = super().advance(count)
+        for part in self.parts():
+            part.advance(count)
+        self.seen[:] = [seen + count for seen in self.seen]
+        self.hold(self.room(count))
+        return places
+
+    def hold(self, room: Tensor) -> None:
+        """Hold the attention of a step of all rows, like :meth:`observe`; a kernel writes it or has written it.
+
+        Args:
+            room: the result of :meth:`room` for the step.
+        """
+        for row, length in enumerate(self.lengths):
+            self.pending[row].append(room[row, ..., :length])
+
+    def room(self, count: int, *, fresh: bool = False) -> Tensor:
+        """Return a buffer to which a step can write the attention of its new tokens.
+
+        Args:
+            count: number of new tokens per row, q.
+            fresh: True for a new buffer. Otherwise it is always the same one for the same number of new tokens, unless
+                the buffer of the tokens has grown.
+
+        Returns:
+            fp32 ``[B, H, S, q, capacity]`` for S scores per token (:meth:`begin`).
+        """
+        shape = (len(self.lengths), self.heads, self.scores.channels, count, self.capacity)
+        if fresh:
+            return allocate(shape, torch.float32, self.device)
+        if count not in self.rooms or self.rooms[count].shape != shape:
+            self.rooms[count] = allocate(shape, torch.float32, self.device)
+        return self.rooms[count]
+
+    def begin(self, rows: slice, scores: Tensor, places: Tensor | None = None, seen: int | None = None) -> None:
+        """Set the scores and places of all tokens of some rows.
 
         Args:
             rows: rows of the batch.
             scores: ``[rows, H, slots, S]``. S is the number of scores that a token has per KV head: 1 or, if every
                 query head keeps its own, the number of query heads per KV head. It must be the same for all rows of the
                 batch.
+            places: number of each token within its text, ``[rows, H, slots]``; None: they are the newest tokens in
+                order.
+            seen: number of tokens of these rows so far, dropped ones included; None: as many as were appended.
         """
         if scores.shape[-1] != self.scores.channels:
             segment = FullSegment(
                 len(self.lengths), self.heads, scores.shape[-1], torch.float32, self.device, capacity=self.capacity
             )
             segment.starts, segment.lengths = self.scores.starts, self.scores.lengths
-            self.scores = segment
+            self.scores, self.rooms = segment, {}
         self.scores.view(rows).copy_(scores)
+        count = len(self.lengths[rows])
+        self.seen[rows] = self.seen[rows] if seen is None else [seen] * count
+        if places is None:
+            last = self.seen[rows][0]
+            places = torch.arange(last - scores.shape[2], last, device=self.device)
+        self.places.view(rows)[..., 0] = places
+        self.known[rows] = [scores.shape[2]] * count
 
     def observe(self, rows: slice, received: Tensor) -> None:
         """Hold the attention of new queries until :meth:`commit` adds it to the scores, or a rollback removes it.
@@ -76,15 +145,48 @@ class ScoredSegment(FullSegment):
         Returns:
             A view of the scores, fp32 ``[rows, H, slots, S]`` for S scores per token (:meth:`begin`).
         """
-        scores = self.scores.view(rows)
+        scores, places = self.scores.view(rows), self.places.view(rows)
         for number, row in enumerate(range(*rows.indices(len(self.lengths)))):
+            known, length = self.known[row], self.lengths[row]
+            if known < length:
+                scores[number, :, known:] = 0.0
+                newest = torch.arange(self.seen[row] - length + known, self.seen[row], device=self.device)
+                places[number, :, known:, 0] = newest
+                self.known[row] = length
             for received in self.pending[row]:
                 scores[number, :, : received.shape[-1]] += received.sum(-2).transpose(-1, -2)
             self.pending[row] = []
         return scores
 
+    def committed(self, rows: slice) -> None:
+        """Note that a kernel has done for some rows what :meth:`commit` does.
+
+        Args:
+            rows: rows of the batch.
+        """
+        for row in range(*rows.indices(len(self.lengths))):
+            self.known[row], self.pending[row] = self.lengths[row], []
+
+    def places_of(self, row: int) -> Tensor:
+        """Return the number of each token of a row within its text, ``[H, slots]``, on the segment's device."""
+        known, length = self.known[row], self.lengths[row]
+        written = self.places.view(slice(row, row + 1))[0, :, :known, 0]
+        newest = torch.arange(self.seen[row] - length + known, self.seen[row], device=self.device)
+        return torch.cat([written.long(), newest.expand(self.heads, -1)], -1)
+
+    def replace(self, rows: slice, index: Tensor) -> None:
+        """Drop one token per head from some rows; the first token of each head takes its slot.
+
+        Args:
+            rows: rows of the batch, whose attention has been committed.
+            index: index, within the segment, of the token to drop, ``[rows, H]``.
+        """
+        for part in (self, *self.parts()):
+            overwrite(part, rows, index)
+        self.drop_front(rows, 1)
+
     def drop_front(self, rows: slice, count: int) -> None:
-        """Drop the oldest tokens of some rows, with their scores.
+        """Drop the first tokens of some rows, with their scores.
 
         Args:
             rows: rows of the batch.
@@ -92,7 +194,9 @@ class ScoredSegment(FullSegment):
         """
         self.commit(rows)  # pending attention numbers the slots from the front
         super().drop_front(rows, count)
-        self.scores.drop_front(rows, count)
+        for part in self.parts():
+            part.drop_front(rows, count)
+        self.known[rows] = [known - count for known in self.known[rows]]
 
     def drop_back(self, row: int, count: int) -> None:
         """Drop the newest tokens of one row, with their scores.
@@ -104,7 +208,10 @@ class ScoredSegment(FullSegment):
             count: number of tokens to drop.
         """
         super().drop_back(row, count)
-        self.scores.drop_back(row, count)
+        for part in self.parts():
+            part.drop_back(row, count)
+        self.seen[row] -= count
+        self.known[row] = min(self.known[row], self.lengths[row])
         left, steps = count, self.pending[row]
         while left and steps:  # each new token is both a query and a slot in its step's attention
             last = steps.pop()
@@ -121,25 +228,27 @@ class ScoredSegment(FullSegment):
             index: indices, within the segment, of the tokens to keep, in their new order: ``[n]``, or ``[H, n]`` or
                 ``[rows, H, n]`` if they differ by head or by row.
         """
-        scores = self.commit(rows)
-        index = index.to(self.device).expand(*scores.shape[:2], index.shape[-1])
-        chosen = scores.gather(2, index[..., None].expand(*index.shape, scores.shape[-1]))
-        self.scores._set(rows, 0, 0)
-        super().keep(rows, index)  # appends the tokens, with scores of 0
-        self.scores.view(rows).copy_(chosen)
+        self.commit(rows)
+        for part in self.parts():
+            part.keep(rows, index)
+            part._set(rows, 0, 0)  # appending the tokens makes room for what now stands there
+        seen = self.seen[rows]
+        super().keep(rows, index)
+        self.seen[rows], self.known[rows] = seen, [index.shape[-1]] * len(seen)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return two pairs (category, buffer): ``window`` for the tokens, ``index`` for their scores."""
-        return [*super().buffers(), ("index", self.scores.buffer)]
+        """Return pairs (category, buffer): ``window`` for the tokens, ``index`` for scores, places and attention."""
+        others = [*(part.buffer for part in self.parts()), *self.rooms.values()]
+        return [*super().buffers(), *(("index", buffer) for buffer in others)]
 
     def used(self, row: int) -> dict[str, int]:
-        """Return how many bytes the tokens of one row (``window``) and their scores (``index``) need."""
-        return {**super().used(row), "index": self.scores.used(row)["window"]}
+        """Return how many bytes the tokens of one row (``window``) and their scores and places (``index``) need."""
+        return {**super().used(row), "index": sum(part.used(row)["window"] for part in self.parts())}
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
         """Replace the buffer of the tokens by ``change(buffer)``.
 
-        Scores are not replaced: :meth:`select` and :meth:`clone` handle them.
+        Scores and places are not replaced: :meth:`select` and :meth:`clone` handle them.
 
         Args:
             change: function that returns the new buffer for an old one. Dimension 0 of a buffer is the batch.
@@ -153,12 +262,19 @@ class ScoredSegment(FullSegment):
             index: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
         """
         super().select(index)
-        self.scores.select(index)
-        self.pending = [list(self.pending[i]) for i in index.tolist()]
+        for part in self.parts():
+            part.select(index)
+        chosen = index.tolist()
+        self.seen, self.known = [self.seen[i] for i in chosen], [self.known[i] for i in chosen]
+        self.pending = [[steps.clone() for steps in self.pending[i]] for i in chosen]
+        self.rooms = {}
 
     def clone(self) -> ScoredSegment:
         """Return an independent copy, including the scores and the attention not yet added to them."""
         twin = super().clone()
         assert isinstance(twin, ScoredSegment)
-        twin.scores, twin.pending = self.scores.clone(), [list(steps) for steps in self.pending]
+        twin.scores, twin.places = self.scores.clone(), self.places.clone()
+        twin.seen, twin.known, twin.rooms = list(self.seen), list(self.known), {}
+        # copies, as the original's next step may write to the same room
+        twin.pending = [[step.clone() for step in steps] for steps in self.pending]
         return twin

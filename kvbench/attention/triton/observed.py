@@ -1,0 +1,145 @@
+"""Decode attention over keys and values in full precision that also returns the attention that each token receives.
+
+    attend(query, work, scaling)   # Tensor [B, q, Hq, Dv]; work.received is filled
+    refuses(query, work)           # the reason why it cannot serve the step, or None
+
+It serves methods that observe the attention of every step (H2O). The kernels are in
+:mod:`kvbench.attention.triton.observed_kernel`. Importing this module requires triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from kvbench.attention.phases import Work
+from kvbench.attention.triton.decode import HEAD_DIMS, INTERPRETED, LINES, LOG2E
+from kvbench.attention.triton.observed_kernel import attend_and_score, attend_and_score_one, merge_and_weigh
+
+#: largest number of query rows of a KV head (query heads per KV head x new tokens of the step)
+ROWS = 32
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Launch parameters of the two kernels, chosen by measurement on an H200.
+
+    Args:
+        block: tokens per iteration of the first kernel.
+        warps: number of warps of a program of the first kernel.
+        stages: pipeline stages of its loop.
+        resident: number of its programs that a multiprocessor should run at once.
+        weigh_block: tokens of a program of the second kernel.
+        weigh_warps: number of warps of a program of the second kernel.
+    """
+
+    block: int = 32
+    warps: int = 2
+    stages: int = 4
+    resident: int = 3
+    weigh_block: int = 1024
+    weigh_warps: int = 4
+
+
+LAUNCH = Launch()
+
+
+def refuses(query: Tensor, work: Work) -> str | None:
+    """Return why these kernels cannot compute the attention of a decode step, or None if they can.
+
+    Args:
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
+        work: the layer's stored keys and values, as kernels read them.
+
+    Returns:
+        A short phrase, which a run's results show as the reason for the reference path.
+    """
+    if not (query.is_cuda or INTERPRETED):
+        return f"tensors on {query.device.type}"
+    if query.is_cuda and torch.cuda.get_device_capability(query.device) < (8, 0):
+        return "a GPU older than compute capability 8.0"
+    if len(work.phases) != 1 or any(form.kind != "full" for form in work.signature()[0]):
+        return "packed tokens whose attention is observed"
+    if not work.logits.plain:
+        return "observed attention with a softcap or sinks"
+    if any(part.buffer is None or part.buffer.dtype != query.dtype for part in work.phases[0]):
+        return "queries and keys or values differ in dtype"
+    if work.key_dim not in HEAD_DIMS or work.value_dim not in HEAD_DIMS:
+        return f"head_dim {work.key_dim if work.key_dim not in HEAD_DIMS else work.value_dim}"
+    rows = query.shape[1] // work.heads * query.shape[2]
+    if rows > ROWS:
+        return f"{query.shape[1] // work.heads} query heads a KV head x {query.shape[2]} tokens of observed attention"
+    if query.shape[0] * work.heads > LINES:
+        return f"{query.shape[0]} rows of {work.heads} heads, more than {LINES} in all"
+    return None
+
+
+def attend(query: Tensor, work: Work, scaling: float, launch: Launch | None = None) -> Tensor:
+    """Compute the attention of the newest tokens over all cached tokens, and write to ``work.received``.
+
+    Args:
+        query: queries of the new tokens, ``[B, Hq, q, D]``; copied if its channels are not contiguous. New token i sees
+            all slots except the newest q - 1 - i.
+        work: the layer's stored keys and values, as kernels read them. :func:`refuses` must have returned None for
+            them. ``work.received`` gets the attention that every token receives from every new one; what it holds
+            behind the last token is left as it is.
+        scaling: factor by which scores are multiplied.
+        launch: launch parameters in place of the chosen ones, for benchmarks.
+
+    Returns:
+        The output ``[B, q, Hq, Dv]`` in the query's dtype.
+    """
+    assert work.received is not None
+    received, launch = work.received.buffer, launch or LAUNCH
+    batch, query_heads, count, channels = query.shape
+    if query.stride(-1) != 1:
+        query = query.contiguous()
+    group, cells = query_heads // work.heads, batch * work.heads
+    rows, width = group * count, received.shape[-1]
+    keys, values = (part.buffer for part in work.phases[0])
+    assert keys is not None and values is not None
+    padded = max(triton.next_power_of_2(rows), 8)
+    parts = 2 if INTERPRETED else split(query.device, cells, width, launch)
+    floats = {"dtype": torch.float32, "device": query.device}
+    out = query.new_empty(batch, count, query_heads, work.value_dim)
+    scores = torch.empty(cells * rows * width, **floats)
+    stats, sums = torch.empty(cells * parts * 2 * padded, **floats), torch.empty(
+        cells * parts * padded * work.value_dim, **floats
+    )
+    tensors = (query, work.table, keys, values, scores, stats, sums)
+    rooms = (keys.shape[2], values.shape[2], width, scaling * LOG2E)
+    if rows == 1:
+        attend_and_score_one[(parts, cells)](
+            *tensors, *query.stride()[:2], work.heads, *rooms, channels, work.value_dim, padded, launch.block,
+            launch.stages, num_warps=launch.warps,
+        )  # fmt: skip
+    else:
+        attend_and_score[(parts, cells)](
+            *tensors, *query.stride()[:3], work.heads, *rooms, channels, work.value_dim, group, count, padded,
+            launch.block, launch.stages, not INTERPRETED, num_warps=launch.warps,
+        )  # fmt: skip
+    merge_and_weigh[(rows + -(-width // launch.weigh_block), cells)](
+        work.table, scores, stats, sums, out, received, parts, work.heads, width, work.value_dim, group, count, padded,
+        launch.weigh_block, received.shape[2] > 1, work.received.mean, torch.finfo(out.dtype).max,
+        num_warps=launch.weigh_warps,
+    )  # fmt: skip
+    return out
+
+
+def split(device: torch.device, cells: int, width: int, launch: Launch) -> int:
+    """Return among how many programs to split the tokens of a head: as many as fill the GPU, once.
+
+    The number depends on the room in the buffers and not on the tokens in use, so that a step that is replayed as a
+    CUDA graph and one that is launched normally add up partial results in the same order.
+
+    Args:
+        device: the GPU.
+        cells: number of pairs of sequence and KV head.
+        width: number of tokens for which there is room.
+        launch: launch parameters.
+    """
+    programs = torch.cuda.get_device_properties(device).multi_processor_count * launch.resident
+    return max(1, min(programs // cells, -(-width // (2 * launch.block))))
