@@ -147,9 +147,9 @@ def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
         count: number of new tokens in the step.
 
     Raises:
-        NotServed: the method needs attention probabilities that no kernel returns; the cache holds pre-RoPE keys; there are several new
-            tokens, and the method packs them before their attention is computed; the method must read the segments in
-            another order than the slots'; or the mask hides more than padding and later tokens.
+        NotServed: the method needs attention probabilities that no kernel returns; the cache holds pre-RoPE keys; there
+            are several new tokens, and the method packs them before their attention is computed; the method must read
+            the segments in another order than the slots'; or the mask hides more than padding and later tokens.
     """
     method = layer.method
     if method.observe_steps and method.observe_group is None:

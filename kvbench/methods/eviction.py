@@ -114,22 +114,6 @@ def put(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, i
         store.tail.append(rows, chosen)
 
 
-def keep(layer: KVLayer, rows: slice, index: torch.Tensor) -> None:
-    """Drop all tokens of a layer except those in the chosen slots, and record their positions in ``layer.order``.
-
-    Args:
-        layer: layer to change.
-        rows: rows of the batch to change.
-        index: indices of the slots to keep for each KV head, ``[rows, H, m]``.
-    """
-    places = index.cpu()
-    for number, row in enumerate(range(*rows.indices(layer.batch))):
-        positions = layer.positions(row)
-        layer.order[row] = positions.expand(layer.heads, -1).gather(-1, places[number])
-    for store in layer.stores():
-        store.tail.keep(rows, index)
-
-
 def forget(layer: KVLayer, rows: slice, hidden: int) -> None:
     """Drop tokens that a sliding window hides, and record the positions of the others in ``layer.order``.
 

@@ -38,9 +38,9 @@ class Launch:
 
     block: int = 32
     warps: int = 2
-    stages: int = 4
-    resident: int = 3
-    weigh_block: int = 1024
+    stages: int = 3
+    resident: int = 4
+    weigh_block: int = 512
     weigh_warps: int = 4
 
 
@@ -106,8 +106,9 @@ def attend(query: Tensor, work: Work, scaling: float, launch: Launch | None = No
     floats = {"dtype": torch.float32, "device": query.device}
     out = query.new_empty(batch, count, query_heads, work.value_dim)
     scores = torch.empty(cells * rows * width, **floats)
-    stats, sums = torch.empty(cells * parts * 2 * padded, **floats), torch.empty(
-        cells * parts * padded * work.value_dim, **floats
+    stats, sums = (
+        torch.empty(cells * parts * 2 * padded, **floats),
+        torch.empty(cells * parts * padded * work.value_dim, **floats),
     )
     tensors = (query, work.table, keys, values, scores, stats, sums)
     rooms = (keys.shape[2], values.shape[2], width, scaling * LOG2E)

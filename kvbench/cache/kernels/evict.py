@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvbench.cache.segments.scored import ScoredSegment
 
 #: slots per iteration of a program, and its warps
-BLOCK, WARPS = 2048, 8
+BLOCK, WARPS = 4096, 16
 #: largest number of queries in a step; with more, torch's operations take over
 QUERIES = 16
 
@@ -45,7 +45,8 @@ def served(tail: ScoredSegment, values: FullSegment, rows: slice) -> bool:
         and first.shape[3] == length
         and all(known == tail.known[rows][0] for known in tail.known[rows])
         and all(
-            part.capacity == tail.capacity and part.starts[rows] == tail.starts[rows] for part in (*tail.parts(), values)
+            part.capacity == tail.capacity and part.starts[rows] == tail.starts[rows]
+            for part in (*tail.parts(), values)
         )
         and all(seen == tail.seen[rows][0] for seen in tail.seen[rows])
     )

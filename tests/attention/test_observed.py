@@ -1,0 +1,102 @@
+"""Attention that also tells what tokens receive: the kernels, run by Triton's interpreter, against plain softmax."""
+
+import pytest
+import torch
+
+from tests.attention import interpreter
+
+interpreter.require()
+
+from kvbench.attention import fused  # noqa: E402
+from kvbench.attention.logits import Logits  # noqa: E402
+from kvbench.attention.phases import NotServed, Received  # noqa: E402
+from kvbench.attention.synthetic import FULL, Piece, layer  # noqa: E402
+from kvbench.attention.triton import observed  # noqa: E402
+from kvbench.cache.options import Options  # noqa: E402
+from kvbench.methods import load_method  # noqa: E402
+from tests import zoo  # noqa: E402
+
+LENGTHS = (150, 33)
+
+
+def work(group: int, count: int, scores: int, mean: bool, dtype: torch.dtype, channels: int = 64):
+    """A layer of two rows in full precision, a query, and room for the attention, filled with -1."""
+    made = layer(
+        [Piece(FULL, LENGTHS)],
+        [Piece(FULL, LENGTHS)],
+        heads=2,
+        key_dim=channels,
+        value_dim=channels,
+        dtype=dtype,
+        device="cpu",
+        seed=0,
+    )
+    made.received = Received(torch.full((2, 2, scores, count, 160), -1.0), mean)
+    rng = torch.Generator().manual_seed(1)
+    return made, (torch.randn(2, count, 2 * group, channels, generator=rng) * 1.5).to(dtype).transpose(1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("group", "count", "scores", "mean"),
+    [(1, 1, 1, True), (1, 3, 1, True), (4, 1, 1, True), (2, 3, 1, False), (2, 2, 2, True), (3, 1, 3, True)],
+)
+def test_output_and_attention_are_those_of_a_softmax(dtype, group, count, scores, mean):
+    made, query = work(group, count, scores, mean, dtype)
+    assert observed.refuses(query, made) is None
+    out = observed.attend(query, made, 0.2)
+    key, value = (part.buffer for part in made.phases[0])
+    for row, length in enumerate(LENGTHS):
+        first_k, first_v, _ = made.counts[row][0]
+        keys, values = key[row, :, None, first_k : first_k + length], value[row, :, None, first_v : first_v + length]
+        products = query[row].unflatten(0, (2, group)).float() @ keys.float().transpose(-1, -2) * 0.2
+        visible = torch.ones(count, length, dtype=torch.bool).tril(length - count)
+        weights = products.masked_fill(~visible, -torch.inf).softmax(-1)
+        wanted = (weights @ values.float()).flatten(0, 1).transpose(0, 1)
+        torch.testing.assert_close(out[row].float(), wanted, rtol=1e-2, atol=1e-2)
+        room = made.received.buffer[row]
+        received = weights if scores > 1 else weights.mean(1, keepdim=True) if mean else weights.sum(1, keepdim=True)
+        torch.testing.assert_close(room[..., :length], received, rtol=1e-4, atol=1e-6)
+        assert (room[..., length:] == -1).all()
+
+
+def test_what_they_cannot_serve_is_named():
+    made, query = work(1, 1, 1, True, torch.float16)
+    assert observed.refuses(query.to(torch.bfloat16), made) == "queries and keys or values differ in dtype"
+    made.logits = Logits(5.0)
+    assert observed.refuses(query, made) == "observed attention with a softcap or sinks"
+    many, query = work(4, 9, 1, True, torch.float16)
+    assert observed.refuses(query, many) == "4 query heads a KV head x 9 tokens of observed attention"
+    narrow, query = work(1, 1, 1, True, torch.float16, channels=32)
+    assert observed.refuses(query, narrow) == "head_dim 32"
+    with pytest.raises(NotServed, match="cuda: it does not return attention weights"):
+        fused.pick(query, narrow, "cuda")
+
+
+def test_h2o_is_served_and_drops_what_the_reference_path_drops():
+    """Token by token through the method: scores, places and outputs."""
+    method = load_method("h2o", budget=40, recent=10)
+    keys, values = (x.half() for x in zoo.random_kv(90, channels=64))
+    queries = torch.randn(1, 4, 90, keys.shape[-1], generator=torch.Generator().manual_seed(2)).half()
+    layers = []
+    for kernels in ("triton", "reference"):
+        made = zoo.new_layer(method)
+        made.progress.options = Options(kernels=kernels)
+        made.observed = torch.rand(1, 4, 1, 60, generator=torch.Generator().manual_seed(3))
+        zoo.feed(made, keys[:, :, :60], values[:, :, :60])
+        for n in range(60, 90):
+            made.append(*made.update(keys[:, :, n : n + 1], values[:, :, n : n + 1])[0].claim())
+            query = queries[:, :, n : n + 1]
+            out = fused.attend(made, query, None, 0.1)
+            if kernels == "reference":
+                from kvbench.attention import reference
+
+                assert out is None
+                reference.attend(None, made, query, None, 0.1)
+        made.settle()
+        layers.append(made)
+    served, plain = layers
+    assert served.paths == {"triton"} and plain.paths == {"reference"}
+    assert torch.equal(served.positions(0), plain.positions(0))
+    scores = [made.stores()[0].tail.scores.view(slice(None)) for made in layers]
+    torch.testing.assert_close(*scores, rtol=1e-3, atol=1e-4)
