@@ -38,6 +38,7 @@ Examples
   python -m kvbench method=kivi model=Qwen/Qwen3-0.6B           any model of the hub, or model=./FOLDER
   python -m kvbench method=kivi model=llama2-7b model.path=DIR  a preset with the weights of a folder
   python -m kvbench method=kivi model=llama2-7b model.weights=random   the real architecture, no download
+  python -m kvbench method=kivi model=llama2-7b model.weights=int4     weights rounded to 4 bits when they are loaded
 
 Settings
   setting=METHOD[:QUANTIZER][:KEY=VALUE]...  sets method=, quantizer= and method.KEY=; write a value with ':' or ',' in

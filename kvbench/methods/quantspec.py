@@ -66,7 +66,8 @@ class QuantSpec(RecencyMethod):
             quantizer preset. For ``streamingllm``, ``snapkv`` and ``h2o`` the defaults are a budget of a quarter of the
             context and MagicDec's settings (:data:`SPARSE`).
         draft_weights: weights of the draft. ``same``: the target's; ``int4``: feed-forward layers in 4 bits;
-            ``int4_all``: every linear layer of the decoder in 4 bits.
+            ``int4_all``: every linear layer and the output head in 4 bits. Weights that have 4 bits already
+            (``model.weights=int4``) are shared by target and draft, so that ``same`` is the choice there.
         target: cache that the target reads. ``int8``: both nibbles (QuantSpec); ``fp16``: a cache in full precision,
             with which the paper's sparse baselines verify their drafts.
         sensitive_layers: L_S, number of first layers whose keys and values stay in full precision for target and draft;

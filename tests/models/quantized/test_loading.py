@@ -222,3 +222,16 @@ def test_weights_outside_linear_layers_are_refused(tmp_path) -> None:
     zoo.CAPPED["gpt_oss"][0](**{**packer.architecture(), **zoo.CAPPED["gpt_oss"][2]}).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"weights outside linear layers \(model\.layers\.0\.mlp\.experts"):
         loaded(tmp_path, weights="random_int4")
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_the_same_weights_as_a_cpu(tmp_path) -> None:
+    gpu = RuntimeConfig(device="cuda")
+    weights = packer.checkpoint(tmp_path / "m", "awq", shards=2)
+    model = load(config(tmp_path / "m", dtype="bfloat16"), gpu).model
+    for name, layer in int4.own_layers(model).items():
+        assert layer.int4.codes.is_cuda
+        assert torch.equal(dequantized(layer.int4, torch.float32).cpu(), weights[name])
+    rounded_there = int4.own_layers(load(config("tiny", weights="int4_all"), gpu).model)
+    for name, layer in int4.own_layers(loaded("tiny", weights="int4_all").model).items():
+        assert all(map(torch.equal, unpacked(layer.int4), (x.cpu() for x in unpacked(rounded_there[name].int4))))
