@@ -51,11 +51,14 @@ class Keys:
             )
         if top in GROUPS and rest:
             return
-        homes = self._homes(key) if not dot else []
+        homes = self._homes(rest or key)
         near = nearest(top, self._names())
-        hint = " or ".join(f"{home}={shown}" for home in homes)
-        if near and not homes:
-            hint = f"did you mean '{near}{dot}{rest}'?"
+        if near and not dot and not homes:
+            hint = f"did you mean '{near}'?"
+        elif near and dot and (f"{near}.{rest.partition('.')[0]}" in self._homes(rest.partition(".")[0])):
+            hint = f"did you mean '{near}.{rest}'?"
+        else:
+            hint = " or ".join(f"{home}={shown}" for home in homes)
         raise unknown(key, shown, f"no such group as '{top}'", self._names(), hint)
 
     def _names(self) -> list[str]:

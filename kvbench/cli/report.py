@@ -11,7 +11,7 @@ from typing import Any
 
 from kvbench.cli import report_page
 from kvbench.cli.report_runs import begun, marked
-from kvbench.errors import KvbenchError, nearest
+from kvbench.errors import ConfigError, KvbenchError, nearest
 from kvbench.results import code as codes
 from kvbench.results import compare, record, ruler, tables
 from kvbench.results.columns import LIST, RunLine, columns
@@ -63,6 +63,10 @@ def _main(arguments: argparse.Namespace) -> int:
             )
         return 0
     if not arguments.show:
+        if arguments.format != "screen":
+            raise ConfigError(
+                "--format", arguments.format, "needs --show or --compare", hint="add --show RUN, or leave out --format"
+            )
         _list(stores)
         return 0
     chosen = [_find(stores, name) for name in arguments.show]
