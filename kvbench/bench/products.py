@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
     steps_head = ("model", "rows", "bits", "by", "ms of a step")
     print("\n" + table(steps_head, [[step[key] for key in ("model", "rows", "bits", "by", "ms")] for step in steps], 4))
     print(
-        "us: median time of a captured product, each with a different matrix; error: root mean square, relative to the output; "
-        f"ms of a step: all products of all layers and the head\n{path}"
+        "us: median time of a captured product, each with a different matrix; error: root mean square, relative to the "
+        f"output; ms of a step: all products of all layers and the head\n{path}"
     )
     return int(any("failed" in row for row in rows))
 
@@ -130,8 +130,8 @@ def measured(way: Way, x: Tensor, exact: Tensor, seconds: float) -> dict[str, An
 
     Returns:
         ``us``, ``p10``, ``p90`` and ``rounds`` (:class:`kvbench.bench.clock.Time`), ``bytes`` of the weights and
-        ``error``, the root mean square of the error relative to that of the output. If the implementation fails or is inaccurate, only
-        ``failed``, the reason as text.
+        ``error``, the root mean square of the error relative to that of the output. If the implementation fails or is
+        inaccurate, only ``failed``, the reason as text.
     """
     try:
         wanted = x.float() @ exact.T

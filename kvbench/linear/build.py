@@ -40,6 +40,8 @@ class Build:
         warps: warps in a CTA (``WARPS``).
         stages: slots in a warp's ring buffer (``STAGES``).
         keep: True if a warp keeps its part of x in shared memory; False if x passes through the ring (``XRES``).
+        direct: True if weights pass through registers, `stages` steps ahead, instead of a ring in shared memory; it
+            requires `keep` (``DIRECT``).
         chains: sums that the matrix instructions add to in turn, 1 or 2 (``CHAINS``).
         early: slots whose weights a launch requests before the kernel before it has ended, by programmatic dependent
             launch (``EARLY``, ``PDL``); 0: an ordinary launch.
@@ -58,6 +60,7 @@ class Build:
     warps: int = 8
     stages: int = 4
     keep: bool = True
+    direct: bool = False
     chains: int = 1
     early: int = 0
     hint: int = 1
@@ -76,11 +79,14 @@ class Build:
             rows: rows of x.
             columns: input channels.
         """
-        units, part = columns // self.unit, rows * self.unit * 2
-        kept = -(-units // self.warps) * part if self.keep else 0
+        units, part = -(-columns // self.unit // self.warps), rows * self.unit * 2
+        if self.direct:  # the steps of a warp are made a multiple of the stages
+            steps = 1 if self.bits == 4 else self.unit // 32
+            units = -(-units * steps // self.stages) * self.stages // steps
+        kept = units * part if self.keep else 0
         slot = self.slot + (0 if self.keep else part)
         sums = 2 * self.tiles * (2 if self.wide else 1) * 512
-        return self.warps * (sums + kept + self.stages * slot)
+        return self.warps * (sums + kept + (0 if self.direct else self.stages * slot))
 
     def macros(self) -> str:
         """Return the macro definitions that must precede the kernel's source."""
@@ -96,6 +102,7 @@ class Build:
             "WARPS": self.warps,
             "STAGES": self.stages,
             "XRES": int(self.keep),
+            "DIRECT": int(self.direct),
             "CHAINS": self.chains,
             "EARLY": self.early,
             "PDL": int(self.early > 0),

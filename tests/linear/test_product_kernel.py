@@ -62,6 +62,12 @@ def close(out: torch.Tensor, exact: torch.Tensor) -> bool:
             *(16, 72, 384, 2),
             id="16 bits fp16 wide",
         ),
+        pytest.param(
+            Build(4, group=64, warps=2, stages=2, tiles=2, direct=True), 3, 72, 640, 2, id="4 bits through registers"
+        ),
+        pytest.param(
+            Build(16, unit=64, warps=2, stages=4, direct=True, early=1), 5, 40, 320, 2, id="16 bits through registers"
+        ),
     ],
 )
 def test_the_source_computes_the_product(
@@ -90,7 +96,8 @@ def test_macros_and_shared_memory_of_a_configuration() -> None:
         f"#define {name} {value}"
         for name, value in (
             ("BITS", 4), ("UNIT", 128), ("HINT", 1), ("BF16", 1), ("GROUP", 64), ("HALF", 1), ("NT", 2), ("MT", 2),
-            ("WARPS", 4), ("STAGES", 3), ("XRES", 1), ("CHAINS", 1), ("EARLY", 1), ("PDL", 1), ("MINB", 1),
+            ("WARPS", 4), ("STAGES", 3), ("XRES", 1), ("DIRECT", 0), ("CHAINS", 1), ("EARLY", 1),
+            ("PDL", 1), ("MINB", 1),
         )
     ]  # fmt: skip
     assert config.slot == 2 * (1024 + 128)  # 16 x 128 codes, and two groups of 16 scales and zeros

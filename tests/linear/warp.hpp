@@ -17,6 +17,8 @@ struct uint2 { u32 x, y; };
 struct uint4 { u32 x, y, z, w; };
 struct float4 { float x, y, z, w; };
 struct int3_ { int x, y, z; };
+static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+static uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 #define __device__
 #define __forceinline__ inline
@@ -43,6 +45,8 @@ static u64 read_once() { return 0; }
 static void wait_for_previous() {}
 static void copy16(u32 to, const void* from) { open_group.push_back({to, from}); }
 static void copy_weights(u32 to, const void* from, u64) { open_group.push_back({to, from}); }
+static uint4 load_weights16(const void* from, u64) { uint4 v; memcpy(&v, from, 16); return v; }
+static uint2 load_weights8(const void* from, u64) { uint2 v; memcpy(&v, from, 8); return v; }
 static void commit() { groups_.push_back(open_group); open_group.clear(); }
 template <int N> static void arrive() {
     while (groups_.size() > N) {

@@ -33,6 +33,24 @@ __device__ __forceinline__ void copy_weights(u32 to, const void* from, u64 polic
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void arrive() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
+// Loads of weights from global memory.
+#if HINT == 2
+#define LOAD "ld.global.nc.L1::no_allocate.L2::cache_hint.L2::256B"
+#else
+#define LOAD "ld.global.nc.L1::no_allocate.L2::cache_hint"
+#endif
+__device__ __forceinline__ uint4 load_weights16(const void* from, u64 policy) {
+    uint4 v;
+    asm volatile(LOAD ".v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from), "l"(policy));
+    return v;
+}
+__device__ __forceinline__ uint2 load_weights8(const void* from, u64 policy) {
+    uint2 v;
+    asm volatile(LOAD ".v2.u32 {%0, %1}, [%2], %3;" : "=r"(v.x), "=r"(v.y) : "l"(from), "l"(policy));
+    return v;
+}
+
 __device__ __forceinline__ uint4 load16(u32 at) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
