@@ -69,7 +69,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["model.trust_remote_code=maybe"], ["model.trust_remote_code=maybe", "true or false"]),
     (["model.dtype=fp16"], ["model.dtype=fp16", "'float16'"]),
     (["model.weights=rnd"], ["model.weights=rnd", "pretrained, int4, int4_all, random"]),
-    (["paths.runs=x"], ["no such group as 'paths'", "--help"]),
+    (["paths.results=x"], ["no such group as 'paths'", "--help"]),
     (["runtim.seed=1"], ["did you mean 'runtime.seed'"]),
     (["datset.limit=3"], ["did you mean 'dataset.limit'"]),
     (["methd=kivi"], ["did you mean 'method'"]),

@@ -29,6 +29,8 @@ def test_list(runs, capsys):
     assert all(id_ in said for id_ in ids)
     assert "kivi int2" in said
     assert "4/4" in said
+    assert report.main(["--results", str(directory), "--format", "csv"]) != 0  # a list has one form
+    assert "--format=csv: needs --show or --compare" in capsys.readouterr().err
 
 
 def test_show_by_the_beginning_of_an_id(runs, capsys):
