@@ -83,6 +83,26 @@ def test_a_pass_over_many_tokens_gives_what_single_steps_give(name, quantizer):
     method.detach(model)
 
 
+@pytest.mark.parametrize("name", ["kivi", "atom", "logquant"])
+def test_padded_rows_and_rows_that_count_from_other_tokens(name):
+    """In passes over several tokens as in single steps, and as each row alone."""
+    model, method = zoo.model("llama"), make(name, None)
+    ids, mask = zoo.padded_batch([150, 139], seed=8)
+    firsts = [60, 101]
+    one, many = (
+        decode_nll(model, fresh(method, model, ids[:, :50], mask[:, :50]), ids, firsts, mask=mask, prompt=50, chunk=c)
+        for c in (1, 40)
+    )
+    assert torch.allclose(one, many, rtol=1e-6)
+    alone = decode_nll(model, method.new_cache(model), ids[1:, 11:], firsts[1] - 11, prompt=39, chunk=40)
+    assert torch.allclose(alone, many[1:], rtol=1e-6)
+    with pytest.raises(ValueError, match="padding does not end before the prompt"):
+        decode_nll(model, method.new_cache(model), ids, firsts, mask=mask, prompt=11)
+    with pytest.raises(ValueError, match="first has 3 numbers for 2 rows"):
+        decode_nll(model, method.new_cache(model), ids, [60, 60, 60])
+    method.detach(model)
+
+
 @pytest.mark.parametrize("architecture", ["mistral", "qwen2"])
 @pytest.mark.parametrize("name", ["kivi", "atom", "streamingllm"])
 def test_passes_keep_a_sliding_window(name, architecture):
@@ -101,6 +121,7 @@ def test_methods_that_move_tokens_go_one_by_one():
     assert exact_chunk(kvbench.load_method("atom", prefill="quantized"), 64) == 64  # packed before they attend
     assert exact_chunk(kvbench.load_method("snapkv"), 64) == 64 and exact_chunk(kvbench.load_method("h2o"), 64) == 1
     assert pass_tokens("auto") == PASS == 128 and pass_tokens(7) == 7
+    assert pass_tokens("auto", torch.device("cpu")) == 128 and pass_tokens("auto", torch.device("cuda:1")) == 512
 
 
 @pytest.mark.parametrize(
