@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from experiments import speculation
 from experiments.fold import forced
 from experiments.fold.figures import FIGURES
 from experiments.fold.sources import Cause, runs_of, sources_of
@@ -117,3 +118,40 @@ def test_figure_5_without_files_is_predicted(tmp_path: Path) -> None:
     folded = forced.shares_of_speed(figure5.ITEM, Plan(), tmp_path)
     assert all(cell.ours is None for cell in folded.cells if "predicted" not in cell.row)
     assert [verdict.verdict for verdict in folded.verdicts] == ["holds"] * 3
+
+
+def test_tables_of_the_documents(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in folder.glob("*.json"):  # with the times of rounds
+        content = json.loads(path.read_text())
+        for one in content["rows"]:
+            if one["case"] == "quantspec":
+                one["grid"] = [
+                    {"acceptance": a, "gamma": g, "ms": ms, "tokens": 3.0, "times": times}
+                    for a, g, ms, times in ((0.8, 2, 8.0, "measured"), (0.9, 5, 4.0, "interpolated"))
+                    for g in (2, 5)
+                ]
+                one["measured"][1] |= {"draft_ms": 3.1, "verify_ms": 6.5, "sampling_ms": 0.15, "flush_ms": 0.01}
+        path.write_text(json.dumps(content))
+    results = speculation.Results(folder)
+    assert [speculation.name(key) for key in results.points()] == ["7B, 32k", "7B, 128k"]
+    table = speculation.speeds(results)
+    assert table[2] == "| 7B, 32k | 8.00 | 4.00 | 5 | 2.00 | 1.33 | 1.60 | 1.23 | 1.14 |"
+    shown = speculation.text(results)
+    assert "| 7B, 32k | 3.100 | 6.500 | 0.150 | 0.010 | 2.00 | 2.00 |" in shown
+    assert "| 0.90 | 2.00* | 2.00* | 2.00 (γ 5) |" in shown
+    assert "| 7B, 128k | 16.0 | 16.0 | 16.0 | 16.0 | 16.0 | 16.0 |" in shown
+    page = tmp_path / "speed.md"
+    page.write_text(f"before\n{speculation.BEGIN}\nold\n{speculation.END}\nafter\n", encoding="utf-8")
+    monkeypatch.setattr(speculation, "PAGE", page)
+    monkeypatch.setattr(speculation, "FOLDER", folder)
+    monkeypatch.setattr(speculation.Results.__init__, "__defaults__", (folder,))
+    assert speculation.main(["--write"]) == 0 == speculation.main(["--write"])
+    assert page.read_text(encoding="utf-8") == "\n".join(
+        ["before", speculation.BEGIN, *table, speculation.END, "after", ""]
+    )
+    assert (folder / "tables.md").read_text(encoding="utf-8") == shown
+
+
+def test_nothing_is_written_before_anything_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculation.Results.__init__, "__defaults__", (tmp_path,))
+    assert speculation.main([]) == 1 and speculation.main(["--write"]) == 1

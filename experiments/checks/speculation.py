@@ -1,0 +1,23 @@
+"""Rules for results/h200/speculation, and for the table of speed-ups in docs/speed.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from experiments import speculation
+from experiments.checks.numbers import NUMBER
+from experiments.checks.rules import Row, Rule, Whole
+
+SOURCE = "results/h200/speculation"
+
+
+def rules() -> Iterator[Rule]:
+    """Yield the rules; none before anything has been measured."""
+    results = speculation.Results()
+    if not results.points():
+        return
+    yield Whole(f"{SOURCE}/tables.md", speculation.text(results), SOURCE)
+    for line in speculation.speeds(results)[2:]:
+        label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        values = [found[0] for cell in cells if (found := NUMBER.search(cell))]
+        yield Row("docs/speed.md", speculation.BEGIN, label, values, SOURCE)

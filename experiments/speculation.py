@@ -1,0 +1,190 @@
+"""Tables of ``results/h200/speculation``: QuantSpec's speed-ups at forced acceptance, beside its own parts.
+
+python -m experiments.speculation            # print them
+python -m experiments.speculation --write    # into tables.md of that folder, and into docs/speed.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import stored
+from experiments.fold.analytic import length
+from experiments.fold.forced import FOLDER
+from kvbench.util import atomic
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "speed.md"
+BEGIN, END = "<!-- speculation:begin (python -m experiments.speculation --write) -->", "<!-- speculation:end -->"
+#: cases in the order of the table, with their names
+CASES = {
+    "quantspec": "QuantSpec",
+    "kv": "cache alone in 4 bits",
+    "weights": "weights alone in 4 bits",
+    "streamingllm": "StreamingLLM draft",
+    "snapkv": "SnapKV draft",
+}
+MODELS = {"llama2-7b": "7B", "llama3.1-8b": "8B"}
+Row = Mapping[str, Any]
+Key = tuple[str, int, int]
+
+
+class Results:
+    """The rows of all files of a folder, by point and case; an unfinished row never hides a finished one.
+
+    Args:
+        folder: the folder.
+    """
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self.rows: dict[Key, dict[str, Row]] = {}
+        self.at, self.devices = 0.9, []
+        for path in sorted(folder.glob("*.json")):
+            content = stored.content(path)
+            self.devices.append(content["device"])
+            self.at = content["at"]
+            for row in content["rows"]:
+                cases = self.rows.setdefault((row["model"], row["batch"], row["context"]), {})
+                if self.ms(row) is not None or row["case"] not in cases:
+                    cases[row["case"]] = row
+
+    def measured(self, row: Row) -> Row:
+        """Return what was measured in blocks of tokens at the acceptance of the file; empty if nothing was."""
+        if row["case"] == "plain":
+            return row
+        return next((one for one in row.get("measured", ()) if one["acceptance"] == self.at), {})
+
+    def ms(self, row: Row | None) -> float | None:
+        """Return the measured milliseconds per token of a row."""
+        return None if row is None else self.measured(row).get("ms")
+
+    def factor(self, key: Key, case: str) -> float | None:
+        """Return the measured speed-up of a case over plain decoding."""
+        plain, own = (self.ms(self.rows[key].get(name)) for name in ("plain", case))
+        return None if plain is None or own is None else plain / own
+
+    def points(self) -> list[Key]:
+        """Return the points at which QuantSpec and plain decoding were measured: by batch, model and context."""
+        known = [key for key in self.rows if self.factor(key, "quantspec") is not None]
+        return sorted(known, key=lambda key: (key[1], key[0], key[2]))
+
+
+def name(key: Key) -> str:
+    """Return a point as text: ``7B, 32k``, with the batch if it is not 1."""
+    model, batch, context = key
+    text = f"{MODELS.get(model, model)}, {length(context)}"
+    return text if batch == 1 else f"{text}, batch {batch}"
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table whose columns but the first are right-aligned."""
+    rule = "|:--|" + "--:|" * (len(head) - 1)
+    return [f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(line)} |" for line in lines)]
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Return a number as text; a dash for None."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def speeds(results: Results) -> list[str]:
+    """Return the table of speed-ups by case: a line for each point."""
+    lines = []
+    for key in results.points():
+        cases = results.rows[key]
+        best = results.measured(cases["quantspec"])
+        figures = [number(results.ms(cases["plain"])), number(best["ms"]), str(best["gamma"])]
+        lines.append([name(key), *figures, *(number(results.factor(key, case)) for case in CASES)])
+    head = ("", "bf16, ms", "QuantSpec, ms", "γ", *(f"{title}, x" for title in CASES.values()))
+    return table(head, lines)
+
+
+def parts(results: Results) -> list[str]:
+    """Return the table of the parts of a round at the best gamma, and of expected and measured speed-up."""
+    lines = []
+    for key in results.points():
+        row = results.rows[key]["quantspec"]
+        best, plain = results.measured(row), results.ms(results.rows[key]["plain"])
+        expected = next(
+            (c["ms"] for c in row["grid"] if (c["acceptance"], c["gamma"]) == (results.at, best["gamma"])), None
+        )
+        figures = [best.get(f"{part}_ms") for part in ("draft", "verify", "sampling", "flush")]
+        factors = [None if expected is None or plain is None else plain / expected, results.factor(key, "quantspec")]
+        lines.append([name(key), *(number(figure, 3) for figure in figures), *map(number, factors)])
+    names = ("one draft", "verification", "rest of a round", "flushes per token")
+    return table(("", *(f"{title}, ms" for title in names), "expected, x", "measured, x"), lines)
+
+
+def peaks(results: Results) -> list[str]:
+    """Return the table of peak memory while decoding, weights included, in GiB."""
+    lines = []
+    for key in results.points():
+        rows = [results.rows[key].get(case) for case in ("plain", *CASES)]
+        peaks = [row.get("peak") if row else None for row in rows]
+        lines.append([name(key), *(number(None if peak is None else peak / 2**30, 1) for peak in peaks)])
+    return table(("", "bf16", *CASES.values()), lines)
+
+
+def grid(results: Results, key: Key) -> list[str]:
+    """Return the speed-ups of a point by acceptance and gamma; an asterisk marks times between measured gammas."""
+    row, plain = results.rows[key]["quantspec"], results.ms(results.rows[key]["plain"])
+    assert plain is not None
+    gammas = sorted({cell["gamma"] for cell in row["grid"]})
+    cells = {(cell["acceptance"], cell["gamma"]): cell for cell in row["grid"]}
+    lines = []
+    for acceptance in sorted({cell["acceptance"] for cell in row["grid"]}):
+        mine = [cells[acceptance, gamma] for gamma in gammas]
+        shown = [number(plain / cell["ms"]) + ("*" if cell["times"] == "interpolated" else "") for cell in mine]
+        seen = next((one for one in row["measured"] if one["acceptance"] == acceptance), None)
+        measured = "-" if seen is None else f"{plain / seen['ms']:.2f} (γ {seen['gamma']})"
+        lines.append([f"{acceptance:.2f}", *shown, measured])
+    return table((name(key), *(f"γ {gamma}" for gamma in gammas), "measured"), lines)
+
+
+def text(results: Results) -> str:
+    """Return all tables as the file tables.md."""
+    at = f"{results.at:g}"
+    sections = [
+        "# Speculative decoding at a forced acceptance",
+        "Written by `python -m experiments.speculation --write`. Random weights; drafts are accepted by chance with "
+        f"probability {at}, where nothing else is said. x: speed-up over captured and compiled bf16 steps in the same "
+        "run.",
+        "## Speed-ups",
+        "\n".join(speeds(results)),
+        "## Parts of a round at the best γ",
+        "\n".join(parts(results)),
+        "## Peak memory while decoding, GiB",
+        "\n".join(peaks(results)),
+        "## Speed-up by acceptance and γ",
+        "From the measured times of the parts; *: interpolated between measured γ. Last column: measured over blocks "
+        "of tokens with the best γ.",
+        *("\n".join(grid(results, key)) for key in results.points()),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the tables, or write them with ``--write``; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.speculation")
+    parser.add_argument("--write", action="store_true", help="write tables.md and the table of docs/speed.md")
+    args = parser.parse_args(argv)
+    results = Results()
+    if not results.points():
+        print(f"{FOLDER} has no file with both QuantSpec and plain decoding", file=sys.stderr)
+        return 1
+    if not args.write:
+        print(text(results))
+        return 0
+    atomic.write(FOLDER / "tables.md", text(results).encode())
+    page = PAGE.read_text(encoding="utf-8")
+    before, after = page.split(BEGIN)[0], page.split(END)[1]
+    atomic.write(PAGE, "\n".join([before + BEGIN, *speeds(results), END + after]).encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
