@@ -177,7 +177,7 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
     quantizer = segment.quantizer
     kind, window = kind_of(quantizer), window_of(quantizer)
     group = quantizer.group_size or channels
-    if quantizer.bits not in (2, 4, 8) or (quantizer.bits == 8 and kind == "atom"):
+    if quantizer.bits == 8 and kind == "atom":
         raise NotServed(f"no kernel reads {quantizer.bits}-bit codes")
     if group not in GROUPS and not window:
         raise NotServed(f"no kernel reads groups of {group}")

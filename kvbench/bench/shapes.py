@@ -87,6 +87,8 @@ FORMATS: dict[str, Layer] = {
     "int4_g64": Layer((affine(4, 64, None),)),
     "int4_g32": Layer((affine(4, 32, 32),)),
     "int8": Layer((_HIERARCHICAL,)),
+    "int3_g128": Layer((affine(3, 128, None),)),
+    "int3_g32": Layer((affine(3, 32, 32),)),
     "int2_g128": Layer((affine(2, 128, None),)),
     "int2_g32": Layer((affine(2, 32, 32),)),
     "atom4": Layer((_token("atom", 4),)),

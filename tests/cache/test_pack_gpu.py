@@ -20,8 +20,8 @@ pytestmark = [
 ]
 ALL = slice(None)
 FORMATS = [
-    *[(AffineQuantizer(bits, group), "key") for bits in (2, 4, 8) for group in (16, 32, 64, 128)],
-    *[(AffineQuantizer(bits, group, "token"), "value") for bits in (2, 4, 8) for group in (32, 64, None)],
+    *[(AffineQuantizer(bits, group), "key") for bits in (2, 3, 4, 8) for group in (16, 32, 64, 128)],
+    *[(AffineQuantizer(bits, group, "token"), "value") for bits in (2, 3, 4, 8) for group in (32, 64, None)],
     (AffineQuantizer(4, 32), "value"),
     (AffineQuantizer(2, 32, "token"), "key"),
     (WindowedQuantizer(2, 64, 64), "key"),

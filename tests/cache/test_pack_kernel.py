@@ -51,6 +51,11 @@ FORMATS = [
     (AffineQuantizer(2, 64), "value"),
     (WindowedQuantizer(2, 128, 64), "key"),
     (AffineQuantizer(8, 32), "key"),
+    (AffineQuantizer(3, 32), "key"),
+    (AffineQuantizer(3, 128), "key"),
+    (AffineQuantizer(3, None, "token"), "value"),
+    (AffineQuantizer(3, 32, "token"), "key"),
+    (AtomQuantizer(3, None, "token"), "value"),
     (AffineQuantizer(4, None, "token"), "value"),
     (AffineQuantizer(2, 32, "token"), "value"),
     (HierarchicalQuantizer(64), "key"),
@@ -84,7 +89,10 @@ def test_a_token_alone_is_packed_by_programs_of_one_word_row(quantizer, side):
     form = served(new(quantizer, side, many), many)
     assert isinstance(form, Form)
     single, first, count = programs(form, 128 + 37, 1)
-    assert (single.rows, count) == (1, 1) and first == 37 % word_rows(quantizer.bits)
+    if quantizer.bits == 3:  # whose words of 1 bit hold tokens of two rows
+        assert (single, first, count) == (form, 0, form.parts)
+    else:
+        assert (single.rows, count) == (1, 1) and first == 37 % word_rows(quantizer.bits)
     assert programs(form, 120, 16) == (form, 0, 2 * form.parts)
 
 
@@ -173,7 +181,7 @@ def test_a_value_that_is_not_finite_is_named_by_its_place(bad, dtype, quantizer,
 def test_what_the_kernel_does_not_serve_takes_the_other_way():
     x = tokens(96, 64, torch.float16)
     for quantizer, reason in (
-        (AffineQuantizer(3, 32), "3-bit"),
+        (WindowedQuantizer(3, 42), "3-bit"),
         (AffineQuantizer(4, 48), "groups of 48"),
         (WindowedQuantizer(2, 13, 8), "windows of 13"),
     ):

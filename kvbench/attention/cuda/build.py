@@ -25,8 +25,13 @@ PARTS = (
     "scores.cuh",
     "softmax.cuh",
     "values.cuh",
+    "walk.cuh",
+    "queries.cuh",
+    "merge.cuh",
     "decode.cu",
 )
+#: largest number of CTAs that share the tokens of a head: the last one keeps a weight for each in shared memory
+MOST_SPLITS = 128
 #: bytes of shared memory that a CTA may have (sm_90)
 SHARED = 227 * 1024
 
@@ -66,11 +71,13 @@ class Build:
     resident: int
     softcap: bool = False
     sinks: int = 0
+    blocks: int = 1
+    shares: int = 1
 
     @property
     def rows(self) -> int:
         """Largest number of query rows that a CTA can serve."""
-        return 4 if self.one_column else 8 * self.team
+        return 4 if self.one_column else 8 * self.blocks * (self.team // self.shares)
 
     @property
     def warps(self) -> int:
@@ -91,8 +98,11 @@ class Build:
     @property
     def shared(self) -> int:
         """Dynamic shared memory of a CTA in bytes."""
-        queries = (2 if self.bf16 else 1) * self.team * self.channels // 16 * 256
-        return max(queries + self.teams * self.stages * self.slot, self.teams * self.rows * self.channels * 4, 16384)
+        rows = self.rows if not self.one_column else 8
+        queries = (2 if self.bf16 else 1) * rows * self.channels * 2
+        merged = self.teams * self.shares * self.rows * self.channels * 4
+        weights = self.rows * (MOST_SPLITS + 1) * 4
+        return max(queries + self.teams * self.stages * self.slot, merged, weights)
 
     def macros(self) -> str:
         """Return the macro definitions that must precede the kernel's source."""
@@ -103,6 +113,8 @@ class Build:
         values = {
             "D": self.channels,
             "TEAM": self.team,
+            "SHARES": self.shares,
+            "NT": self.blocks,
             "ONECOL": int(self.one_column),
             "BF16": int(self.bf16),
             "TEAMS": self.teams,
@@ -160,20 +172,9 @@ def build(
         team -= 1  # the same number of CTAs with fewer rows each
     # as measured on an H200: two CTAs per multiprocessor if the rings of both fit, else one with more teams
     options = [(4, 2, 1), (2, 2, 1)] if team > 1 else [(4, 2, 2), (8, 2, 1), (6, 2, 1), (4, 2, 1), (2, 2, 1)]
-    chosen = dict(tuning)
     for teams, stages, resident in options:
-        candidate = Build(
-            channels,
-            team,
-            rows <= 4,
-            bf16,
-            phases,
-            chosen.get("teams", teams),
-            chosen.get("stages", stages),
-            chosen.get("resident", resident),
-            softcap,
-            sinks,
-        )
+        values = {"team": team, "teams": teams, "stages": stages, "resident": resident, **dict(tuning)}
+        candidate = Build(channels, one_column=rows <= 4, bf16=bf16, phases=phases, softcap=softcap, sinks=sinks, **values)
         if (candidate.shared + 1024) * candidate.resident <= (shared if resident == 1 else min(shared, 160 * 1024)):
             break
     return candidate

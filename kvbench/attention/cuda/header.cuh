@@ -7,14 +7,17 @@
 // the tensor cores by ldmatrix straight from the storage order of kvbench/cache/segments/layout.py; no other
 // order exists.
 //
-// A team of TEAM warps reads the same tiles through one ring of slots, each warp for 8 query rows of its own.
+// A team of TEAM warps reads the same tiles through one ring of slots. SHARES of them serve the same query rows and
+// divide the tokens of each tile; a warp serves NT blocks of 8 rows, for all of which it unpacks a code once.
 //
 // Compiled by nvrtc with these macros (Build.macros of kvbench/attention/cuda/build.py):
 //   D            channels of a head, of keys and of values: 64 or 128
-//   TEAM         warps that share a ring: blocks of 8 query rows that a CTA serves
-//   ONECOL       1: at most 4 rows, in the even columns, so that odd columns cost nothing (TEAM 1)
+//   TEAM         warps that share a ring
+//   SHARES       warps of a team that divide the tokens of a tile between them: 1 or 2
+//   NT           blocks of 8 query rows that a warp serves
+//   ONECOL       1: at most 4 rows, in the even columns, so that odd columns cost nothing (TEAM 1, NT 1)
 //   TEAMS        teams of a CTA; each walks tiles of its own, and they are merged in shared memory
-//   STAGES       slots of a team's ring: 2, one that is read while the other is filled
+//   STAGES       slots of a team's ring: 2 or 3, one that is read while the others are filled
 //   MINB         CTAs that a multiprocessor must hold: bounds the registers of a thread
 //   BF16         1: exact segments, query and output are bf16; 0: fp16
 //   NPHASES      phases of the layer
@@ -23,8 +26,8 @@
 //   SOFTCAP      1: scores are capped
 //   SINKS        each query head has one more logit, 1: of the query's type, 2: fp32; 0: none
 //
-// Template parameters that recur: P, a phase; MT, tiles of 16 tokens (rows of a matrix instruction) in a block of
-// tokens; BITS, of a code; F, a field of a word. A lane is (g, t) = (lane >> 2, lane & 3): of a result of mma.m16n8k16
+// Template parameters that recur: P, a phase; MT, blocks of 16 tokens (rows of a matrix instruction) that a warp takes
+// of a tile, and `part` which ones (SHARES 2: block 2 m + part is its m-th); BITS, of a code; F, a field of a word. A lane is (g, t) = (lane >> 2, lane & 3): of a result of mma.m16n8k16
 // it holds rows g and g + 8 in columns 2t and 2t + 1, as {(g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)}.
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -38,8 +41,10 @@ enum { CHANNEL = 0, TOKEN = 1 };
 constexpr int PH[NPHASES][8] = PHASE_TABLE;
 constexpr int KS = D / 16;          // steps of 16 channels
 constexpr int NC = ONECOL ? 1 : 2;  // columns of a lane that hold query rows
-constexpr int WARPS = TEAM * TEAMS, ROWS = ONECOL ? 4 : 8 * TEAM;
+constexpr int WARPS = TEAM * TEAMS, ROWS = ONECOL ? 4 : 8 * NT * (TEAM / SHARES);
+constexpr int STREAMS = TEAMS * SHARES;  // warps that have a running softmax of the same query rows
 constexpr int QUERY = KS * 256;  // bytes of 8 query rows
+constexpr int QUERIES = (BF16 ? 2 : 1) * QUERY;  // the same in the types that products need
 constexpr float OFFSET = 14.f;   // probabilities are at most 2^14: small ones stay normal in fp16
 
 // Buffers of one phase; packed by `pack` of kvbench/attention/cuda/decode.py. Exact segments use kw and vw alone.

@@ -38,11 +38,14 @@ __device__ __forceinline__ void copy_exact(u32 slot, const u8* from, int begin, 
   }
 }
 
-// Copies one plane of a tile's words, permuted for ldmatrix. KEYS: rows of 2 D bytes, else rows of value words.
-template <bool KEYS, int BITS>
+// Copies ROWS rows of a plane of key words (2 D bytes each) or D rows of a plane of value words (2 ROWS bytes each),
+// permuted for ldmatrix; rows of 16 bytes need no permutation.
+template <bool KEYS, int BITS, int ROWS>
 __device__ __forceinline__ void copy_plane(u32 slot, const u8* from, int id) {
-  constexpr int UNITS = KEYS ? D / 8 : rows_of(BITS) / 8;  // 16-byte units of a row
-  if constexpr (TEAM == 1) {
+  constexpr int UNITS = KEYS ? D / 8 : ROWS / 8, BYTES = ROWS * D * 2;  // UNITS: of 16 bytes in a row
+  if constexpr (UNITS == 1) {
+    copy_run<BYTES>(slot, from, id);
+  } else if constexpr (TEAM == 1) {
     // the swizzle of a thread's units: constant for values, and for keys it changes by a constant from unit to unit
     const u32 first = slot + (KEYS ? wide(id / UNITS, id % UNITS) : narrow<BITS>(id / UNITS, id % UNITS));
     constexpr int STEP = 32 / UNITS;  // rows from one unit of a thread to its next
@@ -50,12 +53,21 @@ __device__ __forceinline__ void copy_plane(u32 slot, const u8* from, int id) {
 #pragma unroll
     for (int i = 0; i < (KEYS ? 8 / STEP : 1); i++)
       turned[i] = slot + (KEYS ? (first - slot) ^ ((i * STEP) << 4) : first - slot);
-    spread<plane_bytes(BITS) / 16>(from, id, [&](int i, int c) { return turned[KEYS ? i % (8 / STEP) : 0] + i * 512; });
+    spread<BYTES / 16>(from, id, [&](int i, int c) { return turned[KEYS ? i % (8 / STEP) : 0] + i * 512; });
   } else {
-    spread<plane_bytes(BITS) / 16>(from, id, [&](int i, int c) {
+    spread<BYTES / 16>(from, id, [&](int i, int c) {
       return slot + (KEYS ? wide(c / UNITS, c % UNITS) : narrow<BITS>(c / UNITS, c % UNITS));
     });
   }
+}
+
+// Copies the planes of a tile's words.
+template <bool KEYS, int BITS>
+__device__ __forceinline__ void copy_codes(u32 slot, const u8* first, const u8* second, i64 tile, int id) {
+  copy_plane<KEYS, BITS, rows_of(BITS)>(slot, first + tile * plane_bytes(BITS), id);
+  if constexpr (second_bytes(BITS) > 0)
+    copy_plane<KEYS, BITS, second_bytes(BITS) / (2 * D)>(slot + plane_bytes(BITS), second + tile * second_bytes(BITS),
+                                                         id);
 }
 
 // Starts the copies of item PART of a tile of phase P: its keys (one item, or runs of 32 exact ones), then its values.
@@ -67,8 +79,7 @@ __device__ __forceinline__ void issue(const Phase& ph, const Range& r, i64 bh, i
   if constexpr (PART < S::KI) {
     if constexpr (S::KP) {
       const i64 t = bh * ph.kcap + r.first_k / 128 + tile;
-      copy_plane<true, S::KB>(slot, ph.kw + t * plane_bytes(S::KB), id);
-      if constexpr (S::KB == 8) copy_plane<true, 8>(slot + plane_bytes(8), ph.kw2 + t * plane_bytes(8), id);
+      copy_codes<true, S::KB>(slot, ph.kw, ph.kw2, t, id);
       copy_run<S::KPARAM>(slot + S::KCODES, ph.ks + t * S::KPARAM, id);
       copy_run<S::KPARAM>(slot + S::KCODES + S::KPARAM, ph.km + t * S::KPARAM, id);
     } else {
@@ -78,8 +89,7 @@ __device__ __forceinline__ void issue(const Phase& ph, const Range& r, i64 bh, i
   } else {
     if constexpr (S::VP) {
       const i64 t = bh * ph.vcap + r.first_v / 128 + tile;
-      copy_plane<false, S::VB>(slot, ph.vw + t * plane_bytes(S::VB), id);
-      if constexpr (S::VB == 8) copy_plane<false, 8>(slot + plane_bytes(8), ph.vw2 + t * plane_bytes(8), id);
+      copy_codes<false, S::VB>(slot, ph.vw, ph.vw2, t, id);
       copy_run<S::VPARAM>(slot + S::VCODES, ph.vs + t * S::VPARAM, id);
       copy_run<S::VPARAM>(slot + S::VCODES + S::VPARAM, ph.vm + t * S::VPARAM, id);
     } else {

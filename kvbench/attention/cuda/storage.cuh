@@ -13,24 +13,62 @@ __device__ __forceinline__ void each(Fn&& fn) {
 }
 
 // ---- storage -------------------------------------------------------------------------------------------------------
-CONST int fields_of(int bits) { return bits == 2 ? 8 : 4; }    // 8 bits: two planes of 4
-CONST int rows_of(int bits) { return 128 / fields_of(bits); }  // word rows of a tile
+CONST int fields_of(int bits) { return bits == 2 || bits == 3 ? 8 : 4; }  // of the first plane: 2 or 4 bits
+CONST int rows_of(int bits) { return 128 / fields_of(bits); }             // its word rows of a tile
 CONST int plane_bytes(int bits) { return rows_of(bits) * D * 2; }
-CONST int planes_of(int bits) { return bits == 8 ? 2 : 1; }
+// bytes of the second plane: 8 bits have two of 4; 3 bits have one of 2 and one of 1, which has 8 word rows
+CONST int second_bytes(int bits) { return bits == 8 ? plane_bytes(8) : bits == 3 ? 8 * D * 2 : 0; }
+CONST int code_bytes(int bits) { return plane_bytes(bits) + second_bytes(bits); }
 // bits below a field's code once the word is shifted: the code is read as code * 2^(low - 24)
-CONST int low_of(int bits, int f) { return bits == 2 ? 2 * (f & 3) : bits == 4 ? 4 * (f & 1) : 0; }
+CONST int low_of(int bits, int f) { return fields_of(bits) == 8 ? 2 * (f & 3) : bits == 4 ? 4 * (f & 1) : 0; }
 CONST float pow2(int e) { return e >= 0 ? (float)(1ll << e) : 1.f / (float)(1ll << -e); }
 
 // Codes of field F of two neighbouring words as two fp16 numbers of value code * 2^(low_of(BITS, F) - 24).
-// w: a pair of words, of the upper plane where codes have 8 bits; lower: the same pair of the lower plane.
-template <int BITS, int F>
-__device__ __forceinline__ u32 field(u32 w, u32 lower) {
+// w: a pair of words of the first plane; second: a pair of words of the second plane; with 3 bits, that plane's fields
+// 2 F and 2 F + 1 hold the last bits of field F's first and second eight tokens, of which E says the one.
+template <int BITS, int F, int E>
+__device__ __forceinline__ u32 field(u32 w, u32 second) {
   if constexpr (BITS == 2) return (F < 4 ? w : w >> 8) & (0x00030003u << (2 * (F & 3)));
   if constexpr (BITS == 4) return (F < 2 ? w : w >> 8) & (0x000f000fu << (4 * (F & 1)));
-  // upper nibble from w, lower nibble from `lower`; fields 0 and 2 share a select, so do 1 and 3
-  u32 both =
-      F & 1 ? ((w & 0xf0f0f0f0u) | ((lower >> 4) & 0x0f0f0f0fu)) : (((w << 4) & 0xf0f0f0f0u) | (lower & 0x0f0f0f0fu));
+  if constexpr (BITS == 3) {
+    // the upper two bits move to 2 F + {1, 2} and the last to 2 F; fields of equal parity share a select
+    const u32 upper = F < 4 ? w << 1 : w >> 7, last = second >> (E + (F < 4 ? 0 : 8));
+    const u32 both = F & 1 ? ((upper & 0x99999999u) | (last & 0x66666666u))
+                           : ((upper & 0x66666666u) | (last & 0x99999999u));
+    return both & (0x00070007u << (2 * (F & 3)));
+  }
+  // upper nibble from w, lower nibble from `second`; fields 0 and 2 share a select, so do 1 and 3
+  u32 both = F & 1 ? ((w & 0xf0f0f0f0u) | ((second >> 4) & 0x0f0f0f0fu))
+                   : (((w << 4) & 0xf0f0f0f0u) | (second & 0x0f0f0f0fu));
   return __byte_perm(both, 0, F < 2 ? 0x4240 : 0x4341);
+}
+// Which word rows and fields a warp takes of a packed tile: all (SHARES 1), or every second block of 16 tokens, as
+// `part` says (SHARES 2). Where a block of 16 word rows holds all of a field's tokens, that is every second field.
+//   BLOCKS   blocks of 16 word rows that the warp reads
+//   STEP     from a field it takes to the next
+//   FIELDS   fields that it takes
+template <int BITS>
+struct Portion {
+  static constexpr int ALL = rows_of(BITS) / 16, BLOCKS = ALL >= SHARES ? ALL / SHARES : 1;
+  static constexpr bool FIELDWISE = ALL < SHARES;
+  static constexpr int STEP = FIELDWISE ? SHARES : 1, FIELDS = fields_of(BITS) / STEP;
+  // block of 16 word rows of the warp's i-th
+  static __device__ __forceinline__ int block(int i, int part) { return FIELDWISE || SHARES == 1 ? i : part; }
+  // shifts words so that the warp's fields are 0, STEP, 2 STEP, ...
+  static __device__ __forceinline__ void align(u32 (&w)[4], int part) {
+    if constexpr (FIELDWISE)
+#pragma unroll
+      for (int i = 0; i < 4; i++) w[i] >>= 2 * part;
+  }
+};
+// Field F of four registers of words as an operand of a matrix instruction. second: as many registers of the second
+// plane; with 3 bits two, whose eight words serve both halves of the tokens.
+template <int BITS, int F, bool KEYS>
+__device__ __forceinline__ void operand(u32 (&c)[4], const u32 (&w)[4], const u32 (&second)[4]) {
+  each<0, 4>([&](auto tag) {
+    constexpr int I = decltype(tag)::value, E = KEYS ? I & 1 : I >> 1;
+    c[I] = field<BITS, F, E>(w[I], second[BITS == 3 ? (KEYS ? I >> 1 : I & 1) : I]);
+  });
 }
 // Rows lie in shared memory with their 16-byte units permuted (XOR with bits of the row's number), so that the eight
 // rows that an ldmatrix reads at once lie in different banks.
@@ -39,7 +77,7 @@ __device__ __forceinline__ u32 wide(int row, int unit) { return row * (2 * D) + 
 // the same for value words: rows of 2 NW bytes
 template <int BITS>
 __device__ __forceinline__ u32 narrow(int row, int unit) {
-  if constexpr (BITS == 2) return row * 32 + ((unit ^ ((row >> 2) & 1)) << 4);
+  if constexpr (rows_of(BITS) == 16) return row * 32 + ((unit ^ ((row >> 2) & 1)) << 4);
   return row * 64 + ((unit ^ ((row >> 1) & 3)) << 4);
 }
 
@@ -52,12 +90,12 @@ CONST int most_groups() {
 }
 constexpr int LOWS = most_groups();
 
-// the running softmax of a warp's query rows; lane (g, t) holds columns 2t and 2t + 1
+// the running softmax of a warp's query rows; lane (g, t) holds columns 2t and 2t + 1 of each of NT blocks of 8
 struct State {
-  float top[NC], total[NC];  // largest log2 score; sum of probabilities
-  float low[NC];             // sum of probability * minimum of value group g
-  float acc[KS][4];          // sum of probability * scale * code, times 2^-24: channels 16 a + {g, g + 8}
-  float sl[NC];              // scaling * log2(e) * 2^exponent of the query
+  float top[NT][NC], total[NT][NC];  // largest log2 score; sum of probabilities
+  float low[NT][NC];                 // sum of probability * minimum of value group g
+  float acc[NT][KS][4];              // sum of probability * scale * code, times 2^-24: channels 16 a + {g, g + 8}
+  float sl[NT][NC];                  // scaling * log2(e) * 2^exponent of the query
 };
 
 // How a tile is divided into items, each of which fills one slot of the ring. Exact keys or values of a tile of 128
@@ -66,7 +104,7 @@ struct State {
 //   KP, VP            keys, values are packed
 //   TOKENS            of a tile: 128, or 32 where both sides are exact
 //   KI, VI, ITEMS     items (slots of the ring) that a tile's keys, values, and both take
-//   MT                tiles of 16 tokens in it
+//   MT                blocks of 16 tokens in it that are a warp's: its m-th is block SHARES m + part
 //   KGROUPS, VGROUPS  groups of tokens in a tile of keys; groups of channels in a token's value
 //   KPARAM, VPARAM    bytes of a tile's scales (and again of its minima)
 //   KCODES, VCODES    bytes of a tile's words
@@ -77,13 +115,15 @@ struct Shape {
   static constexpr bool KP = KK != FULL, VP = VK != FULL;
   static constexpr int TOKENS = KP || VP ? 128 : 32;
   static constexpr int KI = KP ? 1 : TOKENS / 32, VI = VP ? 1 : TOKENS / 32, ITEMS = KI + VI;
-  static constexpr int MT = TOKENS / 16;
+  static constexpr int MT = TOKENS / 16 / SHARES;
   static constexpr int KGROUPS = KP && KA == CHANNEL ? 128 / KG : 1;  // groups of tokens in a tile
   static constexpr int KPARAM = KP ? (KA == CHANNEL ? KGROUPS * D * 2 : 128 * (D / KG) * 2) : 0;
-  static constexpr int KCODES = KP ? planes_of(KB) * plane_bytes(KB) : 0;
+  // a tile has one group of keys, so scores are one linear function of the products, which is applied with the exponential
+  static constexpr bool LINEAR = KP && KA == CHANNEL && KGROUPS == 1 && !SOFTCAP;
+  static constexpr int KCODES = KP ? code_bytes(KB) : 0;
   static constexpr int VGROUPS = VP ? D / VG : 1;  // groups of channels in a token
   static constexpr int VPARAM = VP ? 128 * VGROUPS * 2 : 0;
-  static constexpr int VCODES = VP ? planes_of(VB) * plane_bytes(VB) : 0;
+  static constexpr int VCODES = VP ? code_bytes(VB) : 0;
 };
 
 // A line of the table of phases: first token in the key segment, in the value segment, tokens.

@@ -66,6 +66,8 @@ def refuses(query: Tensor, work: Work) -> str | None:
     for key, value in work.phases:
         for side, segment, channels in (("keys", key, work.key_dim), ("values", value, work.value_dim)):
             form = segment.format
+            if form.bits == 3:
+                return "3-bit codes"
             if form.kind != "full" and form.axis == "token" and channels % form.group:
                 return f"groups of {form.group} channels in {side} of {channels}"
         if value.format.kind != "full" and value.format.axis == "channel":

@@ -60,8 +60,6 @@ def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half
     Returns:
         The parameters, or if the kernel does not support the format, the reason as text.
     """
-    if bits not in (2, 4, 8):
-        return f"{bits}-bit codes"
     if group & (group - 1) or not 8 <= group <= TILE:
         return f"groups of {group}"
     all_rows = word_rows(bits)
@@ -70,11 +68,12 @@ def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half
         wide = max((w for w in (16, 32, 64) if channels % w == 0), default=0)
     else:
         wide = max((w for w in (group, 32, 64, 128) if w >= group and channels % w == 0), default=0)
-        rows = min(all_rows, max(ELEMENTS * all_rows // (TILE * wide), 1)) if wide else 0
+        # with 3 bits, a word of the plane of 1 bit holds tokens of two word rows of the plane of 2 bits
+        rows = all_rows if bits == 3 else min(all_rows, max(ELEMENTS * all_rows // (TILE * wide), 1)) if wide else 0
     if not wide:
         return f"heads of {channels} channels"
     # the fewest warps that compile for sm_90 without register spills
-    if kind == "hierarchical" or (not half and (group <= 32 or not by_channel)):
+    if kind == "hierarchical" or bits == 3 or (not half and (group <= 32 or not by_channel)):
         warps = 4
     else:
         warps = 1 if by_channel and group <= rows and half else 2
@@ -112,7 +111,7 @@ def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
 
     In general, these are all programs of every tile that contains one of the tokens. The exception is a single token
     that is quantized per token, such as the value that leaves the full-precision window at each step. It occupies one
-    word row, and only programs for this word row are launched.
+    word row (but with 3 bits, words of two planes), and only programs for this word row are launched.
 
     Args:
         how: compile-time parameters of the kernel.
@@ -123,7 +122,7 @@ def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
         The compile-time parameters to use, how many programs of the tile of token `start` to skip, and how many to
         launch.
     """
-    if count == 1 and not how.by_channel:
+    if count == 1 and not how.by_channel and how.bits != 3:
         one = alone_in_its_row(how)
         across = one.parts * one.rows // word_rows(how.bits)
         return one, start % TILE % word_rows(how.bits) * across, across

@@ -1,9 +1,9 @@
 """Quantizing and packing in one launch: the host code (Triton kernels: ``pack_kernel`` and ``pack_windows``).
 
-The kernels serve fp16 and bf16 tokens on CUDA devices of compute capability 8.0 or newer; codes of 2, 4 and 8 bits from
-the affine, the hierarchical or Atom's quantizer; groups whose size is a power of two, and windows of any length
-(LogQuant's W = 42) in groups of 8 to 64 tokens. Three bits, other groups and fp32 are packed with torch operations
-(`PackedSegment.append`), with the same result.
+The kernels serve fp16 and bf16 tokens on CUDA devices of compute capability 8.0 or newer; codes of 2, 3, 4 and 8 bits
+from the affine, the hierarchical or Atom's quantizer; groups whose size is a power of two, and windows of any length
+(LogQuant's W = 42) in groups of 8 to 64 tokens. Such windows in 3 bits, other groups and fp32 are packed with torch
+operations (`PackedSegment.append`), with the same result.
 """
 
 from __future__ import annotations

@@ -117,8 +117,9 @@ def affine16(x, part0, part1, base0, base1, r0, r1, LEVELS: tl.constexpr):
         high, _ = _affine_twin(high_half(x, True), part1, base1, r1, LEVELS)
         codes = bit_pair(low, high)
     else:
-        # 3, 15 or 255 as a pair of fp16 numbers
-        top: tl.constexpr = 0x42004200 if LEVELS == 3 else (0x4B804B80 if LEVELS == 15 else 0x5BF85BF8)
+        # the largest code (3, 7, 15 or 255) as a pair of fp16 numbers
+        small: tl.constexpr = 0x42004200 if LEVELS == 3 else 0x47004700
+        top: tl.constexpr = small if LEVELS < 15 else (0x4B804B80 if LEVELS == 15 else 0x5BF85BF8)
         args = [x, half_pair(part0, part1), half_pair(-base0, -base1), r0, r1, tl.full(r0.shape, top, tl.int32)]
         codes = tl.inline_asm_elementwise(AFFINE, "=r,r,r,r,f,f,r", args, tl.int32, is_pure=True, pack=1)
     return codes
@@ -218,7 +219,9 @@ def atom16(x, r0, r1, zero0, zero1, LEVELS: tl.constexpr):
         low = _atom_twin(low_half(x, True), r0, zero0, LEVELS)
         codes = bit_pair(low, _atom_twin(high_half(x, True), r1, zero1, LEVELS))
     else:
-        top: tl.constexpr = 0x42004200 if LEVELS == 3 else (0x4B804B80 if LEVELS == 15 else 0x5BF85BF8)
+        # the largest code (3, 7, 15 or 255) as a pair of fp16 numbers
+        small: tl.constexpr = 0x42004200 if LEVELS == 3 else 0x47004700
+        top: tl.constexpr = small if LEVELS < 15 else (0x4B804B80 if LEVELS == 15 else 0x5BF85BF8)
         # -LEVELS (the sign bits set), and 1024 + LEVELS
         least = tl.full(r0.shape, top - 0x80000000 + 0x8000, tl.int32)
         last = tl.full(r0.shape, 0x64006400 + LEVELS * 0x10001, tl.int32)

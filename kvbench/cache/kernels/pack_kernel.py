@@ -121,6 +121,20 @@ def encode(
 
 
 @triton.jit
+def woven(bits):
+    """Combine the lowest bits of 3-bit codes from 16 rows of words into the 8 rows of a plane of 1 bit.
+
+    Args:
+        bits: int32 ``[16, n]``. The bit of field f is bit 2 f (and 2 f + 16, of the neighbouring channel).
+
+    Returns:
+        int32 ``[8, n]``: in row r, bits 2 f are those of row r, bits 2 f + 1 those of row r + 8.
+    """
+    halves = tl.reshape(bits, (2, 8, bits.shape[1]))
+    return tl.sum(halves << tl.arange(0, 2)[:, None, None], 0)  # no bit is in both
+
+
+@triton.jit
 def put_words(
     words, pairs, written, whole, base, row, pair, HEAD_DIM: tl.constexpr, WORD_ROWS: tl.constexpr, VALUE: tl.constexpr
 ):
@@ -204,8 +218,10 @@ def pack_tiles(
         x: pointer to the tokens, ``[rows, H, n, D]``, channels contiguous.
         index: if `INDEXED`, pointer to the indices of the tokens to pack, ``[count]``; else ignored.
         upper_words: pointer to the words of codes, int16 ``[B, H, tiles, ...]``
-            (:class:`kvbench.cache.segments.layout.TileLayout`). For 8-bit codes, the words of their upper nibbles.
-        lower_words: for 8-bit codes, pointer to the words of their lower nibbles; else the same as `upper_words`.
+            (:class:`kvbench.cache.segments.layout.TileLayout`). For 8-bit codes, the words of their upper nibbles; for 3-bit
+            codes, those of their upper two bits.
+        lower_words: for 8-bit codes, pointer to the words of their lower nibbles; for 3-bit codes, to the words of
+            their lowest bits; else the same as `upper_words`.
         scales: pointer to the scales, fp16 ``[B, H, param_rows, ...]``: one for each group of tokens and each channel,
             or one for each token and each group of channels.
         bases: pointer to the minima or zero points, in the dtype and shape of `scales`.
@@ -223,16 +239,16 @@ def pack_tiles(
         param_rows: size of the third dimension of `scales` and `bases`.
         tag: number that identifies the segment in `record`.
         KIND: ``affine``, ``hierarchical`` or ``atom``.
-        BITS: bits of a code: 2, 4 or 8.
+        BITS: bits of a code: 2, 3, 4 or 8.
         BY_CHANNEL: True if a group consists of GROUP tokens of one channel, False if of GROUP channels of one token.
         GROUP: number of elements in a group.
         HEAD_DIM: channels of a head.
         VALUE: True for the word order of values, False for that of keys.
-        ROWS: number of word rows that a program processes (if BY_CHANNEL, all word rows of a tile).
+        ROWS: number of word rows that a program processes (if BY_CHANNEL or with 3 bits, all word rows of a tile).
         CHANNELS: number of channels that a program processes.
         INDEXED: True to pack the tokens listed in `index`, False to pack all tokens of `x`.
     """
-    WIDTH: tl.constexpr = 2 if BITS == 2 else 4
+    WIDTH: tl.constexpr = 2 if BITS < 4 else 4
     FIELDS: tl.constexpr = 16 // WIDTH
     WORD_ROWS: tl.constexpr = 128 // FIELDS
     PAIRS: tl.constexpr = CHANNELS // 2
@@ -262,6 +278,7 @@ def pack_tiles(
     # token of field f, word row r: f * WORD_ROWS + r; all loads are issued before the first use
     values = ()
     written = tl.zeros((ROWS,), tl.int32)
+    lowest = tl.zeros((ROWS,), tl.int32)
     for f in tl.static_range(FIELDS):
         token = tile * 128 + f * WORD_ROWS + word_row
         valid = (token >= start) & (token < stop)
@@ -271,6 +288,7 @@ def pack_tiles(
         where = begin + source[:, None] * stride_token + pair[None, :]
         values = values + (tl.load(where, mask=tl.broadcast_to(valid[:, None], (ROWS, PAIRS)), other=0),)
         written |= tl.where(valid, (FIELD & 0xFFFF) << (f * WIDTH), 0)
+        lowest |= tl.where(valid, 1 << (2 * f), 0)
 
     # words are assembled in registers, field by field, and written once
     upper = tl.zeros((ROWS, PAIRS), tl.int32)
@@ -320,6 +338,9 @@ def pack_tiles(
             )  # fmt: skip
             if BITS == 8 and KIND != "hierarchical":
                 codes = codes >> 4  # plain 8-bit codes are stored as two nibbles, too; `fine` holds the lower one
+            if BITS == 3:
+                lower |= (tl.reshape(codes, (ROWS, PAIRS)) & 0x10001) << ((g * JOINT + j) * WIDTH)
+                codes = codes >> 1
             upper |= (tl.reshape(codes, (ROWS, PAIRS)) & FIELD) << ((g * JOINT + j) * WIDTH)
             if BITS == 8:
                 lower |= (tl.reshape(fine, (ROWS, PAIRS)) & FIELD) << ((g * JOINT + j) * WIDTH)
@@ -330,6 +351,10 @@ def pack_tiles(
     put_words(upper_words, upper, written, whole, words, word_row, pair, HEAD_DIM, WORD_ROWS, VALUE)
     if BITS == 8:
         put_words(lower_words, lower, written, whole, words, word_row, pair, HEAD_DIM, WORD_ROWS, VALUE)
+    if BITS == 3:
+        # fields of 1 bit: a word holds the lowest bits of two word rows, in turn
+        put_words(lower_words, woven(lower), woven(lowest[:, None]).reshape(8), whole, words // 2, tl.arange(0, 8), pair,
+                  HEAD_DIM, 8, VALUE)  # fmt: skip
     if tl.max(tl.max(tl.max(tl.where(odd == 0.0, 0, 1), 2), 1), 0) != 0:
         note(begin, index, record, row, head, tile, start, stop, first_row, tag, stride_token, word_row, pair,
              HEAD_DIM, FIELDS, WORD_ROWS, HALF, INDEXED)  # fmt: skip

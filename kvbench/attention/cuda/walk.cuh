@@ -1,0 +1,130 @@
+// ---- a team's walk over its tiles ----------------------------------------------------------------------------------
+// Waits for the warps of a team (barrier team + 1; barrier 0 is the CTA's).
+__device__ __forceinline__ void team_sync(int team) {
+  if (TEAM == 1) __syncwarp();
+  else asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(TEAM * 32) : "memory");
+}
+
+// Slots are filled in the order in which they are read; `next` is the slot of the item that is read next.
+struct Ring {
+  u32 base;
+  int next;
+  __device__ __forceinline__ u32 slot(int ahead) const {
+    const int i = next + ahead;
+    return base + (i >= STAGES ? i - STAGES : i) * SLOT;
+  }
+  __device__ __forceinline__ void advance() { next = next + 1 == STAGES ? 0 : next + 1; }
+};
+
+// What a team does: in each phase `count` tiles, every step-th from `first` on.
+struct Job {
+  Range range[NPHASES];
+  int first[NPHASES], count[NPHASES];
+  i64 bh;
+  int step;      // teams of a head
+  int id, team;  // thread within the team; team within the CTA
+};
+
+// Token of a phase's first tile with which the phase begins.
+template <int P>
+__device__ __forceinline__ int into(const Range& r) {
+  using S = Shape<P>;
+  return S::KP ? r.first_k & 127 : S::VP ? r.first_v & 127 : 0;
+}
+
+// Tiles are dealt out in turn, phase after phase, so that at any time the teams of a head read neighbouring tiles (with
+// one run of tiles per team they would contend for the same memory channels) and no team has two more than another.
+template <int P>
+__device__ __forceinline__ void deal(Job& job, int turn) {
+  if constexpr (P < NPHASES) {
+    constexpr int TOKENS = Shape<P>::TOKENS;
+    const Range& r = job.range[P];
+    const int n = r.count == 0 ? 0 : (into<P>(r) + r.count + TOKENS - 1) / TOKENS;
+    job.first[P] = turn;
+    job.count[P] = n > turn ? (n - turn + job.step - 1) / job.step : 0;
+    const int left = (turn - n) % job.step;
+    deal<P + 1>(job, left < 0 ? left + job.step : left);
+  }
+}
+
+// Item K of the first tile of the next phase that has any: keeps the ring full across phases.
+template <int P, int K>
+__device__ __forceinline__ void begin_after(const Args& args, const Job& job, u32 slot) {
+  if constexpr (P + 1 < NPHASES) {
+    if (job.count[P + 1] > 0)
+      issue<P + 1, K>(args.phase[P + 1], job.range[P + 1], job.bh, job.first[P + 1], slot, job.id);
+    else begin_after<P + 1, K>(args, job, slot);
+  }
+}
+
+// Walks this team's tiles of phase P: for each, scores of its key items, softmax, products of its value items.
+//   st       the warp's running softmax
+//   ring     slots of the team; on entry the first STAGES - 1 items of the first tile are on their way
+//   queries  the warp's queries in shared memory
+//   row0     first query row of the warp
+//   part     which blocks of 16 tokens of a tile are the warp's
+template <int P>
+__device__ __forceinline__ void run(State& st, const Args& args, const Job& job, Ring& ring, u32 queries, int row0,
+                                    int part, int lane) {
+  using S = Shape<P>;
+  static_assert(STAGES >= 2 && STAGES <= 3 && S::ITEMS >= 2, "begin_after starts with the items of one tile");
+  const Range& r = job.range[P];
+  constexpr bool LAST = P == NPHASES - 1;
+  for (int j = 0; j < job.count[P]; j++) {
+    const int tile = job.first[P] + j * job.step;
+    auto turn = [&](auto tag) {  // waits for this item, and has the one STAGES - 1 later loaded into the slot read last
+      constexpr int AHEAD = decltype(tag)::value + STAGES - 1;
+      wait<STAGES - 2>();
+      team_sync(job.team);
+      if (AHEAD < S::ITEMS || j + 1 < job.count[P])
+        issue<P, AHEAD % S::ITEMS>(args.phase[P], r, job.bh, tile + AHEAD / S::ITEMS * job.step, ring.slot(STAGES - 1),
+                                   job.id);
+      else if constexpr (AHEAD >= S::ITEMS) begin_after<P, AHEAD - S::ITEMS>(args, job, ring.slot(STAGES - 1));
+      commit();
+    };
+    float s[NT][S::MT][4], shrink[NT][NC];
+    u32 p[NT][S::MT][2];
+    Linear linear;
+    each<0, S::KI>([&](auto tag) {
+      turn(tag);
+      if constexpr (S::KP) packed_scores<P, S::MT>(s, linear, ring.slot(0), queries, st, part, lane);
+      else
+        exact_scores<2 / SHARES * decltype(tag)::value, S::MT>(s, ring.slot(0), queries + (BF16 ? QUERY : 0), st, part,
+                                                               lane);
+      ring.advance();
+    });
+    if constexpr (SOFTCAP) capped<S::MT>(s, args.cap);
+    // only the ends of a phase, and the newest tokens of a step of several, need a mask
+    const int lo = into<P>(r) - tile * S::TOKENS, until = lo + r.count;
+    if (lo > 0 || until < S::TOKENS || (LAST && args.qlen > 1)) {
+      int hi[NT][NC];
+#pragma unroll
+      for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int c = 0; c < NC; c++) {
+          const int r = row0 + 8 * n + (ONECOL ? lane & 3 : 2 * (lane & 3) + c);
+          hi[n][c] = LAST ? until - args.qlen + 1 + r % args.qlen : until;
+        }
+      hide<S::MT>(s, lo, hi, part, lane);
+    }
+    weigh<P, S::MT>(st, s, linear, p, shrink);
+    each<S::KI, S::ITEMS>([&](auto tag) {
+      turn(tag);
+      if constexpr (S::VP) packed_values<P, S::MT>(st, p, shrink, ring.slot(0), part, lane);
+      else
+        exact_values<2 / SHARES * (decltype(tag)::value - S::KI), S::MT>(st, p, shrink, ring.slot(0), part, lane);
+      ring.advance();
+    });
+  }
+}
+
+// run() for phase P and those after it: a loop over constants.
+template <int P>
+__device__ __forceinline__ void run_all(State& st, const Args& args, const Job& job, Ring& ring, u32 queries, int row0,
+                                        int part, int lane) {
+  if constexpr (P < NPHASES) {
+    run<P>(st, args, job, ring, queries, row0, part, lane);
+    run_all<P + 1>(st, args, job, ring, queries, row0, part, lane);
+  }
+}
+
