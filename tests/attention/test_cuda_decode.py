@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.attention.cuda import build as cuda_build
+from kvbench.attention.cuda import config
 from kvbench.attention.cuda import decode as cuda_decode
 from kvbench.attention.phases import Format
 from kvbench.attention.synthetic import FULL, Piece, error, exact, layer
@@ -14,10 +14,14 @@ gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+#: shared memory of a CTA on an H200
+H200 = 227 * 1024
 #: key format, value format; a group of 0 channels is the whole head
 FORMATS = {
     "int4 G128": (("affine", 4, "channel", 128), ("affine", 4, "token", 0)),
     "int4 G32 V32": (("affine", 4, "channel", 32), ("affine", 4, "token", 32)),
+    "int3 G128": (("affine", 3, "channel", 128), ("affine", 3, "token", 0)),
+    "int3 G32 V64": (("affine", 3, "channel", 32), ("affine", 3, "token", 64)),
     "int2 G64 V64": (("affine", 2, "channel", 64), ("affine", 2, "token", 64)),
     "int2 G32 V32": (("affine", 2, "channel", 32), ("affine", 2, "token", 32)),
     "int8 two nibbles": (("hierarchical", 8, "channel", 128), ("hierarchical", 8, "token", 0)),
@@ -62,22 +66,17 @@ def wrong(work, q, **kwargs):
 class TestBuild:
     def test_query_rows_decide_the_team(self):
         pair = (tuple(formats("int4 G128")), (FULL, FULL))
-        teams = {rows: cuda_build.build(pair, 128, rows, True).team for rows in (1, 4, 5, 8, 9, 20, 24, 36, 72)}
-        assert teams == {1: 1, 4: 1, 5: 1, 8: 1, 9: 2, 20: 3, 24: 3, 36: 3, 72: 3}
-        assert cuda_build.build(pair, 128, 4, True).one_column
-        assert not cuda_build.build(pair, 128, 5, True).one_column
-
-    @pytest.mark.parametrize("name", FORMATS)
-    @pytest.mark.parametrize("rows", [1, 5, 20])
-    def test_rings_fit_into_shared_memory(self, name, rows):
-        made = cuda_build.build((tuple(formats(name)), (FULL, FULL)), 128, rows, True)
-        assert (made.shared + 1024) * made.resident <= 228 * 1024
-        assert made.warps * 32 <= 1024
+        chosen = {rows: config.build(pair, 128, rows, True, H200) for rows in (1, 4, 5, 8, 9, 20, 24, 28, 36, 72)}
+        assert {rows: made.rows for rows, made in chosen.items()} == {
+            1: 4, 4: 4, 5: 8, 8: 8, 9: 16, 20: 24, 24: 24, 28: 32, 36: 48, 72: 48
+        }  # fmt: skip
+        assert {rows for rows, made in chosen.items() if made.one_column} == {1, 4}
+        assert {rows for rows, made in chosen.items() if made.shares == 2} == {9, 20, 24, 28, 36, 72}
 
     def test_a_slot_holds_codes_and_parameters(self):
         # 128 tokens x 128 channels at 4 bits, and scale and minimum of 128 channels: performance notes, 4.1
-        assert cuda_build.slot_bytes(Format("affine", 4, "channel", 128), 128) == 8192 + 512
-        assert cuda_build.slot_bytes(Format("affine", 4, "token", 32), 128) == 8192 + 2 * 128 * 4 * 2
+        assert config.slot_bytes(Format("affine", 4, "channel", 128), 128) == 8192 + 512
+        assert config.slot_bytes(Format("affine", 4, "token", 32), 128) == 8192 + 2 * 128 * 4 * 2
 
     @pytest.mark.parametrize(
         ("lines", "tiles", "splits"),

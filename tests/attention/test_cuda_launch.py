@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from kvbench.attention.cuda import build as cuda_build
+from kvbench.attention.cuda import config
 from kvbench.attention.cuda import decode as cuda_decode
 from kvbench.attention.logits import Logits
 from kvbench.attention.phases import Format
 from kvbench.attention.synthetic import FULL, Piece, layer
 
+#: shared memory of a CTA on an H200
+H200 = 227 * 1024
 KEY, VALUE = Format("affine", 4, "channel", 64), Format("affine", 4, "token", 64)
 
 
@@ -57,25 +60,29 @@ def test_what_it_cannot_read_is_refused(compiles: list[Any], monkeypatch: pytest
 def test_a_configuration_is_the_fastest_that_fits() -> None:
     """Two CTAs a multiprocessor if both rings fit into 160 KiB, else one with more teams."""
     packed = ((Format("affine", 4, "channel", 128), Format("affine", 4, "token", 128)),)
-    made = cuda_build.build(packed, 128, 1, True)
+    made = config.build(packed, 128, 1, True, H200)
     assert (made.team, made.teams, made.stages, made.resident, made.rows, made.warps) == (1, 4, 2, 2, 4, 4)
     assert made.slot == 8704 and made.shared == 2 * 128 // 16 * 256 + 4 * 2 * 8704
-    assert cuda_build.build(packed, 128, 1, False).shared == 128 // 16 * 256 + 4 * 2 * 8704
-    full = cuda_build.build(((FULL, FULL),), 64, 1, False)
-    assert full.slot == 32 * 64 * 2 and full.rows == 4 and cuda_build.slot_bytes(FULL, 64) == 0
+    assert config.build(packed, 128, 1, False, H200).shared == 128 // 16 * 256 + 4 * 2 * 8704
+    full = config.build(((FULL, FULL),), 64, 1, False, H200)
+    assert full.slot == 32 * 64 * 2 and full.rows == 4 and config.slot_bytes(FULL, 64) == 0
     eight = ((Format("affine", 8, "channel", 32), Format("affine", 8, "token", 32)),)  # slots of 18 KiB
-    wide = cuda_build.build(eight, 128, 5, True)
+    wide = config.build(eight, 128, 5, True, H200)
     assert (wide.teams, wide.resident, wide.rows) == (6, 1, 8)
-    assert [cuda_build.build(packed, 128, rows, True).team for rows in (9, 16, 17, 25, 33)] == [2, 2, 3, 2, 3]
-    tuned = cuda_build.build(packed, 128, 9, True, (("teams", 2), ("stages", 3), ("resident", 1)))
+    several = {rows: config.build(packed, 128, rows, True, H200) for rows in (9, 16, 17, 25, 33)}
+    assert {rows: (some.team, some.shares, some.blocks) for rows, some in several.items()} == {
+        9: (2, 2, 2), 16: (2, 2, 2), 17: (2, 2, 3), 25: (4, 2, 2), 33: (4, 2, 3)
+    }  # fmt: skip
+    tuned = config.build(packed, 128, 9, True, H200, (("teams", 2), ("stages", 3), ("resident", 1)))
     assert (tuned.team, tuned.teams, tuned.stages, tuned.resident, tuned.rows) == (2, 2, 3, 1, 16)
-    small = cuda_build.build(packed, 128, 9, True, shared=40 * 1024)
-    assert (small.teams, small.resident) == (2, 1)  # the last resort
-    lines = cuda_build.build(packed, 128, 4, True, softcap=True, sinks=2).macros().splitlines()
+    small = config.build(packed, 128, 9, True, 40 * 1024)
+    assert (small.teams, small.resident) == (1, 1)  # the last resort
+    lines = config.build(packed, 128, 4, True, H200, softcap=True, sinks=2).macros().splitlines()
     assert lines == [
         f"#define {name} {value}"
         for name, value in (
-            ("D", 128), ("TEAM", 1), ("ONECOL", 1), ("BF16", 1), ("TEAMS", 4), ("STAGES", 2), ("MINB", 2),
+            ("D", 128), ("TEAM", 1), ("SHARES", 1), ("NT", 1), ("ONECOL", 1), ("BF16", 1),
+            ("TEAMS", 4), ("STAGES", 2), ("MINB", 2),
             ("SLOT", 8704), ("SOFTCAP", 1), ("SINKS", 2), ("NPHASES", 1),
             ("PHASE_TABLE", "{{1, 4, 0, 128, 1, 4, 1, 128}}"),
         )
@@ -84,7 +91,7 @@ def test_a_configuration_is_the_fastest_that_fits() -> None:
 
 def test_the_source_is_all_of_its_files_in_order() -> None:
     text = cuda_build.source()
-    assert text.index("struct Args") < text.index("decode(") and len(cuda_build.PARTS) == 8
+    assert text.index("struct Args") < text.index("decode(") and len(cuda_build.PARTS) == 11
 
 
 @pytest.mark.parametrize("splits", [None, 3, 500, 0])

@@ -1,6 +1,7 @@
 // ---- the kernel: grid (splits, B * H, blocks of ROWS query rows)
 extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __grid_constant__ Args args) {
-  extern __shared__ __align__(128) u8 memory[];  // queries, then the rings
+  wait_for_previous();
+  u8* memory = shared_memory();  // queries, then the rings
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, team = warp / TEAM, rank = warp % TEAM,
             part = SHARES == 1 ? 0 : rank % SHARES, stream = team * SHARES + part;
   const int bh = blockIdx.y, b = bh / args.heads, head = bh % args.heads, all_rows = args.group * args.qlen;
@@ -34,5 +35,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
   __syncthreads();
   run_all<0>(st, args, job, ring, base + own, block0 + first, part, lane);
   wait<0>();
-  merge_streams(st, args, memory, first, block0, rows, stream);
+  admit_next();
+  merge(st, args, memory, first, block0, rows, stream);
 }

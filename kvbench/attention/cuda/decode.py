@@ -13,7 +13,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from kvbench.attention.cuda.build import Signature, kernel
+from kvbench.attention.cuda.build import kernel
+from kvbench.attention.cuda.config import MOST_SPLITS, Signature
 from kvbench.attention.phases import Part, Work
 from kvbench.cache.segments.layout import TILE
 from kvbench.util.nvrtc import missing as available
@@ -98,7 +99,7 @@ def attend(
             them.
         scaling: factor by which scores are multiplied.
         tuning: values for ``teams``, ``stages`` and ``resident`` in place of the chosen ones, for benchmarks, as pairs
-            of name and value (:class:`kvbench.attention.cuda.build.Build`).
+            of name and value (:class:`kvbench.attention.cuda.config.Build`).
         splits: number of CTAs that share the tokens of a head, at most 128. None for the number that
             :func:`best_splits` estimates to be fastest.
 
@@ -116,7 +117,7 @@ def attend(
     build = compiled.build
     blocks = -(-rows // build.rows)
     if splits is not None:
-        splits = max(1, min(splits, 128))  # the last merge needs a weight for each of them in shared memory
+        splits = max(1, min(splits, MOST_SPLITS))
     else:
         splits = best_splits(batch * work.heads * blocks, compiled.resident, work.tiles(), build.teams)
     out = torch.empty(batch, count, heads_q, channels, dtype=query.dtype, device=query.device)
@@ -126,25 +127,48 @@ def attend(
     sinks = work.logits.sinks
     if sinks is not None:
         sinks = (sinks.float() if extra[1] == 2 else sinks).contiguous()
-    arguments = b"".join(pack(key, value) for key, value in work.phases) + struct.pack(
+    packed = arguments(query, work, scaling, splits, out, partial, counter, sinks)
+    compiled.launch((splits, batch * work.heads, blocks), packed, stream)
+    return out
+
+
+def arguments(
+    query: Tensor,
+    work: Work,
+    scaling: float,
+    splits: int,
+    out: Tensor,
+    partial: Tensor,
+    counter: Tensor,
+    sinks: Tensor | None = None,
+) -> bytes:
+    """Serialize the kernel's only argument, the C struct ``Args`` of ``cuda/header.cuh``.
+
+    Args:
+        query: queries of the new tokens, ``[B, Hq, q, D]``, with contiguous channels.
+        work: the layer's stored keys and values, as kernels read them.
+        scaling: factor by which scores are multiplied.
+        splits: number of CTAs that share the tokens of a head.
+        out: buffer of the output, ``[B, q, Hq, D]``.
+        partial: buffer of partial results (:func:`workspace`).
+        counter: buffer of counters, all zero.
+        sinks: the model's attention sinks in the dtype that the kernel is compiled for, or None.
+    """
+    return b"".join(pack(key, value) for key, value in work.phases) + struct.pack(
         "PP3qPPP4i2fP",
         work.table.data_ptr(),
         query.data_ptr(),
-        query.stride(0),
-        query.stride(1),
-        query.stride(2),
+        *query.stride()[:3],
         out.data_ptr(),
         partial.data_ptr(),
         counter.data_ptr(),
         work.heads,
-        group,
-        count,
+        query.shape[1] // work.heads,
+        query.shape[2],
         splits,
         *factors(scaling, work.logits.softcap),
         0 if sinks is None else sinks.data_ptr(),
     )
-    compiled.launch((splits, batch * work.heads, blocks), arguments, stream)
-    return out
 
 
 def extras(query: Tensor, work: Work) -> tuple[bool, int]:
@@ -216,7 +240,7 @@ def best_splits(lines: int, resident: int, tiles: int, teams: int) -> int:
         tiles: number of tiles of a head.
         teams: number of teams in a CTA.
     """
-    most = min(max(-(-tiles // teams), 1), 128)  # with more CTAs some teams would have no tile
+    most = min(max(-(-tiles // teams), 1), MOST_SPLITS)  # with more CTAs some teams would have no tile
 
     def cost(splits: int) -> tuple[float, int]:
         return -(-lines * splits // resident) * (1 + max(tiles / (splits * teams), 1)), splits

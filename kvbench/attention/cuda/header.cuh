@@ -10,7 +10,7 @@
 // A team of TEAM warps reads the same tiles through one ring of slots. SHARES of them serve the same query rows and
 // divide the tokens of each tile; a warp serves NT blocks of 8 rows, for all of which it unpacks a code once.
 //
-// Compiled by nvrtc with these macros (Build.macros of kvbench/attention/cuda/build.py):
+// Compiled by nvrtc with these macros (Build.macros of kvbench/attention/cuda/config.py):
 //   D            channels of a head, of keys and of values: 64 or 128
 //   TEAM         warps that share a ring
 //   SHARES       warps of a team that divide the tokens of a tile between them: 1 or 2
@@ -35,7 +35,7 @@ typedef unsigned char u8;
 typedef long long i64;
 #define CONST __host__ __device__ constexpr
 
-// the numbers of KINDS and AXES in build.py
+// the numbers of KINDS and AXES in config.py
 enum { FULL = 0, AFFINE = 1, ATOM = 2, HIERARCHICAL = 3 };
 enum { CHANNEL = 0, TOKEN = 1 };
 constexpr int PH[NPHASES][8] = PHASE_TABLE;

@@ -62,6 +62,12 @@ __device__ __forceinline__ u32 exact2_of(float low, float high) {
   return half2_of(low, high);
 #endif
 }
+// Bits of `a` where `mask` has ones, else of `b`, in one instruction, which the compiler does not take apart.
+__device__ __forceinline__ u32 chosen(u32 mask, u32 a, u32 b) {
+  u32 c;
+  asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(c) : "r"(mask), "r"(a), "r"(b));
+  return c;
+}
 // The low half of a register as a float, from fp16; from the dtype of exact segments.
 __device__ __forceinline__ float float_of_half(u32 x) {
   float y;
@@ -112,4 +118,31 @@ __device__ __forceinline__ void load64(u32& x, u32& y, u32 a) {
 __device__ __forceinline__ void load128(u32 (&x)[4], u32 a) {
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(a));
 }
-__device__ __forceinline__ u32 half2_const(float x) { return half2_of(x, x); }
+// Waits for the other warps of a group: a barrier of its own, numbered from 1 (0 is the CTA's).
+template <int THREADS>
+__device__ __forceinline__ void barrier(int number) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(THREADS) : "memory");
+}
+// Hides from the compiler where an address comes from: it then keeps one for a thread's whole share, and each copy
+// needs no arithmetic of its own.
+__device__ __forceinline__ const u8* opaque(const u8* p) {
+  asm volatile("" : "+l"(p));
+  return p;
+}
+// Waits until the kernel before this one has ended, should this one have been launched early (sm_90 and later).
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the next kernel be launched early, if it waits likewise.
+__device__ __forceinline__ void admit_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// The CTA's dynamic shared memory.
+__device__ __forceinline__ u8* shared_memory() {
+  extern __shared__ __align__(128) u8 memory[];
+  return memory;
+}

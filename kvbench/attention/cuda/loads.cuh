@@ -1,12 +1,4 @@
-// ---- loads: global memory to a slot of the ring, 16 bytes a thread of the team at a time
-// -----------------------------
-// Hides from the compiler where an address comes from: it then keeps one for a thread's whole share, and each copy
-// needs no arithmetic of its own.
-__device__ __forceinline__ const u8* opaque(const u8* p) {
-  asm volatile("" : "+l"(p));
-  return p;
-}
-
+// ---- loads: global memory to a slot of the ring, 16 bytes a thread of the team at a time -------------------------
 // Copies UNITS units of 16 bytes from `from`: unit c, the i-th of this thread, goes to place(i, c). A thread `id` of
 // the team takes every (32 TEAM)-th.
 template <int UNITS, class Fn>

@@ -1,24 +1,48 @@
 // ---- merging ---------------------------------------------------------------------------------------------------------
-// Merges the streams of a CTA in shared memory, and the CTAs of a head in device memory; writes the output.
-//   memory   shared memory, which no warp needs any more but for this
-//   first    the warp's first row in the CTA
-//   block0   the CTA's first query row, of `rows`
-//   stream   of the warp
-__device__ __forceinline__ void merge_streams(State& st, const Args& args, u8* memory, int first, int block0, int rows,
-                                              int stream) {
-  __shared__ float tops[STREAMS][ROWS < 8 ? 8 : ROWS], totals[STREAMS][ROWS < 8 ? 8 : ROWS];
-  __shared__ int last;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, t = lane & 3, g = lane >> 2;
+// Rows of merged outputs in shared memory are PITCH floats apart, so that lanes write to different banks.
+constexpr int PITCH = D + 4, QUADS = D / 4;
+
+// Writes four neighbouring channels of row r of the CTA to the output.
+__device__ __forceinline__ void write_output(const Args& args, int r, int d, const float4& x, float by) {
   const int bh = blockIdx.y, b = bh / args.heads, head = bh % args.heads;
+  const i64 token = (i64)b * args.qlen + r % args.qlen;
+  const i64 at = (token * args.heads * args.group + head * args.group + r / args.qlen) * D + d;
+  *(uint2*)(args.out + at) = make_uint2(exact2_of(x.x * by, x.y * by), exact2_of(x.z * by, x.w * by));
+}
+
+// What a query head's sink adds to the sum of weights, whose largest score is `top`.
+__device__ __forceinline__ float sink_weight(const Args& args, int r, float top) {
+#if SINKS
+  return exp2_of(sink_of(args, blockIdx.y % args.heads * args.group + r / args.qlen) - top + OFFSET);
+#else
+  return 0.f;
+#endif
+}
+
+__device__ __forceinline__ void add(float4& x, const float4& y, float f) {
+  x.x += y.x * f, x.y += y.y * f, x.z += y.z * f, x.w += y.w * f;
+}
+
+// Merges the streams of a CTA in shared memory; then writes the output, or a partial result for the CTA that is last.
+//   memory  shared memory, which no warp needs any more but for this
+//   first   the warp's first row in the CTA
+//   block0  the CTA's first query row, of `rows`
+//   stream  of the warp
+//   tops    out: largest score of each row; where there are several CTAs, `totals` are the sums of weights
+__device__ __forceinline__ void merge_streams(State& st, const Args& args, u8* memory, int first, int block0, int rows,
+                                              int stream, float* partial, float* sums) {
+  constexpr int MOST = ROWS < 8 ? 8 : ROWS;
+  __shared__ float tops[STREAMS][MOST], totals[STREAMS][MOST];
+  const int lane = threadIdx.x & 31, t = lane & 3, g = lane >> 2;
+  float* merged = (float*)memory;  // [STREAMS][ROWS][PITCH]
   __syncthreads();
-  float* merged = (float*)memory;  // [STREAMS][ROWS][D]
 #pragma unroll
   for (int n = 0; n < NT; n++)
 #pragma unroll
     for (int c = 0; c < NC; c++) {
       const int r = ONECOL ? t : first + 8 * n + 2 * t + c;
       if (g == 0) tops[stream][r] = st.top[n][c], totals[stream][r] = st.total[n][c];
-      float* to = merged + (stream * ROWS + r) * D;
+      float* to = merged + (stream * ROWS + r) * PITCH;
 #pragma unroll
       for (int a = 0; a < KS; a++) {
         const float low = __shfl_sync(~0u, st.low[n][c], (a * LOWS / KS) * 4 + t);
@@ -27,71 +51,94 @@ __device__ __forceinline__ void merge_streams(State& st, const Args& args, u8* m
       }
     }
   __syncthreads();
-  const int blocks = gridDim.z, splits = args.splits, split = blockIdx.x;
-  const i64 line = (i64)bh * blocks + blockIdx.z;
-  float* partial = args.partial + line * splits * ROWS * (D + 2);  // outputs, then (top, total)
-  float* sums = partial + (i64)splits * ROWS * D;
-  auto write = [&](int r, int d, float x) {
-    const i64 token = (i64)b * args.qlen + (block0 + r) % args.qlen;
-    const i64 at = (token * args.heads * args.group + head * args.group + (block0 + r) / args.qlen) * D + d;
-    args.out[at] = (u16)exact2_of(x, 0.f);
-  };
-  for (int i = threadIdx.x; i < rows * D; i += WARPS * 32) {
-    const int r = i / D, d = i % D;
-    float top = tops[0][r], x = 0.f, total = 0.f;
+  if (threadIdx.x < rows) {  // tops become the streams' weights
+    const int r = threadIdx.x;
+    float top = tops[0][r], total = 0.f;
 #pragma unroll
     for (int w = 1; w < STREAMS; w++) top = fmaxf(top, tops[w][r]);
 #pragma unroll
     for (int w = 0; w < STREAMS; w++) {
       const float f = exp2_of(tops[w][r] - top);
-      x += merged[(w * ROWS + r) * D + d] * f;
+      tops[w][r] = f;
       total += totals[w][r] * f;
     }
-    if (splits == 1) {
-      if constexpr (SINKS) total += exp2_of(sink_of(args, head * args.group + (block0 + r) / args.qlen) - top + OFFSET);
-      write(r, d, x / total);
-    } else {
-      partial[(split * ROWS + r) * D + d] = x;
-      if (d == 0) sums[(split * ROWS + r) * 2] = top, sums[(split * ROWS + r) * 2 + 1] = total;
-    }
+    if (args.splits > 1) *(uint2*)(sums + r * 2) = make_uint2(__float_as_uint(top), __float_as_uint(total));
+    else totals[0][r] = 1.f / (total + sink_weight(args, block0 + r, top));
   }
+  __syncthreads();
+  for (int i = threadIdx.x; i < rows * QUADS; i += WARPS * 32) {
+    const int r = i / QUADS, d = i % QUADS * 4;
+    float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+    for (int w = 0; w < STREAMS; w++) add(x, *(const float4*)(merged + (w * ROWS + r) * PITCH + d), tops[w][r]);
+    if (args.splits > 1) *(float4*)(partial + r * D + d) = x;
+    else write_output(args, block0 + r, d, x, totals[0][r]);
+  }
+}
+
+// Merges the partial results of a head's CTAs, each row by one warp, and writes the output.
+//   partial, sums  of the head's first CTA
+//   weights        shared memory for [ROWS][splits] numbers
+__device__ __forceinline__ void merge_splits(const Args& args, const float* partial, const float* sums, float* weights,
+                                             int block0, int rows) {
+  constexpr int BATCH = 16;  // reads of a lane that are on their way at once
+  const int lane = threadIdx.x & 31, splits = args.splits;
+  for (int r = threadIdx.x >> 5; r < rows; r += WARPS) {
+    const float4* from = (const float4*)(partial + r * D) + lane;
+    const bool there = lane < QUADS;
+    float4 y[BATCH];
+    auto read = [&](int begin) {
+#pragma unroll
+      for (int i = 0; i < BATCH; i++)
+        if (there && begin + i < splits) y[i] = __ldcg(from + (i64)(begin + i) * (ROWS * QUADS));
+    };
+    read(0);  // which needs no weights yet
+    float* own = weights + r * splits;
+    float top = -1e30f, total = 0.f;
+    for (int s = lane; s < splits; s += 32) {
+      const float2 sum = __ldcg((const float2*)(sums + s * ROWS * 2 + r * 2));
+      own[s] = sum.x;
+      // of what this lane has seen
+      const float most = fmaxf(top, sum.x);
+      total = total * exp2_of(top - most) + sum.y * exp2_of(sum.x - most);
+      top = most;
+    }
+    float all = top;
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes <<= 1) all = fmaxf(all, __shfl_xor_sync(~0u, all, lanes));
+    total *= exp2_of(top - all);
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes <<= 1) total += __shfl_xor_sync(~0u, total, lanes);
+    for (int s = lane; s < splits; s += 32) own[s] = exp2_of(own[s] - all);
+    __syncwarp();
+    float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (int begin = 0; begin < splits; begin += BATCH) {
+      if (begin > 0) read(begin);
+#pragma unroll
+      for (int i = 0; i < BATCH; i++)
+        if (begin + i < splits) add(x, y[i], own[begin + i]);
+    }
+    if (there) write_output(args, block0 + r, lane * 4, x, 1.f / (total + sink_weight(args, block0 + r, all)));
+  }
+}
+
+// Merges the streams of this CTA, and, in the last CTA of a head to finish, the CTAs.
+__device__ __forceinline__ void merge(State& st, const Args& args, u8* memory, int first, int block0, int rows,
+                                      int stream) {
+  __shared__ int last;
+  const int splits = args.splits;
+  const i64 line = (i64)blockIdx.y * gridDim.z + blockIdx.z;
+  float* partial = args.partial + line * splits * ROWS * (D + 2);  // outputs, then (top, total)
+  float* sums = partial + (i64)splits * ROWS * D;
+  merge_streams(st, args, memory, first, block0, rows, stream, partial + (i64)blockIdx.x * ROWS * D,
+                sums + blockIdx.x * ROWS * 2);
   if (splits == 1) return;
-  // the last CTA to finish merges the splits
   __threadfence();  // what this CTA wrote must be visible before its arrival is
   __syncthreads();
   if (threadIdx.x == 0) last = atomicAdd(args.counter + line, 1) == splits - 1;
   __syncthreads();
   if (!last) return;
   __threadfence();
-  float* weights = (float*)memory;  // [ROWS][splits], then 1 / total
-  float* inverse = weights + ROWS * splits;
-  for (int r = warp; r < rows; r += WARPS) {
-    float top = -1e30f, total = 0.f;
-    for (int s = lane; s < splits; s += 32) top = fmaxf(top, __ldcg(sums + (s * ROWS + r) * 2));
-#pragma unroll
-    for (int lanes = 1; lanes < 32; lanes <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, lanes));
-    for (int s = lane; s < splits; s += 32) {
-      const float f = exp2_of(__ldcg(sums + (s * ROWS + r) * 2) - top);
-      weights[r * splits + s] = f;
-      total += f * __ldcg(sums + (s * ROWS + r) * 2 + 1);
-    }
-#pragma unroll
-    for (int lanes = 1; lanes < 32; lanes <<= 1) total += __shfl_xor_sync(~0u, total, lanes);
-    if constexpr (SINKS) total += exp2_of(sink_of(args, head * args.group + (block0 + r) / args.qlen) - top + OFFSET);
-    if (lane == 0) inverse[r] = 1.f / total;
-  }
   if (threadIdx.x == 0) args.counter[line] = 0;  // reset for the next step, as a captured graph does not zero it
-  __syncthreads();
-  for (int i = threadIdx.x; i < rows * D / 4; i += WARPS * 32) {
-    const int r = i / (D / 4), d = i % (D / 4) * 4;
-    float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 8
-    for (int s = 0; s < splits; s++) {
-      const float4 y = __ldcg((const float4*)(partial + (s * ROWS + r) * D + d));
-      const float f = weights[r * splits + s];
-      x.x += y.x * f, x.y += y.y * f, x.z += y.z * f, x.w += y.w * f;
-    }
-    const float f = inverse[r];
-    write(r, d, x.x * f), write(r, d + 1, x.y * f), write(r, d + 2, x.z * f), write(r, d + 3, x.w * f);
-  }
+  merge_splits(args, partial, sums, (float*)memory, block0, rows);
 }

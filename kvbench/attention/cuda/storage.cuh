@@ -33,8 +33,7 @@ __device__ __forceinline__ u32 field(u32 w, u32 second) {
   if constexpr (BITS == 3) {
     // the upper two bits move to 2 F + {1, 2} and the last to 2 F; fields of equal parity share a select
     const u32 upper = F < 4 ? w << 1 : w >> 7, last = second >> (E + (F < 4 ? 0 : 8));
-    const u32 both = F & 1 ? ((upper & 0x99999999u) | (last & 0x66666666u))
-                           : ((upper & 0x66666666u) | (last & 0x99999999u));
+    const u32 both = chosen(F & 1 ? 0x99999999u : 0x66666666u, upper, last);
     return both & (0x00070007u << (2 * (F & 3)));
   }
   // upper nibble from w, lower nibble from `second`; fields 0 and 2 share a select, so do 1 and 3

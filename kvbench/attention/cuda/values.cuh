@@ -36,8 +36,8 @@ __device__ __forceinline__ void weighted_codes(State& st, const u32 (&p)[NT][MT]
         for (int n = 0; n < NT; n++) {
           u32 y = p[n][m][j];
           // codes from higher bits of the word are larger by a power of two, by which the probability is divided
-          if (shift) y = mul2(y, half2_const(pow2(-shift)));
-          if (LARGE) y = mul2(y, half2_const(pow2(-14)));
+          if (shift) y = mul2(y, half2_of(pow2(-shift), pow2(-shift)));
+          if (LARGE) y = mul2(y, half2_of(pow2(-14), pow2(-14)));
           x[n][m][j] = mul2(y, scale);
         }
       }

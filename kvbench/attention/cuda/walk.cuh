@@ -2,7 +2,7 @@
 // Waits for the warps of a team (barrier team + 1; barrier 0 is the CTA's).
 __device__ __forceinline__ void team_sync(int team) {
   if (TEAM == 1) __syncwarp();
-  else asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(TEAM * 32) : "memory");
+  else barrier<TEAM * 32>(team + 1);
 }
 
 // Slots are filled in the order in which they are read; `next` is the slot of the item that is read next.

@@ -218,8 +218,8 @@ def pack_tiles(
         x: pointer to the tokens, ``[rows, H, n, D]``, channels contiguous.
         index: if `INDEXED`, pointer to the indices of the tokens to pack, ``[count]``; else ignored.
         upper_words: pointer to the words of codes, int16 ``[B, H, tiles, ...]``
-            (:class:`kvbench.cache.segments.layout.TileLayout`). For 8-bit codes, the words of their upper nibbles; for 3-bit
-            codes, those of their upper two bits.
+            (:class:`kvbench.cache.segments.layout.TileLayout`). For 8-bit codes, the words of their upper nibbles; for
+            3-bit codes, those of their upper two bits.
         lower_words: for 8-bit codes, pointer to the words of their lower nibbles; for 3-bit codes, to the words of
             their lowest bits; else the same as `upper_words`.
         scales: pointer to the scales, fp16 ``[B, H, param_rows, ...]``: one for each group of tokens and each channel,
@@ -353,8 +353,10 @@ def pack_tiles(
         put_words(lower_words, lower, written, whole, words, word_row, pair, HEAD_DIM, WORD_ROWS, VALUE)
     if BITS == 3:
         # fields of 1 bit: a word holds the lowest bits of two word rows, in turn
-        put_words(lower_words, woven(lower), woven(lowest[:, None]).reshape(8), whole, words // 2, tl.arange(0, 8), pair,
-                  HEAD_DIM, 8, VALUE)  # fmt: skip
+        put_words(
+            lower_words, woven(lower), woven(lowest[:, None]).reshape(8), whole, words // 2, tl.arange(0, 8), pair,
+            HEAD_DIM, 8, VALUE,
+        )  # fmt: skip
     if tl.max(tl.max(tl.max(tl.where(odd == 0.0, 0, 1), 2), 1), 0) != 0:
         note(begin, index, record, row, head, tile, start, stop, first_row, tag, stride_token, word_row, pair,
              HEAD_DIM, FIELDS, WORD_ROWS, HALF, INDEXED)  # fmt: skip

@@ -1,0 +1,231 @@
+"""The configuration of the CUDA decode kernel: what it is compiled for, and how many warps, slots and CTAs it gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbench.attention.phases import Format
+
+KINDS = {"full": 0, "affine": 1, "atom": 2, "hierarchical": 3}
+AXES = {"": 0, "channel": 0, "token": 1}
+#: largest number of CTAs that share the tokens of a head: the last one keeps a weight for each in shared memory
+MOST_SPLITS = 128
+#: KiB of shared memory of a multiprocessor, by compute capability (CUDA C++ programming guide, technical
+#: specifications); a CTA may have all but one, which the system takes of each CTA's share
+MULTIPROCESSOR = {
+    (8, 0): 164,
+    (8, 6): 100,
+    (8, 7): 164,
+    (8, 9): 100,
+    (9, 0): 228,
+    (10, 0): 228,
+    (10, 3): 228,
+    (11, 0): 228,
+    (12, 0): 100,
+    (12, 1): 100,
+}
+#: bytes that the system takes of each CTA's share of a multiprocessor's shared memory
+RESERVED = 1024
+#: bytes of shared memory that CTAs of a multiprocessor share at most, if there are several: the rest caches loads
+SEVERAL = 160 * 1024
+
+Signature = tuple[tuple[Format, Format], ...]
+
+
+@dataclass(frozen=True)
+class Build:
+    """Compile-time configuration of the CUDA decode kernel, as values for the macros that ``cuda/header.cuh`` explains.
+
+    A *team* is a group of warps that load tiles into the same ring buffer in shared memory. A *query row* is the query
+    of one new token in one of the query heads that share a KV head.
+
+    Args:
+        channels: number of channels of a head (macro ``D``).
+        team: number of warps in a team (``TEAM``).
+        one_column: True if a CTA serves at most 4 query rows (``ONECOL``). The kernel then leaves every other of the 8
+            columns of its matrix instructions empty, and does no work for the empty ones.
+        bf16: True if the query, the output and segments in full precision are bf16; False for fp16.
+        phases: one pair per phase, the format of its keys and the format of its values. A phase is a run of consecutive
+            tokens whose formats do not change.
+        teams: number of teams in a CTA (``TEAMS``).
+        stages: number of slots in a team's ring buffer (``STAGES``).
+        resident: number of CTAs that a multiprocessor must be able to run at once (``MINB``), which bounds the
+            registers of a thread.
+        softcap: True if scores have a softcap.
+        sinks: dtype of the model's attention sinks, as a number. 0: no sinks; 1: the dtype of the query; 2: fp32.
+        blocks: number of blocks of 8 query rows that a warp serves (``NT``). A warp unpacks each code once for all of
+            them.
+        shares: number of warps of a team that serve the same query rows (``SHARES``): 1, or 2 that take every second
+            16 tokens of a tile each, which halves the scores that a warp keeps in registers.
+    """
+
+    channels: int
+    team: int
+    one_column: bool
+    bf16: bool
+    phases: Signature
+    teams: int
+    stages: int
+    resident: int
+    softcap: bool = False
+    sinks: int = 0
+    blocks: int = 1
+    shares: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Largest number of query rows that a CTA can serve."""
+        return 4 if self.one_column else 8 * self.blocks * (self.team // self.shares)
+
+    @property
+    def warps(self) -> int:
+        """Number of warps in a CTA."""
+        return self.team * self.teams
+
+    @property
+    def slot(self) -> int:
+        """Size of a slot of the ring buffer in bytes.
+
+        A slot holds the keys or the values of one tile of packed tokens, or of 32 tokens in full precision.
+        """
+        sizes = [32 * self.channels * 2 if "full" in (k.kind, v.kind) else 0 for k, v in self.phases]
+        for key, value in self.phases:
+            sizes += [slot_bytes(key, self.channels), slot_bytes(value, self.channels)]
+        return max(sizes)
+
+    @property
+    def shared(self) -> int:
+        """Dynamic shared memory of a CTA in bytes."""
+        rows = self.rows if not self.one_column else 8
+        queries = (2 if self.bf16 else 1) * rows * self.channels * 2
+        merged = self.teams * self.shares * self.rows * (self.channels + 4) * 4
+        weights = self.rows * (MOST_SPLITS + 1) * 4
+        return max(queries + self.teams * self.stages * self.slot, merged, weights)
+
+    @property
+    def occupied(self) -> int:
+        """Shared memory that a CTA takes of a multiprocessor in bytes, dynamic, static and reserved."""
+        static = 2 * self.teams * self.shares * max(self.rows, 8) * 4 + 4
+        return self.shared + -(-static // 128) * 128 + RESERVED
+
+    def fits(self, shared: int) -> bool:
+        """Return True if a multiprocessor has room for as many CTAs as it must run at once.
+
+        Args:
+            shared: bytes of shared memory that the device allows a CTA.
+        """
+        room = shared + RESERVED
+        return self.occupied * self.resident <= (room if self.resident == 1 else min(room, SEVERAL))
+
+    def macros(self) -> str:
+        """Return the macro definitions that must precede the kernel's source."""
+        table = ", ".join(
+            "{" + ", ".join(str(x) for f in pair for x in (KINDS[f.kind], f.bits, AXES[f.axis], f.group)) + "}"
+            for pair in self.phases
+        )
+        values = {
+            "D": self.channels,
+            "TEAM": self.team,
+            "SHARES": self.shares,
+            "NT": self.blocks,
+            "ONECOL": int(self.one_column),
+            "BF16": int(self.bf16),
+            "TEAMS": self.teams,
+            "STAGES": self.stages,
+            "MINB": self.resident,
+            "SLOT": self.slot,
+            "SOFTCAP": int(self.softcap),
+            "SINKS": self.sinks,
+            "NPHASES": len(self.phases),
+            "PHASE_TABLE": "{" + table + "}",
+        }
+        return "".join(f"#define {name} {value}\n" for name, value in values.items())
+
+
+def slot_bytes(form: Format, channels: int) -> int:
+    """Return the bytes of codes, scales and minima of one tile of 128 tokens of a KV head; 0 in full precision.
+
+    Args:
+        form: format of the keys or of the values.
+        channels: number of channels of a head.
+    """
+    if form.kind == "full":
+        return 0
+    params = 128 // form.group * channels * 2 if form.axis == "channel" else 128 * (channels // form.group) * 2
+    return 128 * channels * form.bits // 8 + 2 * params
+
+
+def shared_memory(capability: tuple[int, int]) -> int:
+    """Return the bytes of shared memory that a GPU allows a CTA.
+
+    Args:
+        capability: the GPU's compute capability. For an unknown one, the result is that of the GPU with the least.
+    """
+    return MULTIPROCESSOR.get(capability, min(MULTIPROCESSOR.values())) * 1024 - RESERVED
+
+
+def options(rows: int) -> list[dict[str, int]]:
+    """Return the configurations to choose from for a number of query rows, the fastest on an H200 first.
+
+    Up to 8 rows, each warp has tiles of its own. More rows are served by warps with two or three blocks of 8, two of
+    which share the tokens of a tile; and more than 24 by two such pairs of warps that read the same tiles.
+
+    Args:
+        rows: number of query rows of a KV head.
+
+    Returns:
+        Values for ``team``, ``shares``, ``blocks``, ``teams``, ``stages`` and ``resident`` of a :class:`Build`.
+    """
+    blocks = -(-rows // 8)
+    if blocks == 1:
+        team = {"team": 1, "shares": 1, "blocks": 1}
+        sizes = [(4, 2, 2), (8, 2, 1), (6, 2, 1), (4, 2, 1), (2, 2, 1), (1, 2, 1)]
+    elif blocks <= 3:
+        team = {"team": 2, "shares": 2, "blocks": blocks}
+        sizes = [(4, 2, 1), (3, 2, 1), (2, 2, 1), (1, 2, 1)]
+    else:
+        # 2 or 3 blocks a warp: as few CTAs as possible, then as few empty rows
+        each = min((3, 2), key=lambda n: (-(-blocks // (2 * n)), -blocks % (2 * n)))
+        team = {"team": 4, "shares": 2, "blocks": each}
+        sizes = [(2, 2, 1), (1, 2, 1)]
+    return [{**team, "teams": t, "stages": s, "resident": r} for t, s, r in sizes]
+
+
+def build(
+    phases: Signature,
+    channels: int,
+    rows: int,
+    bf16: bool,
+    shared: int,
+    tuning: tuple[tuple[str, int], ...] = (),
+    softcap: bool = False,
+    sinks: int = 0,
+) -> Build:
+    """Choose the kernel configuration for a number of query rows: the fastest that fits into shared memory.
+
+    Which candidates are faster was measured on an H200. If none fits, the one with the smallest buffers is returned.
+
+    Args:
+        phases: one pair per phase, the format of its keys and the format of its values. A phase is a run of consecutive
+            tokens whose formats do not change.
+        channels: number of channels of a head.
+        rows: number of query rows of a KV head, which is query heads per KV head times new tokens.
+        bf16: True for a model in bf16, False for fp16.
+        shared: bytes of shared memory that the device allows a CTA (:func:`shared_memory`).
+        tuning: overrides of numbers of :class:`Build` (``teams``, ``stages``, ...), as pairs of name and value.
+        softcap: True if scores have a softcap.
+        sinks: dtype of the model's attention sinks, as a number. 0: no sinks; 1: the dtype of the query; 2: fp32.
+    """
+    for option in options(rows):
+        candidate = Build(
+            channels,
+            one_column=rows <= 4,
+            bf16=bf16,
+            phases=phases,
+            softcap=softcap,
+            sinks=sinks,
+            **{**option, **dict(tuning)},
+        )
+        if candidate.fits(shared):
+            break
+    return candidate

@@ -1,0 +1,73 @@
+"""The CUDA decode kernel on a CPU, by emulation of its instructions, against attention in fp32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvbench.attention.cuda.config import Build
+from kvbench.attention.phases import Format
+from kvbench.attention.synthetic import FULL, Piece, error, exact, layer
+from tests.attention.emulated import attend
+
+BF16, FP16 = torch.bfloat16, torch.float16
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "axis", "groups", "dims", "rows", "changes", "dtype"),
+    [
+        # group of keys, of values; channels; query heads, new tokens; warps and what they share
+        pytest.param("affine", 4, "channel", (128, 128), 128, (1, 1), {"one_column": True}, BF16, id="one row"),
+        pytest.param(
+            *("affine", 3, "channel", (32, 64), 128, (1, 5)), {"stages": 3}, BF16, id="3 bits, rings of three slots"
+        ),
+        pytest.param(
+            *("hierarchical", 8, "channel", (128, 128), 128, (4, 5)),
+            {"team": 2, "shares": 2, "blocks": 3},
+            BF16,
+            id="20 rows of two nibbles",
+        ),
+        pytest.param(
+            *("affine", 2, "token", (32, 64), 64, (3, 4)), {"blocks": 2}, FP16, id="keys per token, two blocks a warp"
+        ),
+        pytest.param(
+            *("affine", 3, "channel", (64, 32), 64, (4, 8)),
+            {"team": 4, "shares": 2, "blocks": 2, "teams": 1},
+            FP16,
+            id="3 bits, 32 rows, four warps a tile",
+        ),
+        pytest.param(
+            *("atom", 2, "token", (64, 64), 64, (5, 4)), {"team": 2, "shares": 2, "blocks": 3}, BF16, id="atom, 20 rows"
+        ),
+    ],
+)
+def test_formats_and_warps(
+    kind: str,
+    bits: int,
+    axis: str,
+    groups: tuple[int, int],
+    dims: int,
+    rows: tuple[int, int],
+    changes: dict[str, int],
+    dtype: torch.dtype,
+    tmp_path: Path,
+) -> None:
+    """Keys change format 60 tokens before values; two CTAs share a head's tokens, which end within a tile."""
+    key, value = Format(kind, bits, axis, groups[0]), Format(kind, bits, "token", groups[1])
+    work = layer(
+        [Piece(key, [320]), Piece(FULL, [11])],
+        [Piece(value, [260]), Piece(FULL, [71])],
+        heads=1,
+        key_dim=dims,
+        value_dim=dims,
+        dtype=dtype,
+    )
+    heads, count = rows
+    rng = torch.Generator().manual_seed(1)
+    query = (torch.randn(1, count, heads, dims, generator=rng) * 2).to(dtype).transpose(1, 2)
+    chosen = {"team": 1, "one_column": False, "teams": 2, "stages": 2, "resident": 1, **changes}
+    config = Build(dims, bf16=dtype == BF16, phases=work.signature(), **chosen)
+    out = attend(config, query, work, dims**-0.5, 2, tmp_path)
+    assert error(out, exact(query, work, dims**-0.5)) < 3e-3
