@@ -118,8 +118,8 @@ def dequantized(weight: Int4Weight, dtype: torch.dtype) -> Tensor:
             weight.codes[first:last], weight.groups[first:last], count, weight.columns, weight.group, weight.dtype
         )
         codes, scales, zeros = unpacked(part)
-        centred = codes.view(count, -1, weight.group).to(torch.int8) - zeros.to(torch.int8)[..., None]
-        out[start : start + count] = (centred.float() * scales.float()[..., None]).flatten(1).to(dtype)
+        values = codes.reshape(count, -1, weight.group).float()
+        out[start : start + count] = values.sub_(zeros.float()[..., None]).mul_(scales.float()[..., None]).flatten(1)
     return out
 
 

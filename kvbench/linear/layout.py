@@ -47,10 +47,14 @@ def fragments(codes: Tensor) -> Tensor:
 def codes(words: Tensor) -> Tensor:
     """Return the codes, uint8 ``[N, K]``, of words that :func:`fragments` arranged."""
     tiles, steps = words.shape[:2]
-    octets = words.contiguous().view(torch.uint8)
-    nibbles = torch.stack([octets & 15, octets >> 4], -1)
-    split = nibbles.view(tiles, steps, 8, 4, 2, 2, 2, 2, 2)  # tile, tile, g, t, h, j, odd, half, row
-    return split.permute(0, 8, 2, 1, 4, 3, 5, 7, 6).reshape(tiles * ROWS, steps * COLUMNS)
+    lanes = (
+        words.contiguous().view(tiles, steps, 8, 4, 2, 2).permute(0, 2, 1, 4, 3, 5).contiguous()
+    )  # tile, g, tile, h, t, j
+    out = words.new_empty((tiles, 2, 8, steps, 2, 4, 2, 2, 2), dtype=torch.uint8)
+    # out: tile, row, g, tile, h, t, j, half, odd; nibble 4 odd + 2 half + row
+    for nibble in range(8):  # eight passes are faster on a CPU than one permutation of nibbles
+        out[:, nibble % 2, ..., nibble // 2 % 2, nibble // 4] = (lanes >> (4 * nibble)) & 15
+    return out.view(tiles * ROWS, steps * COLUMNS)
 
 
 def group_words(scales: Tensor, zeros: Tensor) -> Tensor:

@@ -113,6 +113,12 @@ def is_baseline(config: Mapping[str, Any]) -> bool:
     return config["method"].get("_target_") == BASELINE_TARGET
 
 
+def rounded_weights(config: Mapping[str, Any]) -> str | None:
+    """Return a configuration's value of ``model.weights`` if it rounds weights to 4 bits, else None."""
+    weights = str(config["model"].get("weights"))
+    return weights if "int4" in weights else None
+
+
 def short_name(config: Mapping[str, Any]) -> str:
     """Return the names of method and quantizer as tables show them, for example ``kivi int2``.
 

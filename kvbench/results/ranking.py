@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from kvbench.results.identity import short_name
+from kvbench.results.identity import rounded_weights, short_name
 from kvbench.results.points import has_points
 from kvbench.results.record import Config, KvBytes, Metrics, Parts, PeakBytes, Samples, Tpot, Ttft
 from kvbench.results.record_scores import Mean
@@ -65,6 +65,7 @@ def failed(config: Mapping[str, Any], message: str) -> dict[str, Any]:
             dataset=config["dataset"].get("name"),
             decoding=dict(config["decoding"]),
             seed=config["runtime"].get("seed", 0),
+            weights=rounded_weights(config),
         ),
         samples=Samples(requested=None, done=0),
         scores={},

@@ -9,7 +9,7 @@ from typing import Any
 from kvbench.errors import KvbenchError
 from kvbench.results import aggregate, inter_token, record
 from kvbench.results.code import Code, changed, kinds, older, order, unlike
-from kvbench.results.identity import is_baseline, short_name
+from kvbench.results.identity import is_baseline, rounded_weights, short_name
 from kvbench.results.points import headline
 from kvbench.results.samples import MEASURED, Row
 from kvbench.results.speculation import add_speedups, speculation
@@ -79,7 +79,7 @@ def build(
             "decoding": dict(config["decoding"]),
             "seed": config["runtime"].get("seed", 0),
             "batch_size": config["runtime"].get("batch_size", 1),
-            "weights": _rounded(config["model"].get("weights")),
+            "weights": rounded_weights(config),
         },
         "data": dict(data) if data else None,
         "code": counts,
@@ -229,11 +229,6 @@ def _attention(rows: Sequence[Row]) -> dict[str, Any]:
         "reads_packed": any(item["reads_packed"] for item in seen) if seen else None,
         "path": "+".join(paths) if paths else None,
     }
-
-
-def _rounded(weights: Any) -> str | None:
-    """Return a value of ``model.weights`` if it rounds weights to 4 bits, else None."""
-    return str(weights) if "int4" in str(weights) else None
 
 
 def _mean(values: Any) -> float | None:
