@@ -34,6 +34,7 @@ class Ledger:
         layout: the same tables on the host, as they were when they were last sent; None before that.
         version: number that increases when buffers have been reallocated, after which earlier recordings are invalid.
         room: for each row, how many tokens more than at the last :meth:`refresh` the device may add on its own.
+        gained: for each row, how many tokens it has added since then.
     """
 
     tables: Tensor
@@ -45,7 +46,7 @@ class Ledger:
         self.cache, self.batch, self.device = cache, batch, device
         self.layout: Layout | None = None
         self.version = 0
-        self.room = [0] * batch
+        self.room, self.gained = [0] * batch, [0] * batch
 
     def refresh(self, most: int) -> None:
         """Send the tables to the device as the cache is now, after the method has packed or dropped tokens.
@@ -56,22 +57,34 @@ class Ledger:
         Raises:
             NotServed: a layer cannot be served by a recorded pass.
         """
-        cache = self.cache
-        for layer in cache.layers:
-            layer.advance(most)
-        cache.take_back([most - 1] * self.batch)
-        # the places of the first new token follow from the lengths with it
+        tails = [store.tail for layer in self.cache.layers for store in layer.stores()]
+        for tail in tails:
+            before = list(tail.lengths)
+            tail.advance(most)
+            tail.lengths[:] = before
         places = [
-            [tuple(store.tail.starts[row] + store.tail.lengths[row] - 1 for store in layer.stores()) for row in rows]
-            for layer in cache.layers
-            for rows in (range(self.batch),)
+            [(k.starts[row] + k.lengths[row], v.starts[row] + v.lengths[row]) for row in range(self.batch)]
+            for k, v in zip(tails[::2], tails[1::2], strict=True)
         ]
-        layout = laid_out(cache, places)  # type: ignore[arg-type]
-        cache.take_back([1] * self.batch)
+        for tail in tails:  # a phase without tokens has no place, so the tables are those with the first new token
+            tail.lengths[:] = [length + 1 for length in tail.lengths]
+        try:
+            layout = laid_out(self.cache, places)
+        finally:
+            for tail in tails:
+                tail.lengths[:] = [length - 1 for length in tail.lengths]
         if not layout.same_buffers(self.layout):
             self._allocate(layout)
         self._upload.send(layout.numbers)
-        self.layout, self.room = layout, self._room(most)
+        self.layout, self.room, self.gained = layout, self._room(most), [0] * self.batch
+
+    def fits(self, more: int = 0) -> bool:
+        """Return True if the next pass needs no packing, dropping or moving of tokens before it.
+
+        Args:
+            more: number of tokens that the device may add to each row before that pass.
+        """
+        return all(gained + more <= room for gained, room in zip(self.gained, self.room, strict=True))
 
     def add(self, counts: Tensor) -> None:
         """Add confirmed tokens to the lengths, on the device.

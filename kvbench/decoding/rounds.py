@@ -92,12 +92,12 @@ class CapturedRounds(Engine):
         self.draft = Captured(draft, compile=compile, capture=capture, drafting=True)
         self.verifications: dict[int, Captured] = {}
         self._first = speculation.choices[0] if len(speculation.choices) == 1 else 4
-        self._seconds, self._versions, self._gained = 0.0, [0] * len(self.ledgers), [0] * batch
+        self._seconds, self._versions = 0.0, [0] * len(self.ledgers)
         self._behind: Behind | None = None
-        self._stale = False
+        self._stale = self._ahead = False
         self._outcome = Tokens(self.shared.outcome)
         cuda = device.type == "cuda"
-        self._marks = [[torch.cuda.Event(enable_timing=True) for _ in range(4)] if cuda else [] for _ in range(2)]
+        self._marks = [[torch.cuda.Event(enable_timing=True) for _ in range(4)] if cuda else [] for _ in range(3)]
         self._last = 0.0
 
     @property
@@ -128,7 +128,8 @@ class CapturedRounds(Engine):
             for step in (self._drafts(), verification):
                 step.check()
                 step.warm()
-            self._refresh()
+            self._stale = True
+            self._refresh(self.ledgers)
             self._seconds += time.perf_counter() - started
             self._record()
             self._verification(self._first)
@@ -144,7 +145,7 @@ class CapturedRounds(Engine):
     def begin(self, token: Tensor) -> None:
         """Take the first new token of each row, ``[B]``, which is not cached yet."""
         self.shared.pending.copy_(token)
-        self._drafts().restart()
+        self._restart()
         self._last = time.perf_counter()
 
     def round(
@@ -157,33 +158,41 @@ class CapturedRounds(Engine):
     ) -> Round:
         """Run one round; see :meth:`Engine.round`. The times of its parts are filled in during the next round."""
         recorded, marks = self.seconds, self._marks[0]
-        self._marks.reverse()
+        self._marks.append(self._marks.pop(0))
         self.shared.give(self.shared.draws(active, limits, generators))
-        mark(marks, 0)
-        flushed = self._stale or not self._fits()
+        flushed = self._stale or not all(ledger.fits() for ledger in self.ledgers)
         if flushed:
+            mark(marks, 0)
             self._flush()
         verification = self._verification(gamma)
-        mark(marks, 1)
-        with self.drafter.drafting() if not self.draft.capture else nullcontext():
-            for _ in range(gamma):
-                self.draft.replay()
+        if not self._ahead:
+            mark(marks, 1)
+        self._draft(gamma - self._ahead)
         mark(marks, 2)
         verification.replay()
         mark(marks, 3)
         self._outcome.fetch()
+        # The first draft of the next round needs nothing from the host, unless it is drawn or the cache may change.
+        self._ahead = (
+            self.shared.chances is None
+            and max(limits) == gamma
+            and all(ledger.fits(gamma + 1) for ledger in self.ledgers)
+        )
+        if self._ahead:
+            mark(self._marks[0], 1)
+            self._draft(1)
         self._catch_up()  # while the device works
 
         settled = self._lengths()
         outcome = self._outcome.wait()
         arrived, width = time.perf_counter(), self.most + 2
         rows = [outcome[row * width : (row + 1) * width] for row in range(self.batch)]
-        accepted, following = [row[0] for row in rows], [row[1] for row in rows]
-        accepted = [max(count, 0) for count in accepted]
-        emitted = taken(stopping, active, accepted, [row[2:] for row in rows], following)
+        accepted = [max(row[0], 0) for row in rows]
+        emitted = taken(stopping, active, accepted, [row[2:] for row in rows], [row[1] for row in rows])
         # a row that ended among its drafts has fewer tokens than the device counted
         self._stale = any(on and n <= count for on, n, count in zip(active, emitted, accepted, strict=True))
-        self._gained = [gained + count for gained, count in zip(self._gained, emitted, strict=True)]
+        for ledger in self.ledgers:
+            ledger.gained = [gained + count for gained, count in zip(ledger.gained, emitted, strict=True)]
         seconds = arrived - self._last - (self.seconds - recorded)
         self._last = arrived
         done = Round(seconds, settled, list(limits), accepted, emitted)
@@ -212,10 +221,11 @@ class CapturedRounds(Engine):
         starts = self.cache.progress.padding.starts or [0] * self.batch
         return [self.cache.get_seq_length() - start for start in starts]
 
-    def _fits(self) -> bool:
-        """Return True if the next round needs no packing, dropping or moving of tokens before it."""
-        rooms = (room for ledger in self.ledgers for room in zip(self._gained, ledger.room, strict=True))
-        return all(gained <= room for gained, room in rooms)
+    def _draft(self, count: int) -> None:
+        """Queue the next drafts of a round."""
+        with self.drafter.drafting() if not self.draft.capture else nullcontext():
+            for _ in range(count):
+                self.draft.replay()
 
     def _catch_up(self) -> None:
         """Add the tokens of the last round to the caches on the host, and fill in the times of its parts."""
@@ -228,11 +238,10 @@ class CapturedRounds(Engine):
                 layer.advance(count)
             ledger.cache.take_back([count - emitted for emitted in behind.round.emitted])
         if behind.marks:
-            flush, draft, verify = (
-                first.elapsed_time(second) / 1e3 for first, second in zip(behind.marks, behind.marks[1:], strict=False)
-            )
-            behind.round.draft_seconds, behind.round.verify_seconds = draft, verify
-            behind.round.flush_seconds = flush if behind.flushed else 0.0
+            flush, draft, verify, end = behind.marks
+            behind.round.draft_seconds = draft.elapsed_time(verify) / 1e3
+            behind.round.verify_seconds = verify.elapsed_time(end) / 1e3
+            behind.round.flush_seconds = flush.elapsed_time(draft) / 1e3 if behind.flushed else 0.0
 
     def _flush(self) -> None:
         """Let the methods pack or drop tokens, and send the lengths of the caches to the device.
@@ -243,21 +252,26 @@ class CapturedRounds(Engine):
         """
         self._catch_up()
         try:
-            for ledger in self.ledgers:
-                settle(ledger.cache)
-            self._refresh()
+            self._refresh([ledger for ledger in self.ledgers if self._stale or not ledger.fits()])
             if self._versions != [ledger.version for ledger in self.ledgers]:
                 self._record()
-            self._drafts().restart()
+            self._restart()
         except (NotServed, RuntimeError) as error:
             raise self._stopped(error) from error
 
-    def _refresh(self) -> None:
-        for ledger in self.ledgers:
+    def _refresh(self, ledgers: Sequence[Ledger]) -> None:
+        """Let the methods of some caches pack or drop tokens, and send the lengths of these caches to the device."""
+        for ledger in ledgers:
+            settle(ledger.cache)
             ledger.refresh(self.most + 1)
-        self._gained, self._stale = [0] * self.batch, False
-        # the device has counted tokens of a row that the host has not, if the row ended among its drafts
-        self.shared.lengths.copy_(torch.tensor(self._lengths()))
+        if self._stale:  # a row has ended, whose tokens the device has counted otherwise
+            self.shared.lengths.copy_(torch.tensor(self._lengths()))
+        self._stale = False
+
+    def _restart(self) -> None:
+        """Let the next replay of the draft's pass draft the first token of a round, again if it has been drafted."""
+        self._drafts().restart()
+        self._ahead = False
 
     def _record(self) -> None:
         """Capture the draft's pass for the present buffers of the caches; verifications follow when they are needed."""
@@ -282,6 +296,7 @@ class CapturedRounds(Engine):
             step.build(layout)
             known = Captured(step, compile=self.draft.compile, capture=self.draft.capture)
             known.record()
+            self._restart()  # the capture has overwritten the place of a token that has been drafted ahead
             self.verifications[gamma] = known
         return known
 

@@ -31,6 +31,9 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "quantspec, one draft": ("quantspec", {"gamma": 1}),
     "quantspec, kivi drafts": ("quantspec", {"gamma": 3, "draft": "kivi", "draft_options": {"quantizer": "int2"}}),
     "quantspec, int4 weights": ("quantspec", {"gamma": 3, "draft_weights": "int4"}),
+    "quantspec, all int4": ("quantspec", {"gamma": 4, "draft_weights": "int4_all"}),
+    "quantspec, streamingllm drafts": ("quantspec", {"gamma": 3, "draft": "streamingllm", "target": "fp16"}),
+    "quantspec, snapkv drafts": ("quantspec", {"gamma": 3, "draft": "snapkv", "draft_weights": "int4"}),
     "streamingllm": ("streamingllm", {"budget": 128}),
     "snapkv": ("snapkv", {"budget": 128}),
     "h2o": ("h2o", {}),
@@ -110,17 +113,49 @@ def test_short_answers_and_buffers_that_grow(tiny: Any) -> None:
     method.detach(tiny)
 
 
+def test_sampled_rounds_are_the_same(tiny: Any) -> None:
+    """Drafts, acceptance and the token after them draw the eager rounds' numbers on the device."""
+    sampling = Sampling(0.9, 0.95, 11)
+    for name in ("quantspec", "quantspec, kivi drafts"):
+        captured = answer(tiny, name, 2, "always", sampling=sampling)[0]
+        eager = answer(tiny, name, 2, "never", sampling=sampling)[0]
+        assert captured.tokens == eager.tokens
+        assert [r.accepted for r in captured.rounds] == [r.accepted for r in eager.rounds]
+
+
 @pytest.mark.parametrize("batch", [1, 3])
-def test_compiled_layers_agree_but_for_near_ties(tiny: Any, batch: int) -> None:
+@pytest.mark.parametrize("name", ["fp16", "quantspec", "quantspec, all int4"])
+def test_compiled_layers_agree_but_for_near_ties(tiny: Any, name: str, batch: int) -> None:
     """Most of the tokens up to the first near tie; the first dozens at the least."""
-    compiled = answer(tiny, "fp16", batch, "always", compile=True)[0]
-    eager = answer(tiny, "fp16", batch, "never")[0]
+    compiled = answer(tiny, name, batch, "always", compile=True)[0]
+    eager = answer(tiny, name, batch, "never")[0]
     assert compiled.stepping == "graph, compiled"
     agreed = [
         next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), NEW)
         for x, y in zip(compiled.tokens, eager.tokens, strict=True)
     ]
     assert max(agreed) >= 16
+
+
+def test_times_of_a_round_s_parts_are_the_device_s(tiny: Any) -> None:
+    """Drafts and verification fill a round; a flush takes time in the rounds before which tokens are packed."""
+    generation = answer(tiny, "quantspec", 1, "always")[0]
+    later = generation.rounds[1:]
+    for each in later:
+        assert 0 < each.draft_seconds + each.verify_seconds <= each.seconds * 1.05
+    flushed = [each.flush_seconds > 0 for each in later]
+    assert any(flushed) and not all(flushed)
+
+
+def test_gamma_is_chosen_while_decoding(tiny: Any) -> None:
+    """A graph per gamma in use, captured when it is first needed."""
+    method = load_method("quantspec", gamma="auto")
+    ids = torch.randint(3, 200, (1, 300), generator=torch.Generator().manual_seed(3)).cuda()
+    cache = served(method.new_cache(tiny, max_length=300 + NEW))
+    generation = generate(tiny, cache, ids, max_new_tokens=NEW, graphs="always")
+    method.detach(tiny)
+    assert generation.stepping == "graph" and len(generation.tokens[0]) == NEW
+    assert {each.drafted[0] for each in generation.rounds} <= set(range(9))
 
 
 def test_what_cannot_be_captured_says_why(tiny: Any) -> None:
