@@ -16,6 +16,11 @@ from torch import Tensor
 from kvbench.linear import layout
 from kvbench.util import nvrtc
 
+#: the files of each kernel's source, in the order in which they are joined
+PARTS = {
+    "product": ("instructions.cuh", "loads.cuh", "multiply.cuh", "product.cu"),
+    "dequantize": ("instructions.cuh", "dequantize.cu"),
+}
 #: warps in a CTA of the kernel that dequantizes
 WARPS = 8
 #: largest number of rows of x that the kernel multiplies
@@ -115,7 +120,7 @@ class Build:
 def source(name: str = "product") -> str:
     """Return the CUDA source of a kernel, ``product`` or ``dequantize``, without the macros that configure it."""
     folder = Path(__file__).parent / "cuda"
-    return "\n".join((folder / part).read_text(encoding="utf-8") for part in ("instructions.cuh", f"{name}.cu"))
+    return "\n".join((folder / part).read_text(encoding="utf-8") for part in PARTS[name])
 
 
 @lru_cache(maxsize=1024)

@@ -51,7 +51,8 @@ def dequantized(weight: int4.Int4Weight, dtype: torch.dtype, folder: Path) -> Te
 def _run(kernel: str, macros: str, arguments: bytes, ctas: int, folder: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("needs g++ to compile the kernel for this machine")
-    text = (Path(build.__file__).parent / "cuda" / f"{kernel}.cu").read_text(encoding="utf-8")
+    parts = [part for part in build.PARTS[kernel] if part != "instructions.cuh"]
+    text = "\n".join((Path(build.__file__).parent / "cuda" / part).read_text(encoding="utf-8") for part in parts)
     source = folder / "kernel.cpp"
     source.write_text(
         f'#define KERNEL {kernel}\n{macros}#include "warp.hpp"\n{text}\n#include "run.hpp"\n', encoding="utf-8"

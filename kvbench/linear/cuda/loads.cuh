@@ -1,0 +1,126 @@
+// Sizes, and the ways of weights and inputs from global memory to the lanes that multiply them.
+
+struct Args {
+    const u16* x;
+    const char* weight;
+    const char* groups;
+    const u16* bias;
+    u16* out;
+    long long stride;  // 16 bits: bytes from one row of the matrix to the next
+    int channels, columns, rows, tiles;  // output channels, input channels, rows of x, tiles of 16 output channels
+};
+
+#if BITS == 4
+#define CODES (16 * UNIT / 2)  // bytes of a slot's weights, for 16 output channels
+#define PARAMS (64 * (UNIT / GROUP))
+#else
+#define CODES (16 * UNIT * 2)
+#define PARAMS 0
+#endif
+#define XROW (UNIT * 2)       // bytes of a row of x in a slot
+#define BLOCK (MT * (CODES + PARAMS))
+#define PARTIAL (MT * NT * 512)
+#define STEP (BITS == 4 ? 128 : 32)  // input channels multiplied at a time
+#define PER_UNIT (UNIT / STEP)
+
+// The weights of 16 MT output channels and STEP input channels that one lane multiplies. 4 bits: 64 input channels in
+// each of w[m][0] and w[m][1], and the words of their groups. 16 bits: 8 input channels of rows g and g + 8.
+struct Step {
+    uint4 w[MT][2];
+#if BITS == 4
+    uint2 g[MT][STEP / GROUP];
+#endif
+};
+
+// Request the weights (and scales) of one slot: the tiles from `tile` on, before `end`.
+__device__ __forceinline__ void request(const Args& a, u32 slot, int tile, int end, int unit, int lane, u64 policy) {
+#pragma unroll
+    for (int m = 0; m < MT; m++, tile++) {
+        if (MT > 1 && tile >= end) return;
+#if BITS == 4
+        const char* from = a.weight + (size_t)tile * (a.columns * 8) + unit * CODES + lane * 16;
+        copy_weights(slot + m * CODES + lane * 16, from, policy);
+        copy_weights(slot + m * CODES + 512 + lane * 16, from + 512, policy);
+        if (lane < PARAMS / 16)
+            copy_weights(slot + MT * CODES + m * PARAMS + lane * 16,
+                         a.groups + (size_t)tile * (a.columns / GROUP * 64) + unit * PARAMS + lane * 16, policy);
+#else
+#pragma unroll
+        for (int i = 0; i < UNIT / 16; i++) {  // whole rows of a slot; lane 4 g + t will read 16 bytes of rows g and g + 8
+            const int place = i * 32 + lane, row = place / (XROW / 16), piece = place % (XROW / 16);
+            const char* from = a.weight + (long long)min(tile * 16 + row, a.channels - 1) * a.stride + unit * XROW + piece * 16;
+            copy_weights(slot + m * CODES + (((piece >> 2) * 2 + (row >> 3)) * 32 + (row & 7) * 4 + (piece & 3)) * 16, from, policy);
+        }
+#endif
+    }
+}
+
+// Read step k of a slot.
+__device__ __forceinline__ void read(Step& s, u32 slot, int k, int lane) {
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) s.w[m][i] = load16(slot + m * CODES + k * 1024 + i * 512 + lane * 16);
+#if BITS == 4
+#pragma unroll
+        for (int i = 0; i < STEP / GROUP; i++)
+            s.g[m][i] = load8(slot + MT * CODES + m * PARAMS + i * 64 + (lane >> 2) * 8);
+#endif
+    }
+}
+
+// Addresses of a lane's weights in a step, for each tile; null for tiles that the CTA does not have.
+struct Source {
+    const char* w[MT][BITS == 4 ? 1 : 2];
+    const char* g[MT];
+};
+
+__device__ __forceinline__ void aim(Source& s, const Args& a, int tile, int end, int step, int lane) {
+#pragma unroll
+    for (int m = 0; m < MT; m++, tile++) {
+#if BITS == 4
+        s.w[m][0] = a.weight + (size_t)tile * (a.columns * 8) + step * 1024 + lane * 16;
+        s.g[m] = a.groups + ((size_t)tile * (a.columns / GROUP) + step * (STEP / GROUP)) * 64 + (lane >> 2) * 8;
+#else
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = min(tile * 16 + i * 8 + (lane >> 2), a.channels - 1);
+            s.w[m][i] = a.weight + (long long)row * a.stride + step * 64 + (lane & 3) * 16;
+        }
+#endif
+        if (tile >= end) s.w[m][0] = 0;
+    }
+}
+
+// Load step d after the one that a source aims at into registers; without `valid`, weights that are 0.
+__device__ __forceinline__ void fetch(Step& s, const Source& from, int d, bool valid, u64 policy) {
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+        const bool there = valid && from.w[m][0];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            s.w[m][i] = make_uint4(0, 0, 0, 0);
+#if BITS == 4
+            if (there) s.w[m][i] = load_weights16(from.w[m][0] + d * 1024 + i * 512, policy);
+#else
+            if (there) s.w[m][i] = load_weights16(from.w[m][i] + d * 64, policy);
+#endif
+        }
+#if BITS == 4
+#pragma unroll
+        for (int i = 0; i < STEP / GROUP; i++) {
+            s.g[m][i] = make_uint2(0, 0);
+            if (there) s.g[m][i] = load_weights8(from.g[m] + (d * (STEP / GROUP) + i) * 64, policy);
+        }
+#endif
+    }
+}
+
+// Request one slot's part of x: rows of XROW bytes, whose 64-byte halves are swapped in odd rows (no bank conflicts).
+__device__ __forceinline__ void request_x(const Args& a, u32 to, int unit, int lane) {
+    for (int c = lane; c < a.rows * (XROW / 16); c += 32) {
+        const int row = c / (XROW / 16), piece = c % (XROW / 16);
+        copy16(to + row * XROW + ((piece * 16) ^ ((row & 1) * 64)),
+               (const char*)a.x + ((size_t)row * a.columns + (size_t)unit * UNIT) * 2 + piece * 16);
+    }
+}
