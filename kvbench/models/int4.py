@@ -179,9 +179,23 @@ def attach(model: nn.Module, which: Which) -> Switch:
         raise ModelError(f"{type(model).__name__} {problem}.\n  hint: {REMEDY}")
     drafts = [(parent, name, DraftLinear(child, switch, layer)) for parent, name, layer, child in linears]
     for parent, name, module in drafts:
-        setattr(parent, name, module)
+        place(parent, name, module)
     attachment(model).int4 = switch
     return switch
+
+
+def place(parent: nn.Module, name: str, module: nn.Module) -> None:
+    """Replace a submodule by another module, which also runs the hooks that move its inputs to the right device.
+
+    Args:
+        parent: module that contains the submodule.
+        name: attribute name of the submodule.
+        module: the new module, without hooks of its own.
+    """
+    old = getattr(parent, name)
+    for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
+        getattr(module, hooks).update(getattr(old, hooks))
+    setattr(parent, name, module)
 
 
 def detach(model: nn.Module) -> None:

@@ -18,6 +18,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from kvbench.errors import ModelError
 from kvbench.linear.int4 import pack
+from kvbench.models import int4
 from kvbench.models.int4 import Int4Linear
 from kvbench.models.quantized.files import Tensors
 from kvbench.models.quantized.formats import Format
@@ -177,7 +178,7 @@ def roundable(model: Any) -> Iterator[str]:
 
 def _set(model: Any, name: str, module: nn.Module) -> None:
     parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, module)
+    int4.place(model.get_submodule(parent), child, module)
 
 
 @register_quantization_config(NAME)

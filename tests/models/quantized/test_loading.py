@@ -9,14 +9,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.errors import ConfigError, ModelError
 from kvbench.linear.int4 import dequantized, unpacked
 from kvbench.models import by_name, int4
 from kvbench.models.load import LoadedModel, load
+from kvbench.models.locate import Source
+from kvbench.models.quantized.loading import round_model
+from kvbench.models.quantized.plan import plan_of
 from kvbench.models.quantized.rounding import rounded
 from kvbench.models.spec import ModelConfig
+from kvbench.parallel.spread import pretrained_spread
 from kvbench.util.schema import build
 from tests import zoo
 from tests.models.quantized import packer
@@ -222,6 +227,26 @@ def test_weights_outside_linear_layers_are_refused(tmp_path) -> None:
     zoo.CAPPED["gpt_oss"][0](**{**packer.architecture(), **zoo.CAPPED["gpt_oss"][2]}).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"weights outside linear layers \(model\.layers\.0\.mlp\.experts"):
         loaded(tmp_path, weights="random_int4")
+
+
+def test_layers_that_are_spread_over_devices_are_where_they_belong(tmp_path) -> None:
+    """On one device, as on several: by the names of transformers' device map."""
+    pytest.importorskip("accelerate")
+    weights = packer.checkpoint(tmp_path / "m", "awq", shards=2)
+    named = AutoConfig.from_pretrained(tmp_path / "m")
+    plan = plan_of(config(tmp_path / "m"), Source(str(tmp_path / "m"), local=True), named)
+    assert plan is not None
+    model = pretrained_spread(str(tmp_path / "m"), [torch.device("cpu")], dtype=torch.float16, **plan.arguments(named))
+    plan.fill(model, torch.device("meta"))  # not used: each layer is where the device map says
+    matches(model, weights)
+
+
+def test_the_hooks_that_move_inputs_move_to_the_layer_that_replaces_theirs() -> None:
+    model = zoo.fresh()
+    model.lm_head.register_forward_pre_hook(lambda module, args, kwargs: ((args[0] * 0,), kwargs), with_kwargs=True)
+    round_model(model, "int4_all")
+    with torch.no_grad():
+        assert type(model.lm_head) is int4.Int4Linear and not model.lm_head(torch.ones(1, 256)).any()
 
 
 @pytest.mark.gpu
