@@ -26,8 +26,8 @@ class Traits:
     #: ``observe`` is called with the attention of every decode step
     observe_steps: ClassVar[bool] = False
     #: what ``observe`` needs of the query heads that share a KV head, so that kernels can sum up for it: their
-    #: ``mean``, their ``sum``, or each ``apart``; None: all probabilities, which no kernel returns. The last segment of the
-    #: keys must then be a :class:`kvbench.cache.segments.scored.ScoredSegment`
+    #: ``mean``, their ``sum``, or each ``apart``; None: all probabilities, which no kernel returns. The last segment of
+    #: the keys must then be a :class:`kvbench.cache.segments.scored.ScoredSegment`
     observe_group: Literal["mean", "sum", "apart"] | None = None
     #: a token's stored form depends only on that token and its position, so any number of tokens can be rolled back
     by_token: ClassVar[bool] = False
