@@ -163,6 +163,7 @@ static u8* place(u32 address, int width) {
   }
   return bytes + address;
 }
+static u32 load_u32(u32 a) { u32 x; memcpy(&x, place(a, 4), 4); return x; }
 static u32 load_u16(u32 a) { u16 x; memcpy(&x, place(a, 2), 2); return x; }
 static void load64(u32& x, u32& y, u32 a) { memcpy(&x, place(a, 8), 4), memcpy(&y, bytes + a + 4, 4); }
 static void load128(u32 (&x)[4], u32 a) { memcpy(x, place(a, 16), 16); }

@@ -31,7 +31,7 @@ def attend(config: Build, query: Tensor, work: Work, scaling: float, splits: int
     batch, heads, count, channels = query.shape
     lines = batch * work.heads * -(-heads // work.heads * count // config.rows)
     out = torch.full((batch, count, heads, channels), float("nan"), dtype=query.dtype)
-    partial = torch.full((lines * splits * config.rows * (channels + 2),), float("nan"))
+    partial = torch.full((lines * splits * config.columns * (channels + 2),), float("nan"))
     counter = torch.zeros(lines, dtype=torch.int32)
     arguments = decode.arguments(query, work, scaling, splits, out, partial, counter)
     grid = (splits, batch * work.heads, lines // (batch * work.heads))

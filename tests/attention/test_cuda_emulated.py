@@ -23,6 +23,16 @@ BF16, FP16 = torch.bfloat16, torch.float16
         pytest.param(
             *("affine", 3, "channel", (32, 64), 128, (1, 5)), {"stages": 3}, BF16, id="3 bits, rings of three slots"
         ),
+        pytest.param("window 42", 2, "channel", (42, 64), 128, (1, 1), {"one_column": True}, BF16, id="W 42, one row"),
+        pytest.param(
+            *("window 85", 4, "channel", (43, 64), 64, (2, 3)),
+            {"team": 2, "shares": 2, "blocks": 3},
+            FP16,
+            id="W 85, six rows, groups of 43 and 42",
+        ),
+        pytest.param(
+            "window 30", 2, "channel", (30, 32), 64, (1, 2), {"blocks": 2}, BF16, id="W 30, five groups a tile"
+        ),
         pytest.param(
             *("hierarchical", 8, "channel", (128, 128), 128, (4, 5)),
             {"team": 2, "shares": 2, "blocks": 3},
@@ -55,7 +65,9 @@ def test_formats_and_warps(
     tmp_path: Path,
 ) -> None:
     """Keys change format 60 tokens before values; two CTAs share a head's tokens, which end within a tile."""
-    key, value = Format(kind, bits, axis, groups[0]), Format(kind, bits, "token", groups[1])
+    kind, _, window = kind.partition(" ")
+    kind = "affine" if window else kind
+    key, value = Format(kind, bits, axis, groups[0], int(window or 0)), Format(kind, bits, "token", groups[1])
     work = layer(
         [Piece(key, [320]), Piece(FULL, [11])],
         [Piece(value, [260]), Piece(FULL, [71])],

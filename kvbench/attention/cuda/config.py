@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 
 from kvbench.attention.phases import Format
 
@@ -75,6 +78,11 @@ class Build:
     @property
     def rows(self) -> int:
         """Largest number of query rows that a CTA can serve."""
+        return self.columns // columns_of_row(self.phases)
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of the products that a CTA computes for query rows (:func:`columns_of_row`)."""
         return 4 if self.one_column else 8 * self.blocks * (self.team // self.shares)
 
     @property
@@ -96,16 +104,16 @@ class Build:
     @property
     def shared(self) -> int:
         """Dynamic shared memory of a CTA in bytes."""
-        rows = self.rows if not self.one_column else 8
-        queries = (2 if self.bf16 else 1) * rows * self.channels * 2
-        merged = self.teams * self.shares * self.rows * (self.channels + 4) * 4
+        columns = self.columns if not self.one_column else 8
+        queries = (2 if self.bf16 else 1) * columns * self.channels * 2
+        merged = self.teams * self.shares * self.columns * (self.channels + 4) * 4
         weights = self.rows * (MOST_SPLITS + 1) * 4
         return max(queries + self.teams * self.stages * self.slot, merged, weights)
 
     @property
     def occupied(self) -> int:
         """Shared memory that a CTA takes of a multiprocessor in bytes, dynamic, static and reserved."""
-        static = 2 * self.teams * self.shares * max(self.rows, 8) * 4 + 4
+        static = 2 * self.teams * self.shares * max(self.columns, 8) * 4 + 4
         return self.shared + -(-static // 128) * 128 + RESERVED
 
     def fits(self, shared: int) -> bool:
@@ -138,6 +146,8 @@ class Build:
             "SINKS": self.sinks,
             "NPHASES": len(self.phases),
             "PHASE_TABLE": "{" + table + "}",
+            "WINDOW_TABLE": "{" + ", ".join(str(key.window) for key, _ in self.phases) + "}",
+            "SLOTS": columns_of_row(self.phases),
         }
         return "".join(f"#define {name} {value}\n" for name, value in values.items())
 
@@ -151,8 +161,39 @@ def slot_bytes(form: Format, channels: int) -> int:
     """
     if form.kind == "full":
         return 0
+    if form.window:
+        return 128 * channels * form.bits // 8 + 2 * groups_met(form) * (channels * 2 + 16)
     params = 128 // form.group * channels * 2 if form.axis == "channel" else 128 * (channels // form.group) * 2
     return 128 * channels * form.bits // 8 + 2 * params
+
+
+@lru_cache(maxsize=256)
+def groups_met(form: Format) -> int:
+    """Return how many groups a tile may meet, rounded up to a power of two, for keys whose groups do not fit tiles.
+
+    Args:
+        form: format of the keys, with a window.
+    """
+    count = -(-form.window // form.group)
+    least, longer = divmod(form.window, count)
+    ends = list(accumulate(least + (number < longer) for number in range(count)))
+
+    def group(token: int) -> int:
+        window, inside = divmod(token, form.window)
+        return window * count + bisect_right(ends, inside)
+
+    # tiles begin at other tokens of a window until as many tiles have passed as a window has tokens
+    most = max(group(128 * tile + 127) - group(128 * tile) + 1 for tile in range(form.window))
+    return 1 << (most - 1).bit_length()
+
+
+def columns_of_row(phases: Signature) -> int:
+    """Return how many columns of the products a query row takes: one, or one for each group that a tile may meet.
+
+    Args:
+        phases: one pair per phase, the format of its keys and the format of its values.
+    """
+    return max((groups_met(key) for key, _ in phases if key.window), default=1)
 
 
 def shared_memory(capability: tuple[int, int]) -> int:
@@ -164,19 +205,19 @@ def shared_memory(capability: tuple[int, int]) -> int:
     return MULTIPROCESSOR.get(capability, min(MULTIPROCESSOR.values())) * 1024 - RESERVED
 
 
-def options(rows: int) -> list[dict[str, int]]:
-    """Return the configurations to choose from for a number of query rows, the fastest on an H200 first.
+def options(columns: int) -> list[dict[str, int]]:
+    """Return the configurations to choose from for columns of query rows, the fastest on an H200 first.
 
-    Up to 8 rows, each warp has tiles of its own. More rows are served by warps with two or three blocks of 8, two of
+    Up to 8 columns, each warp has tiles of its own. More rows are served by warps with two or three blocks of 8, two of
     which share the tokens of a tile; and more than 24 by two such pairs of warps that read the same tiles.
 
     Args:
-        rows: number of query rows of a KV head.
+        columns: number of columns that the query rows of a KV head take, usually one each.
 
     Returns:
         Values for ``team``, ``shares``, ``blocks``, ``teams``, ``stages`` and ``resident`` of a :class:`Build`.
     """
-    blocks = -(-rows // 8)
+    blocks = -(-columns // 8)
     if blocks == 1:
         team = {"team": 1, "shares": 1, "blocks": 1}
         sizes = [(4, 2, 2), (8, 2, 1), (6, 2, 1), (4, 2, 1), (2, 2, 1), (1, 2, 1)]
@@ -216,10 +257,11 @@ def build(
         softcap: True if scores have a softcap.
         sinks: dtype of the model's attention sinks, as a number. 0: no sinks; 1: the dtype of the query; 2: fp32.
     """
-    for option in options(rows):
+    columns = rows * columns_of_row(phases)
+    for option in options(columns):
         candidate = Build(
             channels,
-            one_column=rows <= 4,
+            one_column=columns <= 4,
             bf16=bf16,
             phases=phases,
             softcap=softcap,

@@ -5,13 +5,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, team = warp / TEAM, rank = warp % TEAM,
             part = SHARES == 1 ? 0 : rank % SHARES, stream = team * SHARES + part;
   const int bh = blockIdx.y, b = bh / args.heads, head = bh % args.heads, all_rows = args.group * args.qlen;
-  const int block0 = blockIdx.z * ROWS, first = 8 * NT * (rank / SHARES), rows = min(ROWS, all_rows - block0);
+  // a query row takes SLOTS columns; column0 is the first of the CTA and block0 its first row
+  const int column0 = blockIdx.z * ROWS, first = 8 * NT * (rank / SHARES), block0 = blockIdx.z * (ROWS / SLOTS),
+            rows = min(ROWS / SLOTS, all_rows - block0);
   const u32 base = (u32)__cvta_generic_to_shared(memory);
 
   u32 x[NT][KS][2];
 #pragma unroll
   for (int n = 0; n < NT; n++)  // on its way while the tiles are dealt out
-    fetch_queries(x[n], args, b, head, block0 + first + 8 * n, all_rows, lane);
+    fetch_queries(x[n], args, b, head, column0 + first + 8 * n, all_rows, lane);
   Job job;
   job.bh = bh, job.id = rank * 32 + lane, job.team = team;
 #pragma unroll
@@ -33,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
     take_queries<N>(st, x[N], args, memory + own + N * QUERIES, team == 0 && part == 0, lane);
   });
   __syncthreads();
-  run_all<0>(st, args, job, ring, base + own, block0 + first, part, lane);
+  run_all<0>(st, args, job, ring, base + own, column0 + first, part, lane);
   wait<0>();
   admit_next();
   merge(st, args, memory, first, block0, rows, stream);

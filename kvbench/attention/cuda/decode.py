@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvbench.attention.cuda.build import kernel
-from kvbench.attention.cuda.config import MOST_SPLITS, Signature
+from kvbench.attention.cuda.config import MOST_SPLITS, Signature, groups_met
 from kvbench.attention.phases import Part, Work
 from kvbench.cache.segments.layout import TILE
 from kvbench.util.nvrtc import missing as available
@@ -44,8 +44,8 @@ def refuses(query: Tensor, work: Work) -> str | None:
     for key, value in work.phases:
         if value.format.axis == "channel":
             return "values grouped per channel"
-        if key.format.window:
-            return f"windows of {key.format.window} tokens, which do not fit tiles of {TILE}"
+        if key.format.window and groups_met(key.format) > 8:
+            return f"windows of {key.format.window} tokens in groups of {key.format.group}: over 8 groups in a tile"
         for form in (key.format, value.format):
             if form.axis == "token" and form.group > work.key_dim:
                 return f"groups of {form.group} channels"
@@ -54,6 +54,7 @@ def refuses(query: Tensor, work: Work) -> str | None:
                 return "queries and full-precision keys or values differ in dtype"
             if (
                 part.format.axis == "channel"
+                and not part.format.window
                 and part.params[0].shape[2] * part.format.group != part.words[0].shape[2] * TILE
             ):
                 return f"groups of {part.format.group} tokens that end within a tile"
@@ -123,7 +124,7 @@ def attend(
     out = torch.empty(batch, count, heads_q, channels, dtype=query.dtype, device=query.device)
     stream = torch.cuda.current_stream(query.device).cuda_stream
     lines = batch * work.heads * blocks
-    partial, counter = workspace(device, stream, lines * splits * build.rows * (channels + 2), lines)
+    partial, counter = workspace(device, stream, lines * splits * build.columns * (channels + 2), lines)
     sinks = work.logits.sinks
     if sinks is not None:
         sinks = (sinks.float() if extra[1] == 2 else sinks).contiguous()
@@ -211,7 +212,8 @@ def pack(key: Part, value: Part) -> bytes:
 
     Returns:
         The bytes of the struct: four pointers for keys and four for values (words, lower plane of 8-bit codes, scales,
-        minima; 0 if absent), then the capacities of both buffers, in tiles if packed, in tokens if in full precision.
+        minima; 0 if absent), then the capacities of both buffers, in tiles if packed, in tokens if in full precision,
+        and the rows of scales of a head's keys if their groups do not fit tiles.
     """
     fields: list[int] = []
     capacity = []
@@ -223,7 +225,8 @@ def pack(key: Part, value: Part) -> bytes:
             lower = part.words[1].data_ptr() if len(part.words) > 1 else 0
             fields += [part.words[0].data_ptr(), lower, part.params[0].data_ptr(), part.params[1].data_ptr()]
             capacity.append(part.words[0].shape[2])
-    return struct.pack("8P2i", *fields, *capacity)
+    groups = key.params[0].shape[2] if key.format.window else 0
+    return struct.pack("8P4i", *fields, *capacity, groups, 0)
 
 
 @lru_cache(maxsize=4096)

@@ -22,6 +22,8 @@
 //   BF16         1: exact segments, query and output are bf16; 0: fp16
 //   NPHASES      phases of the layer
 //   PHASE_TABLE  their formats: {kind, bits, axis, group} of the keys, then of the values
+//   WINDOW_TABLE tokens of a window of the keys of each phase: {W, ...}, 0 unless their groups do not fit tiles
+//   SLOTS        columns that a query row takes: most groups of such keys in a tile (windows.cuh); 1 without any
 //   SLOT         bytes of a slot: the largest item of any phase
 //   SOFTCAP      1: scores are capped
 //   SINKS        each query head has one more logit, 1: of the query's type, 2: fp32; 0: none
@@ -39,6 +41,7 @@ typedef long long i64;
 enum { FULL = 0, AFFINE = 1, ATOM = 2, HIERARCHICAL = 3 };
 enum { CHANNEL = 0, TOKEN = 1 };
 constexpr int PH[NPHASES][8] = PHASE_TABLE;
+constexpr int WINDOWS[NPHASES] = WINDOW_TABLE;
 constexpr int KS = D / 16;          // steps of 16 channels
 constexpr int NC = ONECOL ? 1 : 2;  // columns of a lane that hold query rows
 constexpr int WARPS = TEAM * TEAMS, ROWS = ONECOL ? 4 : 8 * NT * (TEAM / SHARES);
@@ -51,6 +54,7 @@ constexpr float OFFSET = 14.f;   // probabilities are at most 2^14: small ones s
 struct Phase {
   const u8 *kw, *kw2, *ks, *km, *vw, *vw2, *vs, *vm;  // words (upper plane, lower plane), scales, minima or zeros
   int kcap, vcap;                                     // tiles (packed) or tokens (exact) of a head's buffer
+  int kgroups, none;                                  // rows of scales of a head's keys, where groups do not fit tiles
 };
 // The kernel's one argument; packed by `attend` of kvbench/attention/cuda/decode.py, so the order is part of both.
 struct Args {

@@ -107,6 +107,11 @@ __device__ __forceinline__ void wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 // Loads from shared memory of 2, 8 and 16 bytes.
+__device__ __forceinline__ u32 load_u32(u32 a) {
+  u32 x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(a));
+  return x;
+}
 __device__ __forceinline__ u32 load_u16(u32 a) {
   u16 x;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(a));

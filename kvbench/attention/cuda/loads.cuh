@@ -72,8 +72,15 @@ __device__ __forceinline__ void issue(const Phase& ph, const Range& r, i64 bh, i
     if constexpr (S::KP) {
       const i64 t = bh * ph.kcap + r.first_k / 128 + tile;
       copy_codes<true, S::KB>(slot, ph.kw, ph.kw2, t, id);
-      copy_run<S::KPARAM>(slot + S::KCODES, ph.ks + t * S::KPARAM, id);
-      copy_run<S::KPARAM>(slot + S::KCODES + S::KPARAM, ph.km + t * S::KPARAM, id);
+      if constexpr (WINDOWS[P] > 0) {
+        const int number = Window<P>::holding((r.first_k / 128 + tile) * 128);
+        const i64 head = bh * ph.kgroups * (2 * D);
+        copy_groups(slot + S::KCODES, ph.ks + head, number, ph.kgroups, id);
+        copy_groups(slot + S::KCODES + S::KPARAM, ph.km + head, number, ph.kgroups, id);
+      } else {
+        copy_run<S::KPARAM>(slot + S::KCODES, ph.ks + t * S::KPARAM, id);
+        copy_run<S::KPARAM>(slot + S::KCODES + S::KPARAM, ph.km + t * S::KPARAM, id);
+      }
     } else {
       const int begin = S::VP ? tile * 128 + PART * 32 - (r.first_v & 127) : tile * 32;
       copy_exact(slot, ph.kw + (bh * ph.kcap + r.first_k) * (2 * D), begin, r.count, id);

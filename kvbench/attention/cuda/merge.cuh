@@ -53,26 +53,30 @@ __device__ __forceinline__ void merge_streams(State& st, const Args& args, u8* m
   __syncthreads();
   if (threadIdx.x < rows) {  // tops become the streams' weights
     const int r = threadIdx.x;
-    float top = tops[0][r], total = 0.f;
+    float top = tops[0][r * SLOTS], total = 0.f;
 #pragma unroll
-    for (int w = 1; w < STREAMS; w++) top = fmaxf(top, tops[w][r]);
+    for (int w = 1; w < STREAMS * SLOTS; w++) top = fmaxf(top, tops[w / SLOTS][r * SLOTS + w % SLOTS]);
 #pragma unroll
-    for (int w = 0; w < STREAMS; w++) {
-      const float f = exp2_of(tops[w][r] - top);
-      tops[w][r] = f;
-      total += totals[w][r] * f;
+    for (int w = 0; w < STREAMS * SLOTS; w++) {
+      const int column = r * SLOTS + w % SLOTS;
+      const float f = exp2_of(tops[w / SLOTS][column] - top);
+      tops[w / SLOTS][column] = f;
+      total += totals[w / SLOTS][column] * f;
     }
     if (args.splits > 1) *(uint2*)(sums + r * 2) = make_uint2(__float_as_uint(top), __float_as_uint(total));
-    else totals[0][r] = 1.f / (total + sink_weight(args, block0 + r, top));
+    else totals[0][r * SLOTS] = 1.f / (total + sink_weight(args, block0 + r, top));
   }
   __syncthreads();
   for (int i = threadIdx.x; i < rows * QUADS; i += WARPS * 32) {
     const int r = i / QUADS, d = i % QUADS * 4;
     float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
-    for (int w = 0; w < STREAMS; w++) add(x, *(const float4*)(merged + (w * ROWS + r) * PITCH + d), tops[w][r]);
+    for (int w = 0; w < STREAMS * SLOTS; w++) {
+      const int column = r * SLOTS + w % SLOTS;
+      add(x, *(const float4*)(merged + (w / SLOTS * ROWS + column) * PITCH + d), tops[w / SLOTS][column]);
+    }
     if (args.splits > 1) *(float4*)(partial + r * D + d) = x;
-    else write_output(args, block0 + r, d, x, totals[0][r]);
+    else write_output(args, block0 + r, d, x, totals[0][r * SLOTS]);
   }
 }
 

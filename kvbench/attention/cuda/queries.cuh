@@ -2,7 +2,7 @@
 // Eight query rows as a second operand: lane (g, t) holds channels 16 a + 8 j + {2t, 2t + 1} of row g.
 __device__ __forceinline__ void fetch_queries(u32 (&x)[KS][2], const Args& args, int b, int head, int row0, int rows,
                                               int lane) {
-  const int t = lane & 3, g = lane >> 2, r = row0 + (ONECOL ? g >> 1 : g);
+  const int t = lane & 3, g = lane >> 2, r = (row0 + (ONECOL ? g >> 1 : g)) / SLOTS;
   const bool there = ONECOL ? !(g & 1) && r < rows : r < rows;
   const u16* q = args.query;
   if (there)

@@ -115,10 +115,10 @@ struct Shape {
   static constexpr int TOKENS = KP || VP ? 128 : 32;
   static constexpr int KI = KP ? 1 : TOKENS / 32, VI = VP ? 1 : TOKENS / 32, ITEMS = KI + VI;
   static constexpr int MT = TOKENS / 16 / SHARES;
-  static constexpr int KGROUPS = KP && KA == CHANNEL ? 128 / KG : 1;  // groups of tokens in a tile
-  static constexpr int KPARAM = KP ? (KA == CHANNEL ? KGROUPS * D * 2 : 128 * (D / KG) * 2) : 0;
+  static constexpr int KGROUPS = !KP || KA != CHANNEL ? 1 : WINDOWS[P] ? SLOTS : 128 / KG;  // groups of tokens in a tile
+  static constexpr int KPARAM = KP ? (KA == CHANNEL ? KGROUPS * (D * 2 + (WINDOWS[P] ? 16 : 0)) : 128 * (D / KG) * 2) : 0;
   // a tile has one group of keys, so scores are one linear function of the products, which is applied with the exponential
-  static constexpr bool LINEAR = KP && KA == CHANNEL && KGROUPS == 1 && !SOFTCAP;
+  static constexpr bool LINEAR = KP && KA == CHANNEL && KGROUPS == 1 && !WINDOWS[P] && !SOFTCAP;
   static constexpr int KCODES = KP ? code_bytes(KB) : 0;
   static constexpr int VGROUPS = VP ? D / VG : 1;  // groups of channels in a token
   static constexpr int VPARAM = VP ? 128 * VGROUPS * 2 : 0;

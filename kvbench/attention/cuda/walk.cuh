@@ -61,7 +61,7 @@ __device__ __forceinline__ void begin_after(const Args& args, const Job& job, u3
 //   st       the warp's running softmax
 //   ring     slots of the team; on entry the first STAGES - 1 items of the first tile are on their way
 //   queries  the warp's queries in shared memory
-//   row0     first query row of the warp
+//   row0     first query row of the warp, or first column (SLOTS of each row)
 //   part     which blocks of 16 tokens of a tile are the warp's
 template <int P>
 __device__ __forceinline__ void run(State& st, const Args& args, const Job& job, Ring& ring, u32 queries, int row0,
@@ -87,7 +87,8 @@ __device__ __forceinline__ void run(State& st, const Args& args, const Job& job,
     Linear linear;
     each<0, S::KI>([&](auto tag) {
       turn(tag);
-      if constexpr (S::KP) packed_scores<P, S::MT>(s, linear, ring.slot(0), queries, st, part, lane);
+      if constexpr (WINDOWS[P] > 0) window_scores<P, S::MT>(s, ring.slot(0), queries, st, part, lane);
+      else if constexpr (S::KP) packed_scores<P, S::MT>(s, linear, ring.slot(0), queries, st, part, lane);
       else
         exact_scores<2 / SHARES * decltype(tag)::value, S::MT>(s, ring.slot(0), queries + (BF16 ? QUERY : 0), st, part,
                                                                lane);
@@ -103,10 +104,11 @@ __device__ __forceinline__ void run(State& st, const Args& args, const Job& job,
 #pragma unroll
         for (int c = 0; c < NC; c++) {
           const int r = row0 + 8 * n + (ONECOL ? lane & 3 : 2 * (lane & 3) + c);
-          hi[n][c] = LAST ? until - args.qlen + 1 + r % args.qlen : until;
+          hi[n][c] = LAST ? until - args.qlen + 1 + r / SLOTS % args.qlen : until;
         }
       hide<S::MT>(s, lo, hi, part, lane);
     }
+    if constexpr (SLOTS > 1) hide_other_groups<P, S::MT>(s, (r.first_k / 128 + tile) * 128, part, lane);
     weigh<P, S::MT>(st, s, linear, p, shrink);
     each<S::KI, S::ITEMS>([&](auto tag) {
       turn(tag);
