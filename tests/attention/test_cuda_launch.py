@@ -14,7 +14,7 @@ from kvbench.attention.cuda import config
 from kvbench.attention.cuda import decode as cuda_decode
 from kvbench.attention.logits import Logits
 from kvbench.attention.phases import Format
-from kvbench.attention.synthetic import FULL, Piece, layer
+from kvbench.attention.synthetic import FULL, Piece, groups_of, layer
 
 #: shared memory of a CTA on an H200
 H200 = 227 * 1024
@@ -48,7 +48,11 @@ def test_what_it_cannot_read_is_refused(compiles: list[Any], monkeypatch: pytest
         (query(), work(dims=(32, 32), value=Format("affine", 4, "token", 32)), "heads of 32 and 32 channels"),
         (query(dtype=torch.float32), work(), "float32"),
         (query(), work(value=KEY), "values grouped per channel"),
-        (query(), work(key=Format("affine", 2, "channel", 42, 42)), "windows of 42 tokens"),
+        (
+            query(),
+            work(key=Format("affine", 2, "channel", 17, 17)),
+            "windows of 17 tokens in groups of 17: over 8 groups",
+        ),
         (query(), work(key=wide), "groups of 128 channels"),
         (query(dtype=torch.bfloat16), work(), "dtype"),
     ):
@@ -84,14 +88,35 @@ def test_a_configuration_is_the_fastest_that_fits() -> None:
             ("D", 128), ("TEAM", 1), ("SHARES", 1), ("NT", 1), ("ONECOL", 1), ("BF16", 1),
             ("TEAMS", 4), ("STAGES", 2), ("MINB", 2),
             ("SLOT", 8704), ("SOFTCAP", 1), ("SINKS", 2), ("NPHASES", 1),
-            ("PHASE_TABLE", "{{1, 4, 0, 128, 1, 4, 1, 128}}"),
+            ("PHASE_TABLE", "{{1, 4, 0, 128, 1, 4, 1, 128}}"), ("WINDOW_TABLE", "{0}"), ("SLOTS", 1),
         )
     ]  # fmt: skip
 
 
+def test_a_row_takes_a_column_for_each_group_that_a_tile_may_meet() -> None:
+    """Tiles begin at every second token of a window of 42, so that none meets five of its groups."""
+    for window, group, met in ((42, 42, 4), (85, 43, 4), (30, 30, 8), (200, 50, 4), (129, 65, 4), (17, 17, 16)):
+        form = Format("affine", 2, "channel", group, window)
+        assert config.groups_met(form) == met, window
+        most = len(set(groups_of(form, torch.arange(128 * window)).view(-1, 128)[0].tolist()))
+        for tile in groups_of(form, torch.arange(128 * window)).view(-1, 128):
+            most = max(most, len(set(tile.tolist())))
+        assert met // 2 < most <= met
+    key = Format("affine", 2, "channel", 42, 42)
+    phases = ((key, Format("affine", 2, "token", 64)), (FULL, FULL))
+    one, grouped = (config.build(phases, 128, rows, True, H200) for rows in (1, 4))
+    assert (one.one_column, one.rows, one.columns) == (True, 1, 4)
+    assert (grouped.one_column, grouped.rows, grouped.columns) == (False, 4, 16)
+    assert "#define WINDOW_TABLE {42, 0}\n#define SLOTS 4\n" in one.macros()
+    assert config.slot_bytes(key, 128) == 4096 + 2 * 4 * (256 + 16)
+    windowed = work(key=Format("affine", 2, "channel", 42, 42))
+    packed = cuda_decode.pack(*windowed.phases[0])
+    assert struct.unpack("8P4i", packed)[10:] == (windowed.phases[0][0].params[0].shape[2], 0)
+
+
 def test_the_source_is_all_of_its_files_in_order() -> None:
     text = cuda_build.source()
-    assert text.index("struct Args") < text.index("decode(") and len(cuda_build.PARTS) == 11
+    assert text.index("struct Args") < text.index("decode(") and len(cuda_build.PARTS) == 13
 
 
 @pytest.mark.parametrize("splits", [None, 3, 500, 0])
@@ -101,7 +126,7 @@ def test_a_launch_is_told_what_lies_where(
 ) -> None:
     launched: list[Any] = []
     compiled = SimpleNamespace(
-        build=SimpleNamespace(rows=4, teams=2), resident=264, launch=lambda *given: launched.append(given)
+        build=SimpleNamespace(rows=4, columns=4, teams=2), resident=264, launch=lambda *given: launched.append(given)
     )
     kinds: list[Any] = []
     monkeypatch.setattr(cuda_decode, "kernel", lambda *given: kinds.append(given) or compiled)
@@ -119,14 +144,14 @@ def test_a_launch_is_told_what_lies_where(
     parts = {None: cuda_decode.best_splits(6, 264, made.tiles(), 2), 3: 3, 500: 128, 0: 1}[splits]
     assert grid == (parts, 2, 3) and stream == 77 and rooms == [(0, 77, 6 * parts * 4 * 66, 6)]
     (key, value), (exact_k, exact_v) = made.phases
-    phases = struct.calcsize("8P2i")
-    assert struct.unpack("8P2i", arguments[:phases]) == (
+    phases = struct.calcsize("8P4i")
+    assert struct.unpack("8P4i", arguments[:phases]) == (
         key.words[0].data_ptr(), 0, key.params[0].data_ptr(), key.params[1].data_ptr(),
-        value.words[0].data_ptr(), 0, value.params[0].data_ptr(), value.params[1].data_ptr(), 2, 2,
+        value.words[0].data_ptr(), 0, value.params[0].data_ptr(), value.params[1].data_ptr(), 2, 2, 0, 0,
     )  # fmt: skip
-    assert struct.unpack("8P2i", arguments[phases : 2 * phases]) == (
+    assert struct.unpack("8P4i", arguments[phases : 2 * phases]) == (
         exact_k.buffer.data_ptr(), 0, 0, 0, exact_v.buffer.data_ptr(), 0, 0, 0,
-        exact_k.buffer.shape[2], exact_v.buffer.shape[2],
+        exact_k.buffer.shape[2], exact_v.buffer.shape[2], 0, 0,
     )  # fmt: skip
     rest = struct.unpack("PP3qPPP4i2fP", arguments[2 * phases :])
     strides = asked.stride()[:3]
@@ -146,7 +171,7 @@ def test_sinks_are_read_in_the_querys_dtype_or_in_fp32() -> None:
         assert cuda_decode.extras(query(), made) == (True, wanted)
     eight = work(Format("affine", 8, "channel", 64), Format("affine", 8, "token", 64))
     key, value = eight.phases[0]
-    assert struct.unpack("8P2i", cuda_decode.pack(key, value))[1] == key.words[1].data_ptr()
+    assert struct.unpack("8P4i", cuda_decode.pack(key, value))[1] == key.words[1].data_ptr()
 
 
 def test_a_step_is_shared_by_as_many_ctas_as_have_tiles() -> None:
