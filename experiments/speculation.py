@@ -114,9 +114,11 @@ def parts(results: Results) -> list[str]:
         )
         figures = [best.get(f"{part}_ms") for part in ("draft", "verify", "sampling", "flush")]
         factors = [None if expected is None or plain is None else plain / expected, results.factor(key, "quantspec")]
+        auto = row.get("auto")
+        factors.append(None if auto is None or plain is None else plain / auto["ms"])
         lines.append([name(key), *(number(figure, 3) for figure in figures), *map(number, factors)])
     names = ("one draft", "verification", "rest of a round", "flushes per token")
-    return table(("", *(f"{title}, ms" for title in names), "expected, x", "measured, x"), lines)
+    return table(("", *(f"{title}, ms" for title in names), "expected, x", "measured, x", "γ=auto, x"), lines)
 
 
 def peaks(results: Results) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 from kvbench.bench import report
 from kvbench.bench import speculation_grid as arithmetic
 from kvbench.bench.points import model_config
-from kvbench.bench.speculation_table import text
+from kvbench.bench.speculation_table import line, shown, text
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse
 from kvbench.decoding import speculative
@@ -33,7 +34,7 @@ from kvbench.errors import KvbenchError
 from kvbench.measure.point_figures import weight_bytes
 from kvbench.measure.random_fill import place
 from kvbench.methods.base import Method
-from kvbench.methods.speculation import AUTO
+from kvbench.methods.speculation import AUTO, Speculation
 from kvbench.models.load import load
 from kvbench.profiling.memory import release
 from kvbench.profiling.timing import median
@@ -158,7 +159,7 @@ class Bench:
         gammas = args.gammas if main else args.side_gammas
         method = replace(method, gamma="auto", forced_acceptance=args.at)
         others = [a for a in args.acceptances if a != args.at] if main and args.measure_all else []
-        room = len(gammas) * self.tokens(1) + (1 + len(others)) * self.tokens(args.blocks)
+        room = len(gammas) * self.tokens(1) + (2 + len(others)) * self.tokens(args.blocks)
         cache = self.filled(method, point, room)
         engine = self.engine(method, cache, point)
         row |= {"forced": args.at, "gammas": [], "grid": [], "measured": []}
@@ -191,6 +192,10 @@ class Bench:
             row |= self.memory()
             self.say(f"{line(row)}, acceptance {acceptance}: {row['measured'][-1]['ms']:.3f} ms a token")
             yield
+            if main and acceptance == args.at:
+                row["auto"] = self.chosen(engine, method, cache, point)
+                self.say(f"{line(row)}, gamma=auto: {row['auto']['ms']:.3f} ms a token, gammas {row['auto']['gammas']}")
+                yield
 
     def filled(self, method: Method, point: Point, room: int) -> Any:
         """Return a cache with random keys and values and room for more tokens; memory peaks count from here on."""
@@ -215,9 +220,23 @@ class Bench:
         self, engine: Any, method: Any, cache: Any, point: Point, gamma: int, blocks: int
     ) -> Sequence[speculative.Round]:
         """Decode some blocks of tokens with one gamma, and return the rounds that count."""
+        rounds = self.all_rounds(engine, replace(method.speculation, gamma=gamma), cache, point, blocks)
+        return arithmetic.full(rounds, gamma)
+
+    def chosen(self, engine: Any, method: Any, cache: Any, point: Point) -> Row:
+        """Decode blocks of tokens with ``gamma=auto``; return times and the number of rounds with each gamma."""
+        rounds = self.all_rounds(engine, method.speculation, cache, point, self.args.blocks)
+        rounds = rounds[arithmetic.SKIPPED : -arithmetic.SKIPPED]  # limits at the end of an answer are no choice
+        times = arithmetic.blocks(rounds, self.args.tokens)
+        counts = Counter(max(turn.drafted) for turn in rounds)
+        return {"ms": median(times), "blocks_ms": times, "gammas": {str(g): counts[g] for g in sorted(counts)}}
+
+    def all_rounds(
+        self, engine: Any, speculation: Speculation, cache: Any, point: Point, blocks: int
+    ) -> list[speculative.Round]:
+        """Decode some blocks of tokens, and return all rounds."""
         sampling = self.sampling(point)
-        speculation = replace(method.speculation, gamma=gamma)
-        rounds = speculative.decode(
+        return speculative.decode(
             self.loaded.model,
             cache,
             self.token(point),
@@ -229,7 +248,6 @@ class Bench:
             speculation,
             engine,
         )
-        return arithmetic.full(rounds, gamma)
 
     def tokens(self, blocks: int) -> int:
         """Return how many tokens to decode for so many blocks: each may be longer by a round, and some do not count."""
@@ -259,17 +277,6 @@ class Bench:
         start = {"schema": SCHEMA, "what": "python -m kvbench.bench speculation: forced acceptance, meaningless text"}
         content = {**start, **report.machine(), "command": " ".join(args.argv), **settings, "rows": self.rows}
         report.write(self.path, content)
-
-
-def line(row: Row) -> str:
-    """Return the beginning of a line of progress: model, batch, context and case."""
-    return f"{row['model']} B{row['batch']} {row['context']} {row['case']}"
-
-
-def shown(figures: Row) -> str:
-    """Return the times of a round as text."""
-    names = [name for name in ("draft_ms", "verify_ms", "sampling_ms", "flush_ms", "round_ms") if name in figures]
-    return ", ".join(f"{name.removesuffix('_ms')} {figures[name]:.3f}" for name in names) + " ms"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Tables of ``bench speculation``: speed-ups by case, and the grid of acceptance by gamma."""
+"""Text of ``bench speculation``: speed-ups by case, the grid of acceptance by gamma, and lines of progress."""
 
 from __future__ import annotations
 
@@ -95,3 +95,14 @@ def text(rows: Sequence[Row], at: float) -> str:
     ]
     parts += [grid(rows, row) for row in rows if row["case"] == "quantspec" and row.get("grid")]
     return "\n\n".join(parts)
+
+
+def line(row: Row) -> str:
+    """Return the beginning of a line of progress: model, batch, context and case."""
+    return f"{row['model']} B{row['batch']} {row['context']} {row['case']}"
+
+
+def shown(figures: Row) -> str:
+    """Return the times of a round as text."""
+    names = [name for name in ("draft_ms", "verify_ms", "sampling_ms", "flush_ms", "round_ms") if name in figures]
+    return ", ".join(f"{name.removesuffix('_ms')} {figures[name]:.3f}" for name in names) + " ms"

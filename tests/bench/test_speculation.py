@@ -119,6 +119,9 @@ def test_a_run_measures_every_case_and_says_that_the_text_is_meaningless(
             assert len(row["blocks_ms"]) == 2 and row["ms"] > 0
             continue
         gammas = [1, 3] if row["case"] == "quantspec" else [2]
+        assert ("auto" in row) == (row["case"] == "quantspec")
+        if "auto" in row:
+            assert row["auto"]["ms"] > 0 and set(row["auto"]["gammas"]) <= set("12345678")
         assert [entry["gamma"] for entry in row["gammas"]] == gammas
         assert all(entry["verify_ms"] > 0 and entry["draft_ms"] > 0 for entry in row["gammas"])
         acceptances = [0.9, 0.5] if row["case"] == "quantspec" else [0.9]

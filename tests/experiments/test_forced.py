@@ -130,6 +130,7 @@ def test_tables_of_the_documents(folder: Path, tmp_path: Path, monkeypatch: pyte
                     for a, g, ms, times in ((0.8, 2, 8.0, "measured"), (0.9, 5, 4.0, "interpolated"))
                     for g in (2, 5)
                 ]
+                one["auto"] = {"ms": 5.0, "gammas": {"4": 9}}
                 one["measured"][1] |= {"draft_ms": 3.1, "verify_ms": 6.5, "sampling_ms": 0.15, "flush_ms": 0.01}
         path.write_text(json.dumps(content))
     results = speculation.Results(folder)
@@ -137,7 +138,7 @@ def test_tables_of_the_documents(folder: Path, tmp_path: Path, monkeypatch: pyte
     table = speculation.speeds(results)
     assert table[2] == "| 7B, 32k | 8.00 | 4.00 | 5 | 2.00 | 1.33 | 1.60 | 1.23 | 1.14 |"
     shown = speculation.text(results)
-    assert "| 7B, 32k | 3.100 | 6.500 | 0.150 | 0.010 | 2.00 | 2.00 |" in shown
+    assert "| 7B, 32k | 3.100 | 6.500 | 0.150 | 0.010 | 2.00 | 2.00 | 1.60 |" in shown
     assert "| 0.90 | 2.00* | 2.00* | 2.00 (γ 5) |" in shown
     assert "| 7B, 128k | 16.0 | 16.0 | 16.0 | 16.0 | 16.0 | 16.0 |" in shown
     page = tmp_path / "speed.md"

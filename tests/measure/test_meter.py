@@ -210,6 +210,21 @@ def test_speculation_counts_what_was_drafted(tmp_path):
     assert point["tpot_s"]["median"] == point["tpot_s"]["mean"] > 0
 
 
+def test_a_forced_acceptance_is_a_label_of_the_run_and_of_its_points(tmp_path):
+    """Of 40 tokens, drafts of a changing number per round; the label is in tables and CSV files."""
+    forced = {"gamma": "auto", "forced_acceptance": 1.0, "preset": "quantspec"}
+    method = {"_target_": "kvbench.methods.quantspec.QuantSpec", "takes": ["hierarchical"], **forced}
+    made = settings(tmp_path, "fp16", grid={"prompts": [60], "batches": [1], "repeats": 1, "new_tokens": 40})
+    made |= {"method": method, "quantizer": yaml.safe_load(options("quantizer")["hierarchical"].read_text())}
+    metrics = run(made)
+    validate({key: value for key, value in metrics.items() if key != "run_dir"})
+    point = metrics["scores"]["efficiency@60"]["points"]["batches"]["1"]
+    assert point["forced"] == 1.0 and metrics["label"].endswith("(forced acceptance 1)")
+    assert point["round_times"]["acceptance"] == 1.0
+    assert point["speculation"]["accepted"] == point["speculation"]["drafted"]
+    assert "forced acceptance 1" in tables.to_csv([metrics])
+
+
 def test_random_weights_may_go_beyond_the_model_and_say_so(tmp_path):
     metrics = run(settings(tmp_path, grid={"prompts": [48], "batches": [1]}, model={"max_length": 50}))
     assert metrics["scores"]["efficiency@48"]["points"]["batches"]["1"]["beyond"] == 50

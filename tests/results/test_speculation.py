@@ -34,6 +34,10 @@ def test_a_run_says_what_speculation_gave(tmp_path, batch):
     assert found["acceptance_rate"] == found["accepted"] / found["drafted"]
     assert found["tokens"] == found["accepted"] + found["rounds"]  # each round adds one token of the target's
     assert found["speedup"] > 0
+    times = found["round_times"]
+    assert times["draft_s"] > 0 and times["verify_s"] > 0 and 0 <= times["acceptance"] <= 1
+    expected = found["speedup"] * times["tpot_s"] / times["expected_tpot_s"]
+    assert found["expected_speedup"] == pytest.approx(expected)
     rows = [json.loads(line) for line in (Path(metrics["run_dir"]) / "samples.jsonl").read_text().splitlines()]
     for row in rows:
         assert len(row["measured"]["step_s"]) == row["measured"]["decoded"] == 11
