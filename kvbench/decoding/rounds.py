@@ -25,6 +25,7 @@ from kvbench.cache import KVCache
 from kvbench.decoding.drafting import Drafter
 from kvbench.decoding.graphs import Captured, NotCaptured, Tokens, reason
 from kvbench.decoding.ledger import Ledger
+from kvbench.decoding.marks import DRAFT, END, FLUSH, VERIFY, Marks
 from kvbench.decoding.round_passes import Draft, Shared, Verification
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.speculative import Engine, Round, taken
@@ -42,13 +43,13 @@ class Behind:
     Args:
         gamma: number of drafts.
         round: the round; the times of its parts are still unknown.
-        marks: CUDA events before a flush, before the drafts, after them, and after the verification; empty on a CPU.
+        marks: device times of its parts.
         flushed: True if the cache was updated before the round.
     """
 
     gamma: int
     round: Round
-    marks: list[torch.cuda.Event]
+    marks: Marks
     flushed: bool
 
 
@@ -96,8 +97,7 @@ class CapturedRounds(Engine):
         self._behind: Behind | None = None
         self._stale = self._ahead = False
         self._outcome = Tokens(self.shared.outcome)
-        cuda = device.type == "cuda"
-        self._marks = [[torch.cuda.Event(enable_timing=True) for _ in range(4)] if cuda else [] for _ in range(3)]
+        self._marks = [Marks(device) for _ in range(3)]  # of this round, the last one and the next one
         self._last = 0.0
 
     @property
@@ -120,7 +120,6 @@ class CapturedRounds(Engine):
             torch.OutOfMemoryError: there is not enough memory for the capture.
         """
         started = time.perf_counter()
-        lengths = [ledger.cache.get_seq_length() for ledger in self.ledgers]
         try:
             for ledger in self.ledgers:
                 ledger.cache.settle()
@@ -136,10 +135,6 @@ class CapturedRounds(Engine):
         except (NotServed, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
-            for ledger, before in zip(self.ledgers, lengths, strict=True):
-                extra = ledger.cache.get_seq_length() - before
-                if extra:
-                    ledger.cache.take_back([extra] * self.batch)
             raise NotCaptured(reason(error)) from error
 
     def begin(self, token: Tensor) -> None:
@@ -162,15 +157,15 @@ class CapturedRounds(Engine):
         self.shared.give(self.shared.draws(active, limits, generators))
         flushed = self._stale or not all(ledger.fits() for ledger in self.ledgers)
         if flushed:
-            mark(marks, 0)
+            marks.set(FLUSH)
             self._flush()
         verification = self._verification(gamma)
         if not self._ahead:
-            mark(marks, 1)
+            marks.set(DRAFT)
         self._draft(gamma - self._ahead)
-        mark(marks, 2)
+        marks.set(VERIFY)
         verification.replay()
-        mark(marks, 3)
+        marks.set(END)
         self._outcome.fetch()
         # The first draft of the next round needs nothing from the host, unless it is drawn or the cache may change.
         self._ahead = (
@@ -179,7 +174,7 @@ class CapturedRounds(Engine):
             and all(ledger.fits(gamma + 1) for ledger in self.ledgers)
         )
         if self._ahead:
-            mark(self._marks[0], 1)
+            self._marks[0].set(DRAFT)
             self._draft(1)
         self._catch_up()  # while the device works
 
@@ -228,20 +223,22 @@ class CapturedRounds(Engine):
                 self.draft.replay()
 
     def _catch_up(self) -> None:
-        """Add the tokens of the last round to the caches on the host, and fill in the times of its parts."""
+        """Add the tokens of the last round to the caches on the host, and fill in the times of its parts.
+
+        Raises:
+            NonFiniteError: a method packed NaN or Inf in an earlier round.
+        """
         behind, self._behind = self._behind, None
         if behind is None:
             return
+        for ledger in self.ledgers:
+            ledger.cache.progress.watches.poll()
         count = behind.gamma + 1
         for ledger in self.ledgers:
             for layer in ledger.cache.layers:
                 layer.advance(count)
             ledger.cache.take_back([count - emitted for emitted in behind.round.emitted])
-        if behind.marks:
-            flush, draft, verify, end = behind.marks
-            behind.round.draft_seconds = draft.elapsed_time(verify) / 1e3
-            behind.round.verify_seconds = verify.elapsed_time(end) / 1e3
-            behind.round.flush_seconds = flush.elapsed_time(draft) / 1e3 if behind.flushed else 0.0
+        behind.marks.fill(behind.round, behind.flushed)
 
     def _flush(self) -> None:
         """Let the methods pack or drop tokens, and send the lengths of the caches to the device.
@@ -257,7 +254,12 @@ class CapturedRounds(Engine):
                 self._record()
             self._restart()
         except (NotServed, RuntimeError) as error:
-            raise self._stopped(error) from error
+            if is_out_of_memory(error):
+                raise
+            raise CacheError(
+                f"decoding by CUDA graphs stopped, because a round cannot be captured again: {reason(error)}.\n"
+                "  hint: set runtime.graphs=never"
+            ) from error
 
     def _refresh(self, ledgers: Sequence[Ledger]) -> None:
         """Let the methods of some caches pack or drop tokens, and send the lengths of these caches to the device."""
@@ -300,28 +302,11 @@ class CapturedRounds(Engine):
             self.verifications[gamma] = known
         return known
 
-    @staticmethod
-    def _stopped(error: Exception) -> Exception:
-        if isinstance(error, RuntimeError) and is_out_of_memory(error):
-            return error
-        return CacheError(
-            f"speculative decoding by CUDA graphs stopped, because a pass cannot be captured again: {reason(error)}.\n"
-            "  hint: set runtime.graphs=never"
-        )
-
-
-def mark(marks: Sequence[torch.cuda.Event], place: int) -> None:
-    """Record one of several CUDA events on the current stream; on a CPU there are none, and nothing is done."""
-    if marks:
-        marks[place].record()
-
 
 def captured_rounds(
     model: PreTrainedModel, cache: KVCache, speculation: Speculation, how: Sampling, batch: int, compile: bool
 ) -> CapturedRounds:
-    """Create a :class:`CapturedRounds`, capture its first passes, and return it.
-
-    The arguments are those of the class.
+    """Create a :class:`CapturedRounds`, whose arguments these are, capture its first passes, and return it.
 
     Raises:
         NotCaptured: the passes cannot be captured. The caches contain the same tokens as before.

@@ -17,6 +17,7 @@ from kvbench.decoding.rounds import CapturedRounds
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.step import Recorded
 from kvbench.decoding.stopping import Stopping
+from kvbench.errors import CacheError, NonFiniteError
 from kvbench.methods import load_method
 from kvbench.models import int4
 from tests import zoo
@@ -266,3 +267,33 @@ def test_gamma_is_chosen_for_each_round_and_its_verification_captured_once(
     eager = speculative.decode(model, cache, token, stopping, *rest)
     assert stopping.tokens == tokens and [r.accepted for r in eager] == [r.accepted for r in found]
     assert all(seconds > 0 for given in recorded for seconds in given[3:]) and len(recorded) == len(eager) - 1
+
+
+@torch.inference_mode()
+def test_nan_in_the_cache_and_passes_that_can_be_captured_no_longer_are_named(
+    oracle: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in captured steps: where the NaN is, and what to type."""
+    for failure, error, message in (
+        ("nan", NonFiniteError, "layer 1: NaN or Inf in the value"),
+        ("observes", CacheError, r"runtime\.graphs=never"),
+    ):
+        method, model = made(), zoo.restless()
+        cache = method.new_cache(model, max_length=PROMPTS[0] + 60)
+        token = prefill(model, cache, zoo.padded_batch(PROMPTS[:1], seed=3)[0], None).argmax(-1)
+        engine = CapturedRounds(model, cache, method.speculation, Sampling(), 1, capture=False)
+        engine.prepare()
+        tail = cache.layers[1].stores()[1].tail
+        if failure == "nan":
+            tail.buffer.fill_(float("nan"))
+        else:
+            with torch.inference_mode(False):
+                tail.buffer = torch.zeros_like(tail.buffer)
+            monkeypatch.setattr(fused, "check", not_served)
+        rest = (Stopping(1, (), (), None), Sampling(), Sampling().generators(1), 60, 0, method.speculation)
+        with pytest.raises(error, match=message):
+            speculative.decode(model, cache, token, *rest, engine)
+
+
+def not_served(*given: Any) -> None:
+    raise phases.NotServed("no more")
