@@ -27,6 +27,8 @@ from tests.hub.standin import Hub
 
 #: layers of the models that are served, of tiny's eight: no test looks at answers
 LAYERS = 2
+#: input channels that share a scale in checkpoints in 4 bits
+GROUP = 64
 _WORDS = "the old river house stood near a quiet road where people walked home late with their bread".split()
 
 Records = Sequence[Mapping[str, Any]]
@@ -181,19 +183,27 @@ def add_datasets(hub: Hub) -> None:
 
 
 def add_model(hub: Hub, preset: str, *, refuses: int | None = None) -> str:
-    """Add tiny's first layers as two shards with a chat template, under a preset's id and commit; return the id."""
+    """Add tiny's first layers as two shards with a chat template, under a preset's id and commit; return the id.
+
+    The weights of a preset whose name ends in ``-awq`` are in the format AWQ.
+    """
     group = yaml.safe_load(options("model")[preset].read_text(encoding="utf-8"))
     shape = group["architecture"]
     head_dim = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
-    hub.add(group["hub_id"], _tiny(head_dim), refuses=refuses)
+    hub.add(group["hub_id"], _tiny(head_dim, preset.endswith("-awq")), refuses=refuses)
     if group["revision"]:
         hub.pin(group["hub_id"], group["revision"])
     return str(group["hub_id"])
 
 
 @cache
-def _tiny(head_dim: int) -> dict[str, bytes]:
-    """Return the files of a checkpoint with tiny's first layers, and one KV head of the first `head_dim` channels."""
+def _tiny(head_dim: int, packed: bool = False) -> dict[str, bytes]:
+    """Return the files of a checkpoint with tiny's first layers, and one KV head of the first `head_dim` channels.
+
+    Args:
+        head_dim: number of channels per head.
+        packed: True for weights in 4 bits, in the format AWQ.
+    """
     from safetensors.torch import load_file, save
 
     folder = local_folder("kvbench:tiny")
@@ -201,7 +211,9 @@ def _tiny(head_dim: int) -> dict[str, bytes]:
     files = {name: (folder / name).read_bytes() for name in ("generation_config.json", "tokenizer.json")}
     config = json.loads((folder / "config.json").read_text())
     heads = {"num_attention_heads": config["hidden_size"] // head_dim, "num_key_value_heads": 1, "head_dim": head_dim}
-    files["config.json"] = json.dumps({**config, **heads, "num_hidden_layers": LAYERS}).encode()
+    form = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
+    config |= {**heads, "num_hidden_layers": LAYERS, **({"quantization_config": form} if packed else {})}
+    files["config.json"] = json.dumps(config).encode()
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
     template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
     files["tokenizer_config.json"] = json.dumps({**tokenizer, "chat_template": template}).encode()
@@ -209,6 +221,8 @@ def _tiny(head_dim: int) -> dict[str, bytes]:
     for name in tensors:
         if "k_proj" in name or "v_proj" in name:
             tensors[name] = tensors[name][:head_dim].contiguous()
+    for name in [name for name in tensors if packed and name.endswith("_proj.weight")]:
+        tensors |= _awq(name.removesuffix(".weight"), tensors.pop(name))
     names = sorted(name for name in tensors if ".layers." not in name or int(name.split(".layers.")[1][0]) < LAYERS)
     for number, part in enumerate((names[: len(names) // 2], names[len(names) // 2 :]), start=1):
         shard = f"model-0000{number}-of-00002.safetensors"
@@ -216,6 +230,23 @@ def _tiny(head_dim: int) -> dict[str, bytes]:
         index |= dict.fromkeys(part, shard)
     files["model.safetensors.index.json"] = json.dumps({"metadata": {}, "weight_map": index}).encode()
     return {**files, "README.md": b"# a model", "consolidated.safetensors": b"another copy of the weights"}
+
+
+def _awq(layer: str, weight: Any) -> dict[str, Any]:
+    """Return the tensors of a layer whose weights ``[out, in]`` are rounded to 4 bits, in the format AWQ."""
+    import torch
+
+    def words(codes: Any) -> Any:
+        shifts = torch.tensor([0, 16, 4, 20, 8, 24, 12, 28])  # nibbles of eight consecutive output channels
+        packed = (codes.long().unflatten(-1, (-1, 8)) << shifts).sum(-1)
+        return torch.where(packed >= 2**31, packed - 2**32, packed).int()
+
+    grouped = weight.float().T.unflatten(0, (-1, GROUP))  # groups, channels of a group, output channels
+    low, high = grouped.amin(1).clamp(max=0), grouped.amax(1).clamp(min=0)
+    scales = ((high - low) / 15).half()
+    zeros = (-low / scales).round().clamp(0, 15)
+    codes = (grouped / scales[:, None] + zeros[:, None]).round().clamp(0, 15).flatten(0, 1)
+    return {f"{layer}.qweight": words(codes), f"{layer}.qzeros": words(zeros), f"{layer}.scales": scales}
 
 
 def add_encoders(hub: Hub, folder: Path) -> None:

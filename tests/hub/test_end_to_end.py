@@ -26,10 +26,10 @@ SHORT = ["decoding.max_new_tokens=3", "logger=none", "runtime.device=cpu"]
 
 @pytest.fixture(scope="module")
 def stocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
-    """A hub with all data sets, three models of the papers and the encoders."""
+    """A hub with all data sets, four models of the papers and the encoders."""
     with serving() as hub:
         add_datasets(hub)
-        for preset in ("llama2-7b", "llama3.1-8b-instruct", "lwm-text-chat-128k"):
+        for preset in ("llama2-7b", "llama3.1-8b-instruct", "lwm-text-chat-128k", "qwen1.5-7b-chat-awq"):
             add_model(hub, preset)
         add_encoders(hub, tmp_path_factory.mktemp("encoder"))
         yield hub
@@ -72,6 +72,20 @@ def test_cocktail_as_typed(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None
     hub.asked.clear()
     assert main(command) == 0  # all there: neither the hub nor the model is needed
     assert not hub.downloads() and "8 samples" in capsys.readouterr().err
+
+
+def test_a_checkpoint_in_4_bits_as_typed(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    """No package but kvbench's own dependencies is needed, and the weights keep their 4 bits."""
+    task = ["dataset=longbench_logquant", "dataset.tasks=[musique]", "dataset.limit=1"]
+    command = ["method=logquant", "model=qwen1.5-7b-chat-awq", *task, *SHORT]
+    assert main(command) == 0
+    content = metrics()
+    assert content["data"]["origin"]["model"]["hub_id"] == "Qwen/Qwen1.5-7B-Chat-AWQ"
+    form = content["env"]["weights"]
+    assert (form["source"], form["bits"], form["groups"], form["head"]) == ("awq", 4, [64], False)
+    assert "of the AWQ checkpoint, groups of 64, output head 16 bits" in " ".join(capsys.readouterr().out.split())
+    assert main([*command, "model.weights=int4"]) == 2
+    assert "already quantized" in capsys.readouterr().err
 
 
 def test_all_tasks_of_ruler(hub: Hub) -> None:

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 2
 #: by paper: QuantSpec's lengths exceed the context of the weights that are served
 SHORTER = {"quantspec": ["--lengths", "512"]}
-#: of items with many models: those whose runs no other item makes, and one whose checkpoint needs another package
+#: of items with many models: those whose runs no other item makes, and one whose checkpoint has weights in 4 bits
 MODELS = {
     "cocktail/table2": ["mistral-7b"],
     "logquant/table3": ["llama3.1-8b-instruct", "qwen1.5-7b-chat-awq"],
