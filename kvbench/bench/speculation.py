@@ -82,6 +82,7 @@ class Bench:
         self.args, self.began = args, time.perf_counter()
         self.path = report.folder(args.out) / f"{args.name or 'speculation'}.json"
         self.points = [Point(*point) for point in args.points]
+        self.side_points = self.points if args.side_points is None else [Point(*point) for point in args.side_points]
         self.methods = {name: parse(CASES[name][0]).load() for name in args.cases}
         self.rows: list[Row] = []
         self.loaded: Any = None
@@ -90,9 +91,9 @@ class Bench:
 
     def measure(self) -> None:
         """Measure all cases, those of an earlier stage first; the model is loaded again when it changes."""
-        for stage in (0, 1):
+        for stage, points in enumerate((self.points, self.side_points)):
             names = [name for name in self.args.cases if CASES[name][1] == stage]
-            for point in self.points if names else ():
+            for point in points if names else ():
                 self.load(point.model)
                 for name in names:
                     row = {"model": point.model, "batch": point.batch, "context": point.context, "case": name}

@@ -49,6 +49,8 @@ def add(commands: Any) -> None:
         metavar="MODEL:B:N",
         help="model, batch, tokens in the cache",
     )
+    about = "points at which the cases after quantspec are measured (default: all)"
+    add("--side-points", nargs="*", type=point, metavar="MODEL:B:N", help=about)
     add(
         "--cases",
         nargs="+",
