@@ -43,6 +43,8 @@ class Build:
         half: True if scales are fp16, False if they are bf16 (``HALF``).
         tiles: tiles of 16 output channels in a block (``MT``).
         warps: warps in a CTA (``WARPS``).
+        spread: True if the warps take units of input channels in turn, so that a CTA reads long pieces of rows; False
+            if each takes a range (``SPREAD``).
         stages: slots in a warp's ring buffer (``STAGES``).
         keep: True if a warp keeps its part of x in shared memory; False if x passes through the ring (``XRES``).
         direct: True if weights pass through registers, `stages` steps ahead, instead of a ring in shared memory; it
@@ -65,6 +67,7 @@ class Build:
     warps: int = 8
     stages: int = 4
     keep: bool = True
+    spread: bool = False
     direct: bool = False
     chains: int = 1
     early: int = 0
@@ -105,6 +108,7 @@ class Build:
             "NT": 2 if self.wide else 1,
             "MT": self.tiles,
             "WARPS": self.warps,
+            "SPREAD": int(self.spread),
             "STAGES": self.stages,
             "XRES": int(self.keep),
             "DIRECT": int(self.direct),

@@ -7,6 +7,7 @@ the number of rows. Its sums do not depend on the order in which CTAs run: equal
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -16,8 +17,6 @@ from kvbench.linear import build, layout
 from kvbench.linear.build import Build
 from kvbench.util import nvrtc
 
-#: candidate with the smallest buffers
-LAST = (1, 4, 2, False, 128, 1)
 #: multiprocessors of the GPU on which candidates were compared
 PROCESSORS = 132
 #: bytes of shared memory that a CTA may have if the device does not say (sm_90)
@@ -192,39 +191,32 @@ def choose(
         bf16: True if x is bf16.
         shared: bytes of shared memory that the device allows a CTA.
     """
-    bits = 4 if group else 16
-    for tiles, warps, stages, keep, unit, ctas in candidates(bits, rows, channels, columns):
-        chosen = Build(
-            bits, bf16, rows > 8, unit, group, half if group else False, tiles, warps, stages, keep, chains=2
-        )
+    base = Build(4, bf16, rows > 8, 128, group, half, chains=2) if group else Build(16, bf16, rows > 8, 64, half=False)
+    for chosen, ctas in candidates(base, channels):
         if ctas * (chosen.shared(rows, columns) + 1024) <= shared + 1024:
             break
     return chosen, ctas
 
 
-def candidates(bits: int, rows: int, channels: int, columns: int) -> list[tuple[int, int, int, bool, int, int]]:
-    """Return candidates for a product, the fastest first.
+def candidates(base: Build, channels: int) -> list[tuple[Build, int]]:
+    """Return candidates for a product, the fastest first, with the numbers of CTAs of a multiprocessor.
 
     Args:
-        bits: bits of a weight, 4 or 16.
-        rows: rows of x.
+        base: configuration of which tiles, warps, stages and the way of weights and x are to be chosen.
         channels: output channels.
-        columns: input channels.
-
-    Returns:
-        For each: tiles, warps, stages, whether a warp keeps its part of x, columns of a slot
-        (:class:`kvbench.linear.build.Build`) and CTAs of a multiprocessor.
     """
     tiles = -(-channels // layout.ROWS)
-    if bits == 16:
-        return [(1, 8, 4, True, 64, 2), (1, 8, 4, False, 64, 2), (1, 8, 3, False, 64, 1), (*LAST[:4], 64, 1)]
-    ring = [(1, 8, 4, False, 128, 1), LAST]
-    if rows > 8:
-        return [(2, 8, 3, True, 128, 1), (2, 8, 3, False, 128, 1), *ring]
+    ring = replace(base, keep=False)
+    last = [(replace(ring, warps=8, stages=3), 1), (replace(ring, warps=4, stages=2), 1)]
+    if base.bits == 16:
+        kept = replace(base, warps=16, stages=4, hint=2)
+        return [*([] if tiles <= 3 * PROCESSORS else [(kept, 1)]), (replace(ring, warps=16, stages=3), 1), *last]
+    if base.wide:
+        return [(replace(base, tiles=2, stages=3), 1), (replace(ring, tiles=2, stages=3), 1), *last]
     if tiles <= 2 * PROCESSORS:  # a block for each multiprocessor, so that x is read once anyway
-        return [(2, 16, 3, False, 128, 1), (2, 8, 4, False, 128, 1), *ring]
+        return [(replace(ring, tiles=2, warps=16, stages=3), 1), (replace(ring, tiles=2, stages=4), 1), *last]
     if tiles <= 3 * PROCESSORS:
-        return [(3, 8, 4, True, 128, 1), *ring]
-    wide, narrow = (4, 8, 3, True, 128, 1), (2, 16, 3, True, 128, 1)
+        return [(replace(base, tiles=3, stages=4), 1), *last]
     most = [-(-tiles // (size * PROCESSORS)) * size for size in (4, 2)]  # tiles of the busiest multiprocessor
-    return [narrow if most[1] < most[0] else wide, (2, 8, 3, True, 128, 1), *ring]
+    first = replace(base, tiles=2, warps=16, stages=3) if most[1] < most[0] else replace(base, tiles=4, stages=3)
+    return [(first, 1), (replace(base, tiles=2, stages=3), 1), *last]

@@ -22,6 +22,7 @@ struct Args {
 #define PARTIAL (MT * NT * 512)
 #define STEP (BITS == 4 ? 128 : 32)  // input channels multiplied at a time
 #define PER_UNIT (UNIT / STEP)
+#define NEXT (SPREAD ? WARPS : 1)  // distance from one unit of a warp to its next
 
 // The weights of 16 MT output channels and STEP input channels that one lane multiplies. 4 bits: 64 input channels in
 // each of w[m][0] and w[m][1], and the words of their groups. 16 bits: 8 input channels of rows g and g + 8.
@@ -69,30 +70,30 @@ __device__ __forceinline__ void read(Step& s, u32 slot, int k, int lane) {
     }
 }
 
-// Addresses of a lane's weights in a step, for each tile; null for tiles that the CTA does not have.
+// Addresses of a lane's weights in the first step of a unit, for each tile; null for tiles that the CTA does not have.
 struct Source {
     const char* w[MT][BITS == 4 ? 1 : 2];
     const char* g[MT];
 };
 
-__device__ __forceinline__ void aim(Source& s, const Args& a, int tile, int end, int step, int lane) {
+__device__ __forceinline__ void aim(Source& s, const Args& a, int tile, int end, int unit, int lane) {
 #pragma unroll
     for (int m = 0; m < MT; m++, tile++) {
 #if BITS == 4
-        s.w[m][0] = a.weight + (size_t)tile * (a.columns * 8) + step * 1024 + lane * 16;
-        s.g[m] = a.groups + ((size_t)tile * (a.columns / GROUP) + step * (STEP / GROUP)) * 64 + (lane >> 2) * 8;
+        s.w[m][0] = a.weight + (size_t)tile * (a.columns * 8) + unit * CODES + lane * 16;
+        s.g[m] = a.groups + (size_t)tile * (a.columns / GROUP * 64) + unit * PARAMS + (lane >> 2) * 8;
 #else
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int row = min(tile * 16 + i * 8 + (lane >> 2), a.channels - 1);
-            s.w[m][i] = a.weight + (long long)row * a.stride + step * 64 + (lane & 3) * 16;
+            s.w[m][i] = a.weight + (long long)row * a.stride + unit * XROW + (lane & 3) * 16;
         }
 #endif
         if (tile >= end) s.w[m][0] = 0;
     }
 }
 
-// Load step d after the one that a source aims at into registers; without `valid`, weights that are 0.
+// Load step d of the warp, counted from the unit that a source aims at, into registers; without `valid`, weights that are 0.
 __device__ __forceinline__ void fetch(Step& s, const Source& from, int d, bool valid, u64 policy) {
 #pragma unroll
     for (int m = 0; m < MT; m++) {
@@ -101,16 +102,16 @@ __device__ __forceinline__ void fetch(Step& s, const Source& from, int d, bool v
         for (int i = 0; i < 2; i++) {
             s.w[m][i] = make_uint4(0, 0, 0, 0);
 #if BITS == 4
-            if (there) s.w[m][i] = load_weights16(from.w[m][0] + d * 1024 + i * 512, policy);
+            if (there) s.w[m][i] = load_weights16(from.w[m][0] + d * (NEXT * CODES) + i * 512, policy);
 #else
-            if (there) s.w[m][i] = load_weights16(from.w[m][i] + d * 64, policy);
+            if (there) s.w[m][i] = load_weights16(from.w[m][i] + d / PER_UNIT * (NEXT * XROW) + d % PER_UNIT * 64, policy);
 #endif
         }
 #if BITS == 4
 #pragma unroll
         for (int i = 0; i < STEP / GROUP; i++) {
             s.g[m][i] = make_uint2(0, 0);
-            if (there) s.g[m][i] = load_weights8(from.g[m] + (d * (STEP / GROUP) + i) * 64, policy);
+            if (there) s.g[m][i] = load_weights8(from.g[m] + d * (NEXT * PARAMS) + i * 64, policy);
         }
 #endif
     }

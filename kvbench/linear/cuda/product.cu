@@ -14,6 +14,7 @@
 //   MT          tiles of 16 output channels in a block
 //   WARPS       warps in a CTA
 //   UNIT        input channels of a slot of a warp's ring: 128, or 64 with 16 bits
+//   SPREAD      1 if the warps take units in turn, so that a CTA reads long pieces of rows; 0 if each takes a range
 //   STAGES      slots of a warp's ring
 //   XRES        1 if a warp keeps its part of x in shared memory, 0 if x passes through the ring
 //   DIRECT      1 if weights pass through registers, STAGES steps ahead, instead of the ring; requires XRES, and that the
@@ -26,7 +27,9 @@
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) product(const __grid_constant__ Args a) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int units = a.columns / UNIT, first = units * warp / WARPS, last = units * (warp + 1) / WARPS;
+    // this warp's units: `count` of them from `first` on, each NEXT units after the one before
+    const int units = a.columns / UNIT, first = SPREAD ? warp : units * warp / WARPS;
+    const int count = SPREAD ? (units - warp + WARPS - 1) / WARPS : units * (warp + 1) / WARPS - first;
     int most = (units + WARPS - 1) / WARPS;
     if (DIRECT) most = (most * PER_UNIT + STAGES - 1) / STAGES * STAGES / PER_UNIT;
     const u32 xunit = a.rows * XROW, slot_bytes = BLOCK + (XRES ? 0 : xunit), kept = XRES ? most * xunit : 0;
@@ -48,16 +51,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) product(const __g
 
 #if DIRECT
     // weights pass through registers, STAGES steps ahead; a warp's steps are made a multiple of STAGES by empty ones
-    const int steps = (last - first) * PER_UNIT, start = first * PER_UNIT, rounds = (steps + STAGES - 1) / STAGES;
+    const int steps = count * PER_UNIT, rounds = (steps + STAGES - 1) / STAGES;
     Step ring[STAGES];
     Source from;
-    aim(from, a, begin, end, start, lane);
+    aim(from, a, begin, end, first, lane);
 #if PDL
 #pragma unroll
     for (int d = 0; d < STAGES; d++) fetch(ring[d], from, d, d < steps, policy);
     wait_for_previous();
 #endif
-    for (int u = 0; u < rounds * STAGES / PER_UNIT; u++) request_x(a, base + u * xunit, min(first + u, last - 1), lane);
+    for (int i = 0; i < rounds * STAGES / PER_UNIT; i++)
+        request_x(a, base + i * xunit, first + min(i, count - 1) * NEXT, lane);
     commit();
 #if !PDL
 #pragma unroll
@@ -70,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) product(const __g
         for (int r = 0; r < rounds; r++) {
             const bool on = r + 1 < rounds;
             const int ahead = on ? (r + 1) * STAGES : 0;
-            aim(from, a, on ? tile : tile + MT, end, start + ahead, lane);
+            aim(from, a, on ? tile : tile + MT, end, first + ahead / PER_UNIT * NEXT, lane);
 #pragma unroll
             for (int d = 0; d < STAGES; d++) {
                 multiply(acc, ring[d], base + (r * (STAGES / PER_UNIT) + d / PER_UNIT) * xunit, row, d % PER_UNIT);
@@ -80,9 +84,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) product(const __g
         merge(a, acc, sums + side * (WARPS * PARTIAL / 4), tile, end);
     }
 #else
-    // the next slot to request: unit `unit` of the tiles from `tile` on
+    // the next slot to request: the warp's unit `i` of the tiles from `tile` on
     const u32 ring = base + kept;
-    int tile = first == last ? end : begin, unit = first;
+    int tile = count ? begin : end, i = 0;
 #pragma unroll
     for (int s = 0; s < STAGES; s++) {
         if (s == EARLY) {
@@ -90,19 +94,19 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) product(const __g
             wait_for_previous();
 #endif
             if (XRES)
-                for (int u = first; u < last; u++) request_x(a, base + (u - first) * xunit, u, lane);
+                for (int j = 0; j < count; j++) request_x(a, base + j * xunit, first + j * NEXT, lane);
             else
-                for (int e = 0, b = begin, u = first; e < EARLY && b < end && first < last; e++) {
-                    request_x(a, ring + e * slot_bytes + BLOCK, u, lane);
-                    if (++u == last) u = first, b += MT;
+                for (int e = 0, b = begin, j = 0; e < EARLY && b < end && count; e++) {
+                    request_x(a, ring + e * slot_bytes + BLOCK, first + j * NEXT, lane);
+                    if (++j == count) j = 0, b += MT;
                 }
             commit();
         }
         if (s == STAGES - 1) break;
         if (tile < end) {
-            request(a, ring + s * slot_bytes, tile, end, unit, lane, policy);
-            if (!XRES && s >= EARLY) request_x(a, ring + s * slot_bytes + BLOCK, unit, lane);
-            if (++unit == last) unit = first, tile += MT;
+            request(a, ring + s * slot_bytes, tile, end, first + i * NEXT, lane, policy);
+            if (!XRES && s >= EARLY) request_x(a, ring + s * slot_bytes + BLOCK, first + i * NEXT, lane);
+            if (++i == count) i = 0, tile += MT;
         }
         commit();
     }
@@ -111,14 +115,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) product(const __g
     arrive<STAGES - 1 - EARLY>();  // x, and the slots requested before it
     for (int b = begin; b < end; b += MT, side ^= 1) {
         clear(acc);
-        for (int u = first; u < last; u++) {
+        for (int j = 0; j < count; j++) {
             arrive<STAGES - 2>();
             __syncwarp();
             if (tile < end) {
                 const u32 to = ring + (slot == 0 ? STAGES - 1 : slot - 1) * slot_bytes;
-                request(a, to, tile, end, unit, lane, policy);
-                if (!XRES) request_x(a, to + BLOCK, unit, lane);
-                if (++unit == last) unit = first, tile += MT;
+                request(a, to, tile, end, first + i * NEXT, lane, policy);
+                if (!XRES) request_x(a, to + BLOCK, first + i * NEXT, lane);
+                if (++i == count) i = 0, tile += MT;
             }
             commit();
             const u32 at = ring + slot * slot_bytes;
@@ -126,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) product(const __g
             for (int k = 0; k < PER_UNIT; k++) {
                 Step step;
                 read(step, at, k, lane);
-                multiply(acc, step, XRES ? base + (u - first) * xunit : at + BLOCK, row, k);
+                multiply(acc, step, XRES ? base + j * xunit : at + BLOCK, row, k);
             }
             slot = slot == STAGES - 1 ? 0 : slot + 1;
         }
