@@ -12,6 +12,7 @@ from torch import Tensor
 from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.pack_together import Job
 from kvbench.cache.kernels.roll_together import Roll
+from kvbench.cache.kernels.thin_together import Thin
 from kvbench.cache.options import Options
 from kvbench.cache.policy import MethodState
 from kvbench.cache.prompts import Prompts
@@ -168,7 +169,7 @@ class Progress:
     upper: bool = False
     span: int | None = None
     watches: Watches = field(init=False, default_factory=Watches)
-    packs: Deferred[Job] = field(init=False, default_factory=Deferred)
+    packs: Deferred[Job | Thin] = field(init=False, default_factory=Deferred)
     rolls: Deferred[Roll] = field(init=False, default_factory=Deferred)
     tables: dict[Any, Tensor] = field(init=False, default_factory=dict)
     plans: dict[Any, Any] = field(init=False, default_factory=dict)

@@ -147,6 +147,14 @@ class LogQuant(Method):
         return self.window if self.window is not None else self.reserved // 3
 
     @property
+    def packs_together(self) -> bool:
+        """True if one kernel launch may pack the tokens of all layers; False if a subclass overrides :meth:`settle`.
+
+        What a flush moves in full precision waits for the packing.
+        """
+        return type(self).settle is LogQuant.settle
+
+    @property
     def drops_tokens(self) -> bool:
         """True with `evict`: tokens are dropped instead of being quantized."""
         return self.evict
@@ -236,9 +244,11 @@ class LogQuant(Method):
             tail, W = store.tail, self.W
             while tail.length(rows) >= 3 * W:
                 exact = tail.view(rows)
-                if not self.evict:
+                if self.evict:
+                    tail.keep(rows, remaining(W, tail.length(rows), layer.device))
+                else:
                     store.packed.append(rows, exact[:, :, 1 : 2 * W : 2])
-                tail.keep(rows, remaining(W, tail.length(rows), layer.device))
+                    store.packed.thin(tail, rows, W)
 
     def demotions(self, layer: KVLayer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return after how many tokens each token is quantized or dropped; arguments as for :meth:`Method.demotions`.

@@ -13,7 +13,7 @@ from kvbench.errors import ConfigError
 from kvbench.methods.base import Reach
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.demotion import demoted_by
-from kvbench.methods.logquant import LogQuant, flushes, placed, remaining
+from kvbench.methods.logquant import LogQuant, flushes, placed
 from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class PartialLogQuant(LogQuant):
             # at least the newest W keys are exact here, and no more values: these 2 W values are packed
             values.packed.permute(rows, keys.packed.length(rows), thinned(W, layer.device))
             keys.packed.append(rows, tail.view(rows)[:, :, 1 : 2 * W : 2])
-            tail.keep(rows, remaining(W, tail.length(rows), layer.device))
+            keys.packed.thin(tail, rows, W)
 
     def demotions(self, layer: KVLayer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return after how many tokens each key and each value is quantized; see :meth:`Method.demotions`."""

@@ -43,7 +43,8 @@ class Traits:
         """True if the packing in ``settle`` may be deferred, so that one kernel launch packs the tokens of all layers.
 
         The deferred launch reads the tokens from the last, full-precision segments when ``settle`` has run for every
-        layer. Such a ``settle`` may therefore drop tokens at the front of these segments, but must not move the others.
+        layer. Such a ``settle`` may therefore drop tokens at the front of these segments, but must not move the others,
+        unless :meth:`kvbench.cache.segments.packed.PackedSegment.thin` does it, which is deferred too.
         Base classes return True only if a subclass does not override their ``settle``.
         ``tests/contract/test_deferred.py`` finds out, on a CPU, if a method wrongly returns True.
         """

@@ -173,7 +173,8 @@ def test_a_method_that_settles_its_own_way_does_not_inherit_it():
     kivi = load_method("kivi", quantizer="int4")
     assert kivi.packs_together and load_method("atom").packs_together
     assert not Other(takes=kivi.takes, quantizer=kivi.quantizer).packs_together
-    assert not load_method("logquant").packs_together and not load_method("fp16").packs_together
+    assert load_method("logquant").packs_together and not load_method("partial_logquant").packs_together
+    assert not load_method("fp16").packs_together
 
 
 def test_deferring_in_one_cache_defers_nothing_in_another(launches):

@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from kvbench.cache.kernels import thin_together
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.methods.logquant import LogQuant
 from tests import zoo
@@ -21,12 +22,14 @@ STEPS = (1, 1, 2, 1, 5, 1, 1, 1)
 @contextmanager
 def deferred(monkeypatch):
     """Encode what is appended inside at the end, from where it lay."""
-    jobs, plain = [], PackedSegment._encode
-    monkeypatch.setattr(PackedSegment, "_encode", lambda *job: jobs.append(job))
+    jobs, plain, thin = [], PackedSegment._encode, thin_together.run
+    monkeypatch.setattr(PackedSegment, "_encode", lambda *job: jobs.append((plain, job)))
+    monkeypatch.setattr(thin_together, "run", lambda *job: jobs.append((thin, job)))
     yield
     monkeypatch.setattr(PackedSegment, "_encode", plain)
-    for job in jobs:
-        plain(*job)
+    monkeypatch.setattr(thin_together, "run", thin)
+    for run, job in jobs:
+        run(*job)
 
 
 @contextmanager
@@ -73,12 +76,20 @@ def test_deferred_packs_leave_what_immediate_ones_leave(name, quantizer, monkeyp
 
 
 def test_a_wrong_claim_is_caught(monkeypatch):
-    """LogQuant thins its tail in place: a deferred pack would read what the thinning has moved."""
+    """A method that thins its tail at once: a deferred pack would read what the thinning has moved."""
 
     class Wrong(LogQuant):
         packs_together = True
 
+        def settle(self, layer, rows):
+            for store in layer.stores():
+                while store.tail.length(rows) >= 3 * self.W:
+                    exact = store.tail.view(rows)
+                    store.packed.append(rows, exact[:, :, 1 : 2 * self.W : 2])
+                    kept = [*range(0, 2 * self.W, 2), *range(2 * self.W, exact.shape[2])]
+                    store.tail.keep(rows, torch.tensor(kept))
+
     logquant = make("logquant", "int4")
     wrong = Wrong(takes=logquant.takes, quantizer=logquant.quantizer)
     assert wrong.packs_together and not same(wrong, monkeypatch)
-    assert not logquant.packs_together
+    assert logquant.packs_together

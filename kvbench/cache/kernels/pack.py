@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels import pack_together
+from kvbench.cache.kernels import pack_together, thin_together
 from kvbench.cache.kernels.forms import Form, form, programs, windows
 from kvbench.cache.kernels.pack_together import Packed
 from kvbench.cache.watch import Watch, words
@@ -141,6 +141,8 @@ def warm(segment: Packed, x: Tensor) -> None:
             _launch(segment, launched, 0, x, 0, 0, None)
             if segment.watch is not None:
                 pack_together.run([pack_together.Job(segment, launched, 0, x[:, :, :0], 0)])
+        if isinstance(segment.quantizer, WindowedQuantizer):
+            thin_together.run([thin_together.Thin(x, (0, len(x)), 0, 0, 0)])
 
 
 def _launch(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from kvbench.cache.kernels import thin_together
 from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.forms import Form, programs
 from kvbench.cache.kernels.tables import addresses
+from kvbench.cache.kernels.thin_together import Thin
 from kvbench.cache.segments.base import Side
 from kvbench.cache.watch import Watch
 from kvbench.quantizers.affine import AffineQuantizer
@@ -30,7 +33,7 @@ class Packed(Protocol):
     words: list[Tensor]
     params: list[Tensor]
     watch: tuple[Watch, int] | None
-    packs: Deferred[Job] | None
+    packs: Deferred[Job | Thin] | None
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Job:
 
 
 @contextmanager
-def together(packs: Deferred[Job]) -> Iterator[None]:
+def together(packs: Deferred[Job | Thin]) -> Iterator[None]:
     """Defer packing to the end of a ``with`` block, so that layers that pack tokens alike share a kernel launch.
 
     Within the block, nothing may read the packed tokens or overwrite the full-precision tokens that are to be packed.
@@ -78,6 +81,20 @@ def together(packs: Deferred[Job]) -> Iterator[None]:
     with packs.collecting() as jobs:
         yield
     launch(jobs)
+
+
+def thin(segment: Packed, job: Thin) -> None:
+    """Thin a window whose tokens were packed last: at once or, if these tokens are queued, after they are packed.
+
+    Args:
+        segment: segment into which they were packed.
+        job: the window, and what to drop of it.
+    """
+    jobs = None if segment.packs is None else segment.packs.jobs
+    if jobs and isinstance(jobs[-1], Job) and jobs[-1].segment is segment:
+        jobs.append(job)
+    else:
+        thin_together.run([job])
 
 
 def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> bool:
@@ -102,13 +119,20 @@ def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> 
     return True
 
 
-def launch(jobs: list[Job]) -> None:
-    """Pack the tokens of all jobs, with one kernel launch for all jobs of equal :meth:`Job.signature`."""
-    alike: dict[Hashable, list[Job]] = {}
+def launch(jobs: Sequence[Job | Thin]) -> None:
+    """Carry out all jobs, with one kernel launch for all jobs of equal :meth:`Job.signature`.
+
+    What is thinned is packed before, and what is packed from it later is packed afterwards.
+    """
+    alike: dict[Hashable, list[Any]] = {}
+    thinned: Counter[int] = Counter()
     for job in jobs:
-        alike.setdefault(job.signature(), []).append(job)
-    for group in alike.values():
-        run(group)
+        buffer = job.buffer if isinstance(job, Thin) else job.x
+        where = buffer.untyped_storage().data_ptr()
+        alike.setdefault((thinned[where], isinstance(job, Thin), job.signature()), []).append(job)
+        thinned[where] += isinstance(job, Thin)
+    for key in sorted(alike, key=lambda key: key[:2]):  # type: ignore[index]
+        (thin_together.run if isinstance(alike[key][0], Thin) else run)(alike[key])
 
 
 def run(group: list[Job]) -> None:

@@ -10,8 +10,9 @@ from torch import Tensor
 from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.forms import Form
 from kvbench.cache.kernels.pack import pack, served
-from kvbench.cache.kernels.pack_together import Job
-from kvbench.cache.segments.base import Segment, Side, allocate
+from kvbench.cache.kernels.pack_together import Job, thin
+from kvbench.cache.kernels.thin_together import Thin
+from kvbench.cache.segments.base import FullSegment, Segment, Side, allocate
 from kvbench.cache.segments.layout import TILE, TileLayout
 from kvbench.cache.watch import Watch
 from kvbench.quantizers.affine import AffineQuantizer, param_dtype
@@ -80,7 +81,7 @@ class PackedSegment(Segment):
         #: record in which kernels note NaN and Inf, and the tag of this segment; None: checked after each call instead
         self.watch: tuple[Watch, int] | None = None
         #: the cache's queue of deferred packing, which shares launches; None if the segment belongs to no cache
-        self.packs: Deferred[Job] | None = None
+        self.packs: Deferred[Job | Thin] | None = None
         self.layouts = [TileLayout(width, side) for width in PLANES[quantizer.bits]]
         self.words: list[Tensor] = []
         self.params: list[Tensor] = []
@@ -167,6 +168,21 @@ class PackedSegment(Segment):
         first = start // self.quantizer.block_tokens * self.quantizer.block_params
         for buffer, param in zip(self.params, params, strict=True):
             buffer[rows, :, first : first + param.shape[2]].copy_(param)
+
+    def thin(self, window: FullSegment, rows: slice, count: int) -> None:
+        """Drop every second one of the oldest tokens of a window, after they have been appended to this segment.
+
+        If packing is deferred (:mod:`kvbench.cache.kernels.pack_together`), so is this.
+
+        Args:
+            window: segment of the tokens in full precision.
+            rows: rows of the batch.
+            count: number of tokens to drop: the second, the fourth, ... of the first ``2 * count``.
+        """
+        start, length = window.starts[rows][0], window.lengths[rows][0]
+        first, last, _ = rows.indices(len(window.lengths))
+        window.starts[rows], window.lengths[rows] = [start] * (last - first), [length - count] * (last - first)
+        thin(self, Thin(window.buffer, (first, last), start, length, count))
 
     def codes(self, rows: slice, start: int, stop: int) -> Tensor:
         """Return the integer codes of consecutive tokens, unpacked.
