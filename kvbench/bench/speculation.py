@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,12 +21,14 @@ import torch
 from kvbench.bench import report
 from kvbench.bench import speculation_grid as arithmetic
 from kvbench.bench.points import model_config
+from kvbench.bench.speculation_command import Point
 from kvbench.bench.speculation_table import line, shown, text
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse
 from kvbench.decoding import speculative
 from kvbench.decoding.autoregressive import continued
 from kvbench.decoding.drafting import prepare
+from kvbench.decoding.round_times import totals
 from kvbench.decoding.rounds import captured_rounds
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.stopping import Stopping
@@ -38,6 +40,7 @@ from kvbench.methods.speculation import AUTO, Speculation
 from kvbench.models.load import load
 from kvbench.profiling.memory import release
 from kvbench.profiling.timing import median
+from kvbench.results.round_times import round_times
 from kvbench.util.failures import is_out_of_memory
 
 Row = dict[str, Any]
@@ -56,21 +59,6 @@ CASES = {
 LONGEST = max(AUTO) + 1
 
 
-@dataclass(frozen=True)
-class Point:
-    """A model, a batch size and a number of tokens in the cache at the beginning.
-
-    Args:
-        model: preset of the model.
-        batch: number of sequences.
-        context: tokens of each sequence.
-    """
-
-    model: str
-    batch: int
-    context: int
-
-
 class Bench:
     """One run of the command: the loaded model, the arguments, and the rows so far.
 
@@ -81,8 +69,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.began = args, time.perf_counter()
         self.path = report.folder(args.out) / f"{args.name or 'speculation'}.json"
-        self.points = [Point(*point) for point in args.points]
-        self.side_points = self.points if args.side_points is None else [Point(*point) for point in args.side_points]
+        self.side_points = args.points if args.side_points is None else args.side_points
         self.methods = {name: parse(CASES[name][0]).load() for name in args.cases}
         self.rows: list[Row] = []
         self.loaded: Any = None
@@ -91,7 +78,7 @@ class Bench:
 
     def measure(self) -> None:
         """Measure all cases, those of an earlier stage first; the model is loaded again when it changes."""
-        for stage, points in enumerate((self.points, self.side_points)):
+        for stage, points in enumerate((self.args.points, self.side_points)):
             names = [name for name in self.args.cases if CASES[name][1] == stage]
             for point in points if names else ():
                 self.load(point.model)
@@ -181,10 +168,13 @@ class Bench:
             turns = self.decoded(engine, method, cache, point, gamma, args.blocks)
             per_block = arithmetic.blocks(turns, args.tokens)
             whole = 1e3 * sum(turn.seconds for turn in turns)
+            timed = round_times(totals(turns, range(point.batch))) or {}
             row["measured"].append(
                 {
                     "acceptance": acceptance,
                     **arithmetic.parts(turns, gamma),
+                    "accepted": timed.get("acceptance"),
+                    "why": timed.get("why"),
                     "ms": median(per_block),
                     "mean_ms": whole / sum(sum(turn.emitted) / point.batch for turn in turns),
                     "blocks_ms": per_block,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvbench.bench.choices import count, device, number, share, token_count
 
@@ -13,13 +13,27 @@ from kvbench.bench.choices import count, device, number, share, token_count
 CASES = ("plain", "quantspec", "kv", "weights", "streamingllm", "snapkv")
 
 
-def point(text: str) -> tuple[str, int, int]:
-    """Parse a point such as ``llama2-7b:1:32k`` into model, batch and tokens (an argparse ``type``)."""
+class Point(NamedTuple):
+    """A model, a batch size and a number of tokens in the cache at the beginning.
+
+    Args:
+        model: preset of the model.
+        batch: number of sequences.
+        context: tokens of each sequence.
+    """
+
+    model: str
+    batch: int
+    context: int
+
+
+def point(text: str) -> Point:
+    """Parse a point such as ``llama2-7b:1:32k`` (an argparse ``type``)."""
     model, *rest = text.rsplit(":", 2)
     if len(rest) != 2 or not model or not rest[0].isdecimal() or not int(rest[0]):
         raise argparse.ArgumentTypeError(f"{text!r} is not MODEL:BATCH:TOKENS, such as llama2-7b:1:32k")
     try:
-        return model, int(rest[0]), token_count(rest[1])
+        return Point(model, int(rest[0]), token_count(rest[1]))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -40,7 +54,7 @@ def add(commands: Any) -> None:
     """
     parser = commands.add_parser("speculation", help="measure QuantSpec's speed-up at forced acceptance rates")
     add = parser.add_argument
-    default = [("llama2-7b", 1, 32768), ("llama2-7b", 1, 131072), ("llama3.1-8b", 1, 131072)]
+    default = [Point("llama2-7b", 1, 32768), Point("llama2-7b", 1, 131072), Point("llama3.1-8b", 1, 131072)]
     add(
         "--points",
         nargs="+",
