@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvbench.attention.logits import PLAIN, Logits
-from kvbench.attention.phases import NotServed, Work, receiving, work
+from kvbench.attention.phases import NotServed, Work, holder, receiving, work
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.options import Kernels
 
@@ -47,7 +47,7 @@ def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, l
         described = work(layer, upper=layer.progress.upper)
         described.logits = logits
         if observed:
-            described.received = receiving(layer, query.shape[2], fresh=any(layer.stores()[0].tail.pending))
+            described.received = receiving(layer, query.shape[2], fresh=any(holder(layer).pending))
         name, module = pick(query, described, wanted)
     except NotServed as reason:
         layer.paths.add(f"reference ({reason})")
@@ -56,7 +56,7 @@ def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, l
     with torch.cuda.device_of(query):  # kernels are launched on the current device: runtime.device=cuda:1
         out = module.attend(query, described, scaling)
     if described.received is not None:
-        layer.stores()[0].tail.hold(described.received.buffer)
+        holder(layer).hold(described.received.buffer)
     return out
 
 

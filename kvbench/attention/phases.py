@@ -346,6 +346,18 @@ def assembled(
     )
 
 
+def holder(layer: KVLayer) -> ScoredSegment:
+    """Return the segment of a layer that holds the attention of steps: the last one of its keys.
+
+    Raises:
+        NotServed: the method holds attention elsewhere.
+    """
+    tail = layer.stores()[0].tail
+    if not isinstance(tail, ScoredSegment):
+        raise NotServed(f"{type(layer.method).__name__.lower()} does not hold attention with its keys")
+    return tail
+
+
 def receiving(layer: KVLayer, count: int, *, fresh: bool = False) -> Received:
     """Return where a kernel is to write the attention that the tokens of a layer receive in a decode step.
 
@@ -357,10 +369,7 @@ def receiving(layer: KVLayer, count: int, *, fresh: bool = False) -> Received:
     Raises:
         NotServed: the method holds attention elsewhere than with its keys.
     """
-    tail = layer.stores()[0].tail
-    if not isinstance(tail, ScoredSegment):
-        raise NotServed(f"{type(layer.method).__name__.lower()} does not hold attention with its keys")
-    return Received(tail.room(count, fresh=fresh), layer.method.observe_group == "mean")
+    return Received(holder(layer).room(count, fresh=fresh), layer.method.observe_group == "mean")
 
 
 def shared_table(layer: KVLayer, counts: list[list[tuple[int, int, int]]]) -> Tensor:

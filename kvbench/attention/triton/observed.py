@@ -10,6 +10,7 @@ It serves methods that observe the attention of every step (H2O). The kernels ar
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -103,13 +104,10 @@ def attend(query: Tensor, work: Work, scaling: float, launch: Launch | None = No
     assert keys is not None and values is not None
     padded = max(triton.next_power_of_2(rows), 8)
     parts = 2 if INTERPRETED else split(query.device, cells, width, launch)
-    floats = {"dtype": torch.float32, "device": query.device}
+    floats = partial(torch.empty, dtype=torch.float32, device=query.device)
     out = query.new_empty(batch, count, query_heads, work.value_dim)
-    scores = torch.empty(cells * rows * width, **floats)
-    stats, sums = (
-        torch.empty(cells * parts * 2 * padded, **floats),
-        torch.empty(cells * parts * padded * work.value_dim, **floats),
-    )
+    scores = floats(cells * rows * width)
+    stats, sums = floats(cells * parts * 2 * padded), floats(cells * parts * padded * work.value_dim)
     tensors = (query, work.table, keys, values, scores, stats, sums)
     rooms = (keys.shape[2], values.shape[2], width, scaling * LOG2E)
     if rows == 1:
