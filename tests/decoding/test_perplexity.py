@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import kvbench
+from kvbench.config.setting import parse
+from kvbench.decoding.passes import forward, prefill
 from kvbench.decoding.perplexity import PASS, decode_nll, exact_chunk, forward_nll, pass_tokens, simulated_nll
 from kvbench.errors import ConfigError
 from kvbench.models.random_weights import hf_config, random_model
@@ -111,6 +114,59 @@ def test_passes_keep_a_sliding_window(name, architecture):
     one, many = (decode_nll(model, method.new_cache(model), ids, 90, prompt=90, chunk=c) for c in (1, 64))
     assert torch.allclose(one, many, rtol=1e-6)
     method.detach(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("kivi", {"quantizer": "int4", "residual": 32}),
+        ("atom", {}),
+        ("logquant", {"quantizer": "int2", "window": 16}),
+        ("quantspec", {}),
+    ],
+)
+def test_on_the_bundled_model_only_codes_at_a_border_differ(name, options):
+    """In fp32, products over one row and over many round differently, so that now and then a code is one off.
+
+    Up to the first such token, likelihoods are those of single steps, to 1e-5 nats per token.
+    """
+    folder = Path(kvbench.__file__).parent / "models" / "tiny"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    text = "The quick brown fox jumps over the lazy dog; the dog sleeps on. "
+    ids = torch.tensor([AutoTokenizer.from_pretrained(folder)(text * 8)["input_ids"][:80]])
+    method, runs = fitted(name, options), {}
+    for size in (1, 40):
+        cache = method.new_cache(model)
+        cache.progress.span = 1
+        with torch.inference_mode():
+            scores = [prefill(model, cache, ids[:, :1], None)[:, None]]
+            for place in range(1, 79, size):
+                last = min(place + size, 79)
+                positions = torch.arange(place, last)[None]
+                scores.append(forward(model, cache, ids[:, place:last], None, positions, all_logits=True))
+            cache.settle()
+        losses = torch.nn.functional.cross_entropy(torch.cat(scores, 1)[0], ids[0, 1:], reduction="none")
+        runs[size] = losses, cache
+    first = ids.shape[1]
+    for single, many in zip(runs[1][1].layers, runs[40][1].layers, strict=True):
+        for one, other in zip(single.stores(), many.stores(), strict=True):
+            if len(one.segments) > 1:
+                count = one.packed.lengths[0]
+                off = (one.packed.codes(slice(0, 1), 0, count) - other.packed.codes(slice(0, 1), 0, count)).abs()
+                assert int(off.amax()) <= 1 and float(off.float().mean()) < 0.01
+                slots = off.amax((0, 1, 3)).nonzero()[:, 0]
+                if len(slots):
+                    first = min(first, int(single.positions(0)[slots].min()))
+    assert first > 16
+    apart = (runs[1][0] - runs[40][0])[: first - 1].abs()
+    assert apart.mean() < 1e-5 and apart.max() < 1e-4
+
+
+def fitted(name, options):
+    """A method with groups that fit the bundled model and a text of 80 tokens."""
+    if name == "quantspec":
+        return parse("quantspec:hierarchical:gamma=0:sensitive_layers=2:quantizer.key.group_size=32").load()
+    return kvbench.load_method(name, **options)
 
 
 def test_methods_that_move_tokens_go_one_by_one():

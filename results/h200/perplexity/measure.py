@@ -20,6 +20,9 @@ from typing import Any
 import torch
 
 from kvbench.config.setting import parse
+from kvbench.decoding.forced import Forced
+from kvbench.decoding.graphs import Captured
+from kvbench.decoding.passes import prefill
 from kvbench.decoding.perplexity import decode_nll
 from kvbench.models.random_weights import random_model
 
@@ -54,16 +57,41 @@ def llama2_7b(layers: int) -> Any:
     )
 
 
-def seconds(model: Any, setting: str, rows: int, width: int, prompt: int, device: torch.device, **how: Any) -> Any:
-    """Return the seconds of one batch of random windows, its mean likelihood, and the attention path."""
+def seconds(model: Any, setting: str, rows: int, width: int, device: torch.device, chunk: Any) -> Any:
+    """Return the seconds of one batch of random windows, its likelihood per token, and the attention path."""
     method = parse(setting).load()
     ids = torch.randint(3, 32000, (rows, width), generator=torch.Generator().manual_seed(width)).to(device)
     cache = method.new_cache(model, max_length=width)
     torch.cuda.synchronize()
     started = time.perf_counter()
-    sums = decode_nll(model, cache, ids, max(1, prompt), prompt=prompt, **how)
-    mean = float(sums.mean()) / (width - max(1, prompt))
+    mean = float(decode_nll(model, cache, ids, 1, chunk=chunk).mean()) / (width - 1)
     return time.perf_counter() - started, mean, cache.path
+
+
+def step_seconds(
+    model: Any, setting: str, rows: int, place: int, steps: int, device: torch.device, compile: bool
+) -> Any:
+    """Return the seconds of a captured step after `place` tokens, its likelihood per token, and the attention path."""
+    method = parse(setting).load()
+    width = place + 2 * steps
+    ids = torch.randint(3, 32000, (rows, width), generator=torch.Generator().manual_seed(width)).to(device)
+    cache = method.new_cache(model, max_length=width)
+    with torch.inference_mode():
+        prefill(model, cache, ids[:, :place], None)
+        lengths = torch.full((rows,), place, device=device)
+        step = Forced(model, cache, ids, [place] * rows, lengths)
+        captured = Captured(step, compile=compile)
+        captured.first()
+        for number in range(2 * steps - 2):
+            if number:
+                captured.next()
+            if number == steps - 1:
+                torch.cuda.synchronize()
+                started = time.perf_counter()
+            captured.replay()
+        torch.cuda.synchronize()
+    taken = (time.perf_counter() - started) / (steps - 1)
+    return taken, float(step.total.mean()) / (2 * steps - 2), cache.path
 
 
 def points(args: argparse.Namespace, model: Any, device: torch.device) -> Iterator[dict[str, Any]]:
@@ -74,22 +102,21 @@ def points(args: argparse.Namespace, model: Any, device: torch.device) -> Iterat
         torch.cuda.reset_peak_memory_stats()
         point: dict[str, Any] = {"setting": setting, "window": args.window, "extrapolated": True}
         if name not in STEPPED:
-            seconds(model, setting, args.rows, 700, 0, device, chunk=args.chunk or "auto")
-            taken, mean, path = seconds(model, setting, args.rows, args.window, 0, device, chunk=args.chunk or "auto")
+            chunk = args.chunk or "auto"
+            seconds(model, setting, args.rows, 700, device, chunk)
+            taken, mean, path = seconds(model, setting, args.rows, args.window, device, chunk)
             per = taken / args.rows
             point |= {"rows": args.rows, "measured_windows": args.rows, "batch_s": taken}
         else:
-            parts = []
-            for place in (64, args.window // 2, args.window - args.steps - 1):
-                how = {"graphs": "always", "compile": args.compile}
-                width = place + args.steps + 1
-                whole, mean, path = seconds(model, setting, args.stepped_rows, width, place, device, **how)
-                less, _, _ = seconds(
-                    model, setting, args.stepped_rows, place + args.steps // 2 + 1, place, device, **how
-                )
-                parts.append((whole - less) / (args.steps - args.steps // 2))
-            per = sum(parts) / len(parts) * args.window / args.stepped_rows
-            point |= {"rows": args.stepped_rows, "step_s": parts, "measured_windows": 0}
+            parts = {}
+            for place in args.places:
+                how = (place, args.steps, device, args.compile)
+                parts[place], mean, path = step_seconds(model, setting, args.stepped_rows, *how)
+            # the time of a step grows up to the last of the places, from which on it is taken as constant
+            first, last = parts[args.places[0]], parts[args.places[-1]]
+            grown = min(args.places[-1], args.window)
+            per = (grown * (first + last) / 2 + (args.window - grown) * last) / args.stepped_rows
+            point |= {"rows": args.stepped_rows, "step_s": parts, "measured_windows": 0, "compiled": args.compile}
         point |= {
             "s_per_window": per,
             "wikitext2_windows": windows,
@@ -107,7 +134,8 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--stepped-rows", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--places", type=int, nargs="+", default=[64, 2100])
     parser.add_argument("--chunk", type=int, default=None)
     parser.add_argument("--window", type=int, default=4096)
     parser.add_argument("--tokens", type=int, default=TOKENS)
