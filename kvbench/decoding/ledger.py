@@ -7,6 +7,7 @@ Only if a method has to pack or drop tokens, or a buffer is full, must the host 
 
 from __future__ import annotations
 
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ class Ledger:
         version: number that increases when buffers have been reallocated, after which earlier recordings are invalid.
         room: for each row, how many tokens more than at the last :meth:`refresh` the device may add on its own.
         gained: for each row, how many tokens it has added since then.
+        behind: the last round, which the cache on the host does not contain yet: the number of tokens in a row's
+            verification, and for each row how many of them have been confirmed. None if it contains all rounds.
     """
 
     tables: Tensor
@@ -47,6 +50,7 @@ class Ledger:
         self.layout: Layout | None = None
         self.version = 0
         self.room, self.gained = [0] * batch, [0] * batch
+        self.behind: tuple[int, list[int]] | None = None
 
     def refresh(self, most: int) -> None:
         """Send the tables to the device as the cache is now, after the method has packed or dropped tokens.
@@ -59,11 +63,12 @@ class Ledger:
         """
         tails = [store.tail for layer in self.cache.layers for store in layer.stores()]
         for tail in tails:
-            before = list(tail.lengths)
-            tail.advance(most)
-            tail.lengths[:] = before
+            if max(map(add, tail.starts, tail.lengths)) + most > tail.capacity:
+                before = list(tail.lengths)
+                tail.advance(most)
+                tail.lengths[:] = before
         places = [
-            [(k.starts[row] + k.lengths[row], v.starts[row] + v.lengths[row]) for row in range(self.batch)]
+            list(zip(map(add, k.starts, k.lengths), map(add, v.starts, v.lengths), strict=True))
             for k, v in zip(tails[::2], tails[1::2], strict=True)
         ]
         for tail in tails:  # a phase without tokens has no place, so the tables are those with the first new token
@@ -85,6 +90,15 @@ class Ledger:
             more: number of tokens that the device may add to each row before that pass.
         """
         return all(gained + more <= room for gained, room in zip(self.gained, self.room, strict=True))
+
+    def catch_up(self) -> None:
+        """Add the tokens of the last round to the cache on the host, unless that has been done."""
+        (count, emitted), self.behind = self.behind or (0, []), None
+        if count:
+            for layer in self.cache.layers:
+                layer.advance(count)
+            self.cache.take_back([count - kept for kept in emitted])
+            self.cache.progress.watches.poll()
 
     def add(self, counts: Tensor) -> None:
         """Add confirmed tokens to the lengths, on the device.

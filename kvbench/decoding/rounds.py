@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -34,23 +33,6 @@ from kvbench.decoding.stopping import Stopping
 from kvbench.errors import CacheError
 from kvbench.methods.speculation import Speculation
 from kvbench.util.failures import is_out_of_memory
-
-
-@dataclass
-class Behind:
-    """A round that the cache on the host does not contain yet.
-
-    Args:
-        gamma: number of drafts.
-        round: the round; the times of its parts are still unknown.
-        marks: device times of its parts.
-        flushed: True if the cache was updated before the round.
-    """
-
-    gamma: int
-    round: Round
-    marks: Marks
-    flushed: bool
 
 
 class CapturedRounds(Engine):
@@ -94,7 +76,7 @@ class CapturedRounds(Engine):
         self.verifications: dict[int, Captured] = {}
         self._first = speculation.choices[0] if len(speculation.choices) == 1 else 4
         self._seconds, self._versions = 0.0, [0] * len(self.ledgers)
-        self._behind: Behind | None = None
+        self._untimed: tuple[Round, Marks, bool] | None = None
         self._stale = self._ahead = False
         self._outcome = Tokens(self.shared.outcome)
         self._marks = [Marks(device) for _ in range(3)]  # of this round, the last one and the next one
@@ -188,10 +170,11 @@ class CapturedRounds(Engine):
         self._stale = any(on and n <= count for on, n, count in zip(active, emitted, accepted, strict=True))
         for ledger in self.ledgers:
             ledger.gained = [gained + count for gained, count in zip(ledger.gained, emitted, strict=True)]
+            ledger.behind = gamma + 1, emitted
         seconds = arrived - self._last - (self.seconds - recorded)
         self._last = arrived
         done = Round(seconds, settled, list(limits), accepted, emitted)
-        self._behind = Behind(gamma, done, marks, flushed)
+        self._untimed = done, marks, flushed
         return done
 
     def end(self) -> None:
@@ -228,17 +211,12 @@ class CapturedRounds(Engine):
         Raises:
             NonFiniteError: a method packed NaN or Inf in an earlier round.
         """
-        behind, self._behind = self._behind, None
-        if behind is None:
-            return
         for ledger in self.ledgers:
-            ledger.cache.progress.watches.poll()
-        count = behind.gamma + 1
-        for ledger in self.ledgers:
-            for layer in ledger.cache.layers:
-                layer.advance(count)
-            ledger.cache.take_back([count - emitted for emitted in behind.round.emitted])
-        behind.marks.fill(behind.round, behind.flushed)
+            ledger.catch_up()
+        if self._untimed is not None:
+            done, marks, flushed = self._untimed
+            marks.fill(done, flushed)
+            self._untimed = None
 
     def _flush(self) -> None:
         """Let the methods pack or drop tokens, and send the lengths of the caches to the device.
@@ -247,7 +225,6 @@ class CapturedRounds(Engine):
             CacheError: a pass can no longer be captured.
             NonFiniteError: the method packed NaN or Inf in an earlier round.
         """
-        self._catch_up()
         try:
             self._refresh([ledger for ledger in self.ledgers if self._stale or not ledger.fits()])
             if self._versions != [ledger.version for ledger in self.ledgers]:
@@ -264,6 +241,7 @@ class CapturedRounds(Engine):
     def _refresh(self, ledgers: Sequence[Ledger]) -> None:
         """Let the methods of some caches pack or drop tokens, and send the lengths of these caches to the device."""
         for ledger in ledgers:
+            ledger.catch_up()
             settle(ledger.cache)
             ledger.refresh(self.most + 1)
         if self._stale:  # a row has ended, whose tokens the device has counted otherwise

@@ -68,16 +68,17 @@ def laid_out(cache: KVCache, places: Sequence[Sequence[tuple[int, int]]]) -> Lay
     shape, every, numbers = [], [], []
     known: dict[Any, Any] = {}
     for layer, place in zip(cache.layers, places, strict=True):
-        # layers of a cache nearly always have equal lengths: their table is computed once
+        # layers of a cache nearly always have equal lengths: their tables are computed once
         key = (*state(layer), frozenset(layer.pairs))
         if key not in known:
             order, counts = lines(layer)
-            known[key] = order, counts, np.array(counts, dtype=np.int32).reshape(-1)
-        order, counts, flat = known[key]
+            flat = np.array(counts, dtype=np.int32).reshape(-1)
+            known[key] = order, counts, np.concatenate([flat, np.array(place, dtype=np.int32).reshape(-1)])
+        order, counts, block = known[key]
         layer.pairs.update(order)
         shape.append(order)
         every.append(counts)
-        numbers += [flat, np.array(place, dtype=np.int32).reshape(-1)]
+        numbers.append(block)
     return Layout(shape, every, np.concatenate(numbers), [pointers(layer) for layer in cache.layers])
 
 
