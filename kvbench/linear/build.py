@@ -171,10 +171,9 @@ def launch(
     rows, columns = x.shape
     device = x.device.index or 0
     kernel = function(build, rows, columns, device)
-    tiles = -(-channels // layout.ROWS)
     most = kernel.resident if ctas is None else min(ctas, kernel.fit) * (kernel.resident // kernel.fit)
     arguments = struct.pack(
-        "5Pq4i",
+        "5Pq3i4x",
         x.data_ptr(),
         weight.data_ptr(),
         0 if groups is None else groups.data_ptr(),
@@ -184,9 +183,10 @@ def launch(
         channels,
         columns,
         rows,
-        tiles,
     )
-    grid = min(-(-tiles // build.tiles), most)
+    # CTAs take equal numbers of tiles of 4 bits, and of rows of 16 bits, at least 8
+    smallest = layout.ROWS * build.tiles if build.bits == 4 else layout.ROWS // 2
+    grid = min(-(-channels // smallest), most)
     kernel.launch((grid, 1, 1), arguments, torch.cuda.current_stream(x.device).cuda_stream)
 
 

@@ -7,7 +7,7 @@ struct Args {
     const u16* bias;
     u16* out;
     long long stride;  // 16 bits: bytes from one row of the matrix to the next
-    int channels, columns, rows, tiles;  // output channels, input channels, rows of x, tiles of 16 output channels
+    int channels, columns, rows;  // output channels, input channels, rows of x
 };
 
 #if BITS == 4
@@ -33,12 +33,13 @@ struct Step {
 #endif
 };
 
-// Request the weights (and scales) of one slot: the tiles from `tile` on, before `end`.
-__device__ __forceinline__ void request(const Args& a, u32 slot, int tile, int end, int unit, int lane, u64 policy) {
+// Request the weights (and scales) of one slot: the output channels from `channel` on, before `end`.
+__device__ __forceinline__ void request(const Args& a, u32 slot, int channel, int end, int unit, int lane, u64 policy) {
 #pragma unroll
-    for (int m = 0; m < MT; m++, tile++) {
-        if (MT > 1 && tile >= end) return;
+    for (int m = 0; m < MT; m++, channel += 16) {
 #if BITS == 4
+        if (MT > 1 && channel >= end) return;
+        const int tile = channel / 16;
         const char* from = a.weight + (size_t)tile * (a.columns * 8) + unit * CODES + lane * 16;
         copy_weights(slot + m * CODES + lane * 16, from, policy);
         copy_weights(slot + m * CODES + 512 + lane * 16, from + 512, policy);
@@ -49,8 +50,9 @@ __device__ __forceinline__ void request(const Args& a, u32 slot, int tile, int e
 #pragma unroll
         for (int i = 0; i < UNIT / 16; i++) {  // whole rows of a slot; lane 4 g + t will read 16 bytes of rows g and g + 8
             const int place = i * 32 + lane, row = place / (XROW / 16), piece = place % (XROW / 16);
-            const char* from = a.weight + (long long)min(tile * 16 + row, a.channels - 1) * a.stride + unit * XROW + piece * 16;
-            copy_weights(slot + m * CODES + (((piece >> 2) * 2 + (row >> 3)) * 32 + (row & 7) * 4 + (piece & 3)) * 16, from, policy);
+            const char* from = a.weight + (long long)(channel + row) * a.stride + unit * XROW + piece * 16;
+            const u32 to = slot + m * CODES + (((piece >> 2) * 2 + (row >> 3)) * 32 + (row & 7) * 4 + (piece & 3)) * 16;
+            if (channel + row < end) copy_weights(to, from, policy);
         }
 #endif
     }
@@ -70,48 +72,49 @@ __device__ __forceinline__ void read(Step& s, u32 slot, int k, int lane) {
     }
 }
 
-// Addresses of a lane's weights in the first step of a unit, for each tile; null for tiles that the CTA does not have.
+// Addresses of a lane's weights in the first step of a unit, for each tile; null for channels that the CTA does not have.
 struct Source {
     const char* w[MT][BITS == 4 ? 1 : 2];
     const char* g[MT];
 };
 
-__device__ __forceinline__ void aim(Source& s, const Args& a, int tile, int end, int unit, int lane) {
+__device__ __forceinline__ void aim(Source& s, const Args& a, int channel, int end, int unit, int lane) {
 #pragma unroll
-    for (int m = 0; m < MT; m++, tile++) {
+    for (int m = 0; m < MT; m++, channel += 16) {
 #if BITS == 4
-        s.w[m][0] = a.weight + (size_t)tile * (a.columns * 8) + unit * CODES + lane * 16;
+        const int tile = channel / 16;
+        s.w[m][0] = channel < end ? a.weight + (size_t)tile * (a.columns * 8) + unit * CODES + lane * 16 : 0;
         s.g[m] = a.groups + (size_t)tile * (a.columns / GROUP * 64) + unit * PARAMS + (lane >> 2) * 8;
 #else
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int row = min(tile * 16 + i * 8 + (lane >> 2), a.channels - 1);
-            s.w[m][i] = a.weight + (long long)row * a.stride + unit * XROW + (lane & 3) * 16;
+            const int row = channel + i * 8 + (lane >> 2);
+            s.w[m][i] = row < end ? a.weight + (long long)row * a.stride + unit * XROW + (lane & 3) * 16 : 0;
         }
 #endif
-        if (tile >= end) s.w[m][0] = 0;
     }
 }
 
-// Load step d of the warp, counted from the unit that a source aims at, into registers; without `valid`, weights that are 0.
+// Load step d of the warp, counted from the unit that a source aims at, into registers; without `valid`, weights that
+// are 0.
 __device__ __forceinline__ void fetch(Step& s, const Source& from, int d, bool valid, u64 policy) {
 #pragma unroll
     for (int m = 0; m < MT; m++) {
-        const bool there = valid && from.w[m][0];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             s.w[m][i] = make_uint4(0, 0, 0, 0);
 #if BITS == 4
-            if (there) s.w[m][i] = load_weights16(from.w[m][0] + d * (NEXT * CODES) + i * 512, policy);
+            if (valid && from.w[m][0]) s.w[m][i] = load_weights16(from.w[m][0] + d * (NEXT * CODES) + i * 512, policy);
 #else
-            if (there) s.w[m][i] = load_weights16(from.w[m][i] + d / PER_UNIT * (NEXT * XROW) + d % PER_UNIT * 64, policy);
+            if (valid && from.w[m][i])
+                s.w[m][i] = load_weights16(from.w[m][i] + d / PER_UNIT * (NEXT * XROW) + d % PER_UNIT * 64, policy);
 #endif
         }
 #if BITS == 4
 #pragma unroll
         for (int i = 0; i < STEP / GROUP; i++) {
             s.g[m][i] = make_uint2(0, 0);
-            if (there) s.g[m][i] = load_weights8(from.g[m] + d * (NEXT * PARAMS) + i * 64, policy);
+            if (valid && from.w[m][0]) s.g[m][i] = load_weights8(from.g[m] + d * (NEXT * PARAMS) + i * 64, policy);
         }
 #endif
     }

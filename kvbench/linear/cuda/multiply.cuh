@@ -75,8 +75,8 @@ __device__ __forceinline__ void multiply(float (*acc)[NT][4], const Step& s, u32
 #endif
 }
 
-// Add the sums of the warps of a CTA, always in the same order, and write the output of the tiles from `tile` on.
-__device__ __forceinline__ void merge(const Args& a, float (*acc)[NT][4], float* sums, int tile, int end) {
+// Add the sums of the warps of a CTA, always in the same order, and write the output channels from `begin` on.
+__device__ __forceinline__ void merge(const Args& a, float (*acc)[NT][4], float* sums, int begin, int end) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll
     for (int m = 0; m < MT; m++)
@@ -86,12 +86,12 @@ __device__ __forceinline__ void merge(const Args& a, float (*acc)[NT][4], float*
                 make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]);
     __syncthreads();
     for (int i = threadIdx.x; i < a.rows * MT * 16; i += WARPS * 32) {
-        const int r = i / (MT * 16), c = i % (MT * 16), channel = tile * 16 + c;
+        const int r = i / (MT * 16), c = i % (MT * 16), channel = begin + c;
         const int place = (((c >> 4) * NT + (r >> 3)) * 32 + (c & 7) * 4 + ((r & 7) >> 1)) * 4 + ((c >> 3) & 1) * 2 + (r & 1);
         float sum = 0;
 #pragma unroll
         for (int w = 0; w < WARPS; w++) sum += sums[w * (PARTIAL / 4) + place];
-        if (channel < a.channels && channel < end * 16) {
+        if (channel < end) {
             if (a.bias) sum += number(a.bias[channel]);
             a.out[(size_t)r * a.channels + channel] = rounded(sum);
         }

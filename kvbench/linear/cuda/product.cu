@@ -1,7 +1,7 @@
 // Products of 1 to 16 rows with a weight matrix of 4 or 16 bits: out[r][n] = sum_k w[n][k] x[r][k] + bias[n].
 //
 // The weights are the A operand of mma.m16n8k16 (16 output channels), the rows of x its 8 columns. A CTA computes a range
-// of tiles of 16 output channels, MT tiles at a time (a block). Its warps share out the input channels; each copies its
+// of output channels, MT tiles of 16 at a time (a block). Its warps share out the input channels; each copies its
 // weights into a ring buffer of its own (cp.async) or into registers, so that the loop has no barrier. At the end of a
 // block the CTA adds the sums of its warps, always in the same order.
 //
@@ -34,9 +34,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) product(const __g
     if (DIRECT) most = (most * PER_UNIT + STAGES - 1) / STAGES * STAGES / PER_UNIT;
     const u32 xunit = a.rows * XROW, slot_bytes = BLOCK + (XRES ? 0 : xunit), kept = XRES ? most * xunit : 0;
     const u32 base = address(memory) + 2 * WARPS * PARTIAL + warp * (kept + (DIRECT ? 0 : STAGES) * slot_bytes);
-    // this CTA's tiles; two places for sums, as a warp may be a block ahead of the one that adds them
-    const int begin = (int)((long long)a.tiles * blockIdx.x / gridDim.x);
-    const int end = (int)((long long)a.tiles * (blockIdx.x + 1) / gridDim.x);
+    // this CTA's output channels: whole tiles with 4 bits
+    const int whole = BITS == 4 ? 16 : 1, total = (a.channels + whole - 1) / whole;
+    const int begin = (int)((long long)total * blockIdx.x / gridDim.x) * whole;
+    const int end = min((int)((long long)total * (blockIdx.x + 1) / gridDim.x) * whole, a.channels);
+    // two places, as a warp may be a block ahead of the one that adds the sums
     float* const sums = (float*)memory;
     const u64 policy = read_once();
     int side = 0;
@@ -69,24 +71,24 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) product(const __g
 #endif
     arrive<0>();
     __syncwarp();
-    for (int tile = begin; tile < end; tile += MT, side ^= 1) {
+    for (int b = begin; b < end; b += MT * 16, side ^= 1) {
         clear(acc);
         for (int r = 0; r < rounds; r++) {
             const bool on = r + 1 < rounds;
             const int ahead = on ? (r + 1) * STAGES : 0;
-            aim(from, a, on ? tile : tile + MT, end, first + ahead / PER_UNIT * NEXT, lane);
+            aim(from, a, on ? b : b + MT * 16, end, first + ahead / PER_UNIT * NEXT, lane);
 #pragma unroll
             for (int d = 0; d < STAGES; d++) {
                 multiply(acc, ring[d], base + (r * (STAGES / PER_UNIT) + d / PER_UNIT) * xunit, row, d % PER_UNIT);
                 fetch(ring[d], from, d, ahead + d < steps, policy);
             }
         }
-        merge(a, acc, sums + side * (WARPS * PARTIAL / 4), tile, end);
+        merge(a, acc, sums + side * (WARPS * PARTIAL / 4), b, end);
     }
 #else
-    // the next slot to request: the warp's unit `i` of the tiles from `tile` on
+    // the next slot to request: the warp's unit `i` of the output channels from `ahead` on
     const u32 ring = base + kept;
-    int tile = count ? begin : end, i = 0;
+    int ahead = count ? begin : end, i = 0;
 #pragma unroll
     for (int s = 0; s < STAGES; s++) {
         if (s == EARLY) {
@@ -98,31 +100,31 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) product(const __g
             else
                 for (int e = 0, b = begin, j = 0; e < EARLY && b < end && count; e++) {
                     request_x(a, ring + e * slot_bytes + BLOCK, first + j * NEXT, lane);
-                    if (++j == count) j = 0, b += MT;
+                    if (++j == count) j = 0, b += MT * 16;
                 }
             commit();
         }
         if (s == STAGES - 1) break;
-        if (tile < end) {
-            request(a, ring + s * slot_bytes, tile, end, first + i * NEXT, lane, policy);
+        if (ahead < end) {
+            request(a, ring + s * slot_bytes, ahead, end, first + i * NEXT, lane, policy);
             if (!XRES && s >= EARLY) request_x(a, ring + s * slot_bytes + BLOCK, first + i * NEXT, lane);
-            if (++i == count) i = 0, tile += MT;
+            if (++i == count) i = 0, ahead += MT * 16;
         }
         commit();
     }
 
     int slot = 0;
     arrive<STAGES - 1 - EARLY>();  // x, and the slots requested before it
-    for (int b = begin; b < end; b += MT, side ^= 1) {
+    for (int b = begin; b < end; b += MT * 16, side ^= 1) {
         clear(acc);
         for (int j = 0; j < count; j++) {
             arrive<STAGES - 2>();
             __syncwarp();
-            if (tile < end) {
+            if (ahead < end) {
                 const u32 to = ring + (slot == 0 ? STAGES - 1 : slot - 1) * slot_bytes;
-                request(a, to, tile, end, first + i * NEXT, lane, policy);
+                request(a, to, ahead, end, first + i * NEXT, lane, policy);
                 if (!XRES) request_x(a, to + BLOCK, first + i * NEXT, lane);
-                if (++i == count) i = 0, tile += MT;
+                if (++i == count) i = 0, ahead += MT * 16;
             }
             commit();
             const u32 at = ring + slot * slot_bytes;
