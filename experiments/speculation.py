@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import stored
+from experiments.fold import forced
 from experiments.fold.analytic import length
 from experiments.fold.forced import FOLDER
 from kvbench.util import atomic
@@ -48,9 +49,11 @@ class Results:
             self.devices.append(content["device"])
             self.at = content["at"]
             for row in content["rows"]:
-                cases = self.rows.setdefault((row["model"], row["batch"], row["context"]), {})
-                if self.ms(row) is not None or row["case"] not in cases:
-                    cases[row["case"]] = row
+                place = row["model"], row["batch"], row["context"]
+                cases = self.rows.setdefault(place, {})
+                plain = forced.plain_ms(content["rows"], place)
+                if (self.ms(row) is not None and plain is not None) or row["case"] not in cases:
+                    cases[row["case"]] = {**row, "plain_ms": plain}
 
     def measured(self, row: Row) -> Row:
         """Return what was measured in blocks of tokens at the acceptance of the file; empty if nothing was."""
@@ -63,9 +66,10 @@ class Results:
         return None if row is None else self.measured(row).get("ms")
 
     def factor(self, key: Key, case: str) -> float | None:
-        """Return the measured speed-up of a case over plain decoding."""
-        plain, own = (self.ms(self.rows[key].get(name)) for name in ("plain", case))
-        return None if plain is None or own is None else plain / own
+        """Return the measured speed-up of a case over plain decoding in the same run."""
+        row = self.rows[key].get(case)
+        own = self.ms(row)
+        return None if row is None or own is None or row["plain_ms"] is None else row["plain_ms"] / own
 
     def points(self) -> list[Key]:
         """Return the points at which QuantSpec and plain decoding were measured: by batch, model and context."""
@@ -91,15 +95,28 @@ def number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def break_even(results: Results, key: Key) -> float | None:
+    """Return the acceptance from which rounds with one draft are faster than plain decoding.
+
+    It is a in ``(1 + a) * plain = draft + verification + rest``, with the times of the smallest measured gamma.
+    """
+    row = results.rows[key]["quantspec"]
+    plain, first = row["plain_ms"], row["gammas"][0]
+    if "draft_ms" not in first:
+        return None
+    return max(sum(first[f"{part}_ms"] for part in ("draft", "verify", "sampling")) / plain - 1.0, 0.0)
+
+
 def speeds(results: Results) -> list[str]:
     """Return the table of speed-ups by case: a line for each point."""
     lines = []
     for key in results.points():
-        cases = results.rows[key]
-        best = results.measured(cases["quantspec"])
-        figures = [number(results.ms(cases["plain"])), number(best["ms"]), str(best["gamma"])]
-        lines.append([name(key), *figures, *(number(results.factor(key, case)) for case in CASES)])
-    head = ("", "bf16, ms", "QuantSpec, ms", "γ", *(f"{title}, x" for title in CASES.values()))
+        row = results.rows[key]["quantspec"]
+        best = results.measured(row)
+        figures = [number(row["plain_ms"]), number(best["ms"]), str(best["gamma"])]
+        factors = [number(results.factor(key, case)) for case in CASES]
+        lines.append([name(key), *figures, *factors, number(break_even(results, key))])
+    head = ("", "bf16, ms", "QuantSpec, ms", "γ", *(f"{title}, x" for title in CASES.values()), "pays from a =")
     return table(head, lines)
 
 
@@ -108,14 +125,14 @@ def parts(results: Results) -> list[str]:
     lines = []
     for key in results.points():
         row = results.rows[key]["quantspec"]
-        best, plain = results.measured(row), results.ms(results.rows[key]["plain"])
+        best, plain = results.measured(row), row["plain_ms"]
         expected = next(
             (c["ms"] for c in row["grid"] if (c["acceptance"], c["gamma"]) == (results.at, best["gamma"])), None
         )
         figures = [best.get(f"{part}_ms") for part in ("draft", "verify", "sampling", "flush")]
-        factors = [None if expected is None or plain is None else plain / expected, results.factor(key, "quantspec")]
+        factors = [None if expected is None else plain / expected, results.factor(key, "quantspec")]
         auto = row.get("auto")
-        factors.append(None if auto is None or plain is None else plain / auto["ms"])
+        factors.append(None if auto is None else plain / auto["ms"])
         lines.append([name(key), *(number(figure, 3) for figure in figures), *map(number, factors)])
     names = ("one draft", "verification", "rest of a round", "flushes per token")
     return table(("", *(f"{title}, ms" for title in names), "expected, x", "measured, x", "γ=auto, x"), lines)
@@ -133,8 +150,8 @@ def peaks(results: Results) -> list[str]:
 
 def grid(results: Results, key: Key) -> list[str]:
     """Return the speed-ups of a point by acceptance and gamma; an asterisk marks times between measured gammas."""
-    row, plain = results.rows[key]["quantspec"], results.ms(results.rows[key]["plain"])
-    assert plain is not None
+    row = results.rows[key]["quantspec"]
+    plain = row["plain_ms"]
     gammas = sorted({cell["gamma"] for cell in row["grid"]})
     cells = {(cell["acceptance"], cell["gamma"]): cell for cell in row["grid"]}
     lines = []

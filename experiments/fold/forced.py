@@ -5,7 +5,7 @@ Drafts were accepted by chance with the same probability for all of them; the te
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from kvbench.tasks.efficiency import point_id
 
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "h200" / "speculation"
 #: figures of columns with such speeds; no run of kvbench's data sets has them
-FIGURES = ("forced_tpot", "forced_rate", "forced_peak")
+FIGURES = ("forced_speedup", "forced_rate", "forced_peak")
 COMMAND = "python -m kvbench.bench speculation"
 #: rows of Figure 5 -> cases of the command
 CASES = {"KV cache only": "kv", "weights only": "weights", "both": "quantspec"}
@@ -63,7 +63,8 @@ def points(folder: Path) -> Mapping[Key, Source]:
                 continue  # another command's file
             source = _source(path, content, row)
             key = (shape_of(row["model"]), row["case"], row["context"], row["batch"])
-            if source.rows or key not in by_key:
+            known = by_key.get(key)
+            if known is None or not known.rows or _speedup(source) is not None:
                 by_key[key] = source
     return by_key
 
@@ -74,10 +75,23 @@ def _source(path: Path, content: Mapping[str, Any], row: Mapping[str, Any]) -> S
     one = row if row["case"] == "plain" else _at(row, content["at"])
     if "ms" not in one:
         return Source({}, (path.name,), f"{row['status']} on {device}")
-    forced = {"tpot_s": one["ms"] / 1e3, "tokens_per_s": 1e3 * row["batch"] / one["ms"], "peak": row.get("peak")}
+    plain = plain_ms(content["rows"], (row["model"], row["batch"], row["context"]))
+    speedup = None if plain is None else plain / one["ms"]
+    forced = {"speedup": speedup, "tokens_per_s": 1e3 * row["batch"] / one["ms"], "peak": row.get("peak")}
     note = ", ".join(part for part in (device, steps) if part)
     name = point_id(row["context"], row["batch"])
     return Source({name: {"id": name, "measured": {"point": {"forced": forced}}}}, (path.name,), "", note)
+
+
+def plain_ms(rows: Sequence[Mapping[str, Any]], place: tuple[str, int, int]) -> float | None:
+    """Return the milliseconds per token of plain decoding in one file's rows; None if they lack it.
+
+    Args:
+        rows: the rows of the file.
+        place: model, batch and tokens in the cache.
+    """
+    mine = [row for row in rows if row.get("case") == "plain" and (row["model"], row["batch"], row["context"]) == place]
+    return mine[0].get("ms") if mine else None
 
 
 def _at(row: Mapping[str, Any], acceptance: float) -> Mapping[str, Any]:
@@ -112,16 +126,16 @@ def shares_of_speed(item: Computed, plan: Plan, folder: Path | None = None) -> F
         table: dict[tuple[str, int], float] = {}
         for context in item.options["contexts"]:
             column = Column(name=length(context), data="efficiency", prompt=context, batch=1)
-            base = _seconds(measured(model.preset, "plain", column, folder))
             for row, case in CASES.items():
                 source = measured(model.preset, case, column, folder)
-                own, place = _seconds(source), {"model": model.title, "row": row, "column": column.name}
-                if base is None or own is None:
+                factor = _speedup(source)
+                place: dict[str, Any] = {"model": model.title, "row": row, "column": column.name}
+                if factor is None:
                     cells.append(Cell(**place, reason=source.reason or f"not measured: {COMMAND}"))
                     continue
-                table[row, context] = base / own
+                table[row, context] = factor
                 note = gammas(model.preset, case, context, folder)
-                cells.append(Cell(**place, ours=base / own, n=1, runs=source.runs, note=note))
+                cells.append(Cell(**place, ours=factor, n=1, runs=source.runs, note=note))
         complete = [c for c in item.options["contexts"] if all((row, c) in table for row in CASES)]
         tables.append(bool(complete))
         if complete:
@@ -142,6 +156,7 @@ def _predicted(row: str) -> str:
     return f"{row}, predicted"
 
 
-def _seconds(source: Source) -> float | None:
+def _speedup(source: Source) -> float | None:
     rows = list(source.rows.values())
-    return rows[0]["measured"]["point"]["forced"]["tpot_s"] if rows else None
+    value: float | None = rows[0]["measured"]["point"]["forced"]["speedup"] if rows else None
+    return value

@@ -108,10 +108,9 @@ def cell(
         Column(
             name=f"{where}: {FORCED}",
             data="efficiency",
-            figure="forced_tpot",
+            figure="forced_speedup",
             scale=1.0,
             unit="x",
-            inverse=True,
             prompt=context,
             batch=1,
             published=published,

@@ -16,7 +16,7 @@ from experiments.item import Column, Computed, Grid
 from experiments.plan import Plan
 from experiments.quantspec import figure1, figure5, table4, table7
 
-COLUMN = Column(name="32k", data="efficiency", figure="forced_tpot", prompt=32768, batch=1)
+COLUMN = Column(name="32k", data="efficiency", figure="forced_speedup", prompt=32768, batch=1)
 
 
 def row(case: str, ms: float, context: int = 32768, **more: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def test_a_point_is_that_of_the_acceptance_of_the_file(folder: Path) -> None:
     rows = list(source.rows.values())
     figures = {name: FIGURES[name](rows) for name in forced.FIGURES}
     assert {name: figure and figure.value for name, figure in figures.items()} == {
-        "forced_tpot": pytest.approx(0.004),
+        "forced_speedup": 2.0,
         "forced_rate": pytest.approx(250.0),
         "forced_peak": float(2**34),
     }
@@ -73,10 +73,15 @@ def test_a_point_is_that_of_the_acceptance_of_the_file(folder: Path) -> None:
 
 
 def test_a_case_that_was_not_finished_does_not_hide_another_file(tmp_path: Path) -> None:
-    write(tmp_path, "a", row("kv", 4.0))
+    write(tmp_path, "a", row("kv", 4.0), row("plain", 5.0))
     write(tmp_path, "b", row("kv", 9.0, status="failed", measured=[]), {"setting": "fp16", "prompt": 3})
+    write(tmp_path, "c", row("kv", 3.0))  # without plain decoding in the same run
     assert forced.measured("llama2-7b", "kv", COLUMN, tmp_path).runs == ("a.json",)
-    assert forced.measured("llama2-7b", "plain", COLUMN, tmp_path).rows == {}
+    (tmp_path / "c.json").unlink()
+    (tmp_path / "a.json").rename(tmp_path / "d.json")
+    forced.points.cache_clear()
+    assert forced.measured("llama2-7b", "kv", COLUMN, tmp_path).runs == ("d.json",)
+    (tmp_path / "d.json").rename(tmp_path / "a.json")
     (tmp_path / "a.json").unlink()
     forced.points.cache_clear()
     assert forced.measured("llama2-7b", "kv", COLUMN, tmp_path).reason == "failed on made-up GPU"
@@ -131,12 +136,13 @@ def test_tables_of_the_documents(folder: Path, tmp_path: Path, monkeypatch: pyte
                     for g in (2, 5)
                 ]
                 one["auto"] = {"ms": 5.0, "gammas": {"4": 9}}
+                one["gammas"] = [{"gamma": 1, "draft_ms": 3.1, "verify_ms": 6.5, "sampling_ms": 0.16}]
                 one["measured"][1] |= {"draft_ms": 3.1, "verify_ms": 6.5, "sampling_ms": 0.15, "flush_ms": 0.01}
         path.write_text(json.dumps(content))
     results = speculation.Results(folder)
     assert [speculation.name(key) for key in results.points()] == ["7B, 32k", "7B, 128k"]
     table = speculation.speeds(results)
-    assert table[2] == "| 7B, 32k | 8.00 | 4.00 | 5 | 2.00 | 1.33 | 1.60 | 1.23 | 1.14 |"
+    assert table[2] == "| 7B, 32k | 8.00 | 4.00 | 5 | 2.00 | 1.33 | 1.60 | 1.23 | 1.14 | 0.22 |"
     shown = speculation.text(results)
     assert "| 7B, 32k | 3.100 | 6.500 | 0.150 | 0.010 | 2.00 | 2.00 | 1.60 |" in shown
     assert "| 0.90 | 2.00* | 2.00* | 2.00 (γ 5) |" in shown
