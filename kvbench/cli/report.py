@@ -173,7 +173,9 @@ def _details(store: RunStore) -> None:
             pair = entry["nll"]["vs_fp16"]
             beside = f", {pair['diff']:+.4f} compared with fp16" if pair else ""
             print(f"  answer NLL  {key}: {entry['nll']['mean']:.4f} nats per token{beside}")
-    if (metrics["data"].get("identity") or {}).get("target") == "ruler" and (means := ruler.lengths(metrics["scores"])):
+    if ((metrics["data"] or {}).get("identity") or {}).get("target") == "ruler" and (
+        means := ruler.lengths(metrics["scores"])
+    ):
         print(f"  RULER       {means.text()}")
     _code_details(store, metrics)
     print(f"  made with   kvbench {environment.get('kvbench')} ({environment.get('commit') or 'no commit'})")

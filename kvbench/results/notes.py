@@ -82,7 +82,7 @@ def weights(runs: Sequence[Metrics]) -> list[str]:
     """Return a note for each kind of 4-bit weights that a run's model has: their source, groups, head and bytes."""
     lines = []
     for run in runs:
-        form = run["env"].get("weights")
+        form = (run.get("env") or {}).get("weights")
         if form is None:
             continue
         source = (
