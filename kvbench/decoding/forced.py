@@ -35,6 +35,8 @@ class Forced(Recorded):
         total: negative log-likelihood of each row so far, in nats, fp64 ``[B]``.
     """
 
+    observed = True
+
     def __init__(
         self, model: PreTrainedModel, cache: KVCache, ids: Tensor, firsts: Sequence[int], lengths: Tensor
     ) -> None:
