@@ -73,7 +73,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr(module, "generate", generate)
         settings = {"new_tokens": 6, "repeats": 2, "warm_up": 4, "prefill_rows": 2} | how
-        method = SimpleNamespace(new_cache=new_cache)
+        method = SimpleNamespace(new_cache=new_cache, speculation=None)
         meter = Meter(Toy(), byte_tokenizer(), method, How(**settings))  # type: ignore[arg-type]
         return SimpleNamespace(meter=meter, figures=meter.point(prompt, batch), calls=calls, lengths=lengths)
 
