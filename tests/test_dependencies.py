@@ -36,6 +36,7 @@ USED_OTHERWISE = {
     "mypy": "a command",
     "types_pyyaml": "types for mypy",
     "nbclient": "runs the notebooks for make test-slow",
+    "wonderwords": "its word lists are read as files",
     "ipykernel": "the kernel of the notebooks",
 }
 #: imported, and not declared: with the reason
