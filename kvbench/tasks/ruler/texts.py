@@ -159,7 +159,8 @@ def splitter(kind: str) -> Callable[[str], list[str]]:
     except (ImportError, LookupError) as error:
         raise DataError(
             "dataset.sentences=punkt needs NLTK and its model punkt_tab, which are not on this machine.\n"
-            "  hint: pip install 'kvbench[punkt]' && python -m nltk.downloader punkt_tab, or set dataset.sentences=simple"
+            "  hint: pip install 'kvbench[punkt]' && python -m nltk.downloader punkt_tab; or set "
+            "dataset.sentences=simple"
         ) from error
     return lambda text: list(sent_tokenize(text))
 
