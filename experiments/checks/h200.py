@@ -172,8 +172,7 @@ def _steps() -> Iterator[Rule]:
     yield Text(SPEED, "StaticCache with `torch.compile` takes {} ms at 32k", [compiled], static)
     values = [compiled, full[32], compiled / full[32]]
     yield Text(PAGE, '`torch.compile(mode="reduce-overhead")` {} ms, fp16 {}: {} times as fast', values, static)
-    odd = [median(step("logquant", thousands)) for thousands in (32, 128)]
-    yield Text(SPEED, "whose groups fit no tile, it takes {} and {} ms", odd, TPOT)
+    yield from _odd_windows()
     worst = step(SETTINGS["kivi int2, G 128"], 128)
     over = [100 * (median(worst) / roof(worst, "expected_tpot_s") - 1)]
     yield Text(SPEED, "but for int2 at 128k ({} %)", over, TPOT)
@@ -188,6 +187,32 @@ def _steps() -> Iterator[Rule]:
     values = [median(row) for row in load(later)["rows"]]
     pattern = "fp16 {}, kivi int4 G 128 {}, kivi int2 {}, logquant int2 W 64 {}, cocktail 10/30/60 {} ms."
     yield Text(PAGE, pattern, values, later)
+
+
+def _odd_windows() -> Iterator[Rule]:
+    names = {
+        "h2o, 20 % of the tokens": ("h2o", "h2o"),
+        "logquant as it comes, W = 42": ("logquant42", "logquant"),
+        "logquant, W = 64": ("logquant42", "logquant:window=64"),
+    }
+    shown = {}
+    for label, (folder, setting) in names.items():
+        file = f"results/h200/{folder}/tpot.json"
+        rows = [one(load(file)["rows"], setting=setting, prompt=thousands * KI) for thousands in (32, 128)]
+        shown[setting] = [median(row) for row in rows]
+        values = [x for row in rows for x in (median(row), 1e3 * row["tpot_s"]["p99"], roof(row))]
+        yield Row(PAGE, "setting | 32k: median", label, values, file)
+    odd, even = "results/h200/logquant42/tpot.json", shown["logquant:window=64"]
+    yield Text(SPEED, "whose groups fit no tile, it takes {} and {} ms", shown["logquant"], odd)
+    yield Text(SPEED, "`window=64` took {} and {} in the same run", even, odd)
+    file = "results/h200/h2o/tpot.json"
+    yield Text(SPEED, "which keeps a fifth of the tokens, takes {} and {} ms", shown["h2o"], file)
+    means = [1e3 * row["tpot_s"]["mean"] for row in load(file)["rows"]]
+    yield Text(PAGE, "of all steps is {} and {})", means, file)
+    file = "results/h200/logquant42/attention.json"
+    points = [row for row in load(file) if "us" in row and row["bits"] == 2]
+    times = [one(points, win=win, T=t, heads=32)["us"] for win in (42, 64) for t in (32 * KI, 128 * KI)]
+    yield Text(PAGE, "meets: {} microseconds a layer at 32k and {} at 128k, W = 64: {} and {} (", times, file)
 
 
 def _prefill() -> Iterator[Rule]:
