@@ -90,4 +90,5 @@ def remaining(count: int, length: int, device: torch.device) -> Tensor:
         device: device of the result.
     """
     with torch.inference_mode(False):
-        return torch.tensor([*range(0, 2 * count, 2), *range(2 * count, length)], device=device)
+        indices = [*range(0, 2 * count, 2), *range(2 * count, length)]
+        return torch.tensor(indices, dtype=torch.long, device=device)
