@@ -156,7 +156,7 @@ class Bench:
             turns = self.decoded(engine, method, cache, point, gamma, 1)
             row["gammas"].append(arithmetic.parts(turns, gamma))
             row["gammas"].sort(key=lambda entry: entry["gamma"])
-            row["grid"] = arithmetic.grid(row["gammas"], args.acceptances, args.gammas)
+            row["grid"] = arithmetic.grid(row["gammas"], args.acceptances, AUTO)
             row |= self.memory()
             self.say(f"{line(row)}, gamma {gamma}: {shown(arithmetic.parts(turns, gamma))}")
             yield

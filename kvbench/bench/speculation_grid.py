@@ -94,6 +94,12 @@ def between(scan: Sequence[Mapping[str, Any]], gamma: int, name: str) -> float:
     return float(low[name] + share * (high[name] - low[name]))
 
 
+def flushes(scan: Sequence[Mapping[str, Any]]) -> float:
+    """Return the milliseconds of flushes per token, over the rounds of all gammas: it does not depend on gamma."""
+    tokens = [entry.get("rounds", 1) * entry.get("tokens", 1.0) for entry in scan]
+    return float(sum(entry["flush_ms"] * n for entry, n in zip(scan, tokens, strict=True)) / sum(tokens))
+
+
 def cell(scan: Sequence[Mapping[str, Any]], acceptance: float, gamma: int) -> Figures | None:
     """Return the expected milliseconds per token at an acceptance and a gamma; None if no parts were timed.
 
@@ -111,7 +117,7 @@ def cell(scan: Sequence[Mapping[str, Any]], acceptance: float, gamma: int) -> Fi
         "acceptance": acceptance,
         "gamma": gamma,
         "tokens": tokens,
-        "ms": round_ms / tokens + between(timed, gamma, "flush_ms"),
+        "ms": round_ms / tokens + flushes(timed),
         "times": "measured" if any(entry["gamma"] == gamma for entry in timed) else "interpolated",
     }
 

@@ -15,7 +15,7 @@ from statistics import median
 #: weight of a round's counts after each later round: the counts of the last 50 rounds or so decide
 _DISCOUNT = 0.98
 #: acceptance assumed before the first round, and the number of drafts that this assumption weighs as much as
-_PRIOR, _PRIOR_WEIGHT = 0.8, 2.0
+_PRIOR, _PRIOR_WEIGHT = 0.8, 10.0
 #: number of drafts that the acceptance of all positions weighs as much as in the estimate for one position
 _SHARED_WEIGHT = 8.0
 #: number of rounds whose times count; their median is robust against a round that was interrupted
