@@ -19,6 +19,7 @@ from kvbench.util import nvrtc
 #: the files of each kernel's source, in the order in which they are joined
 PARTS = {
     "product": ("instructions.cuh", "loads.cuh", "multiply.cuh", "product.cu"),
+    "int4": ("instructions.cuh", "int4.cu"),
     "dequantize": ("instructions.cuh", "dequantize.cu"),
 }
 #: warps in a CTA of the kernel that dequantizes
@@ -29,12 +30,13 @@ ROWS = 16
 
 @dataclass(frozen=True)
 class Build:
-    """Compile-time configuration of the kernel, as values for the macros that ``cuda/product.cu`` explains.
+    """Compile-time configuration of a kernel, as values for the macros that its source explains.
 
+    The source is ``cuda/int4.cu`` for 4-bit weights and ``cuda/product.cu`` for 16-bit weights.
     A *block* is the output channels that a CTA computes at a time; the warps of the CTA share out the input channels.
 
     Args:
-        bits: bits of a weight, 4 or 16 (macro ``BITS``).
+        bits: bits of a weight, 4 or 16.
         bf16: True if x and the output are bf16; False for fp16 (``BF16``).
         wide: True for 9 to 16 rows of x, False for 1 to 8 (``NT``).
         unit: input channels of a slot of the ring, which must divide those of the matrix: 128, or 64 with 16 bits
@@ -44,11 +46,11 @@ class Build:
         tiles: tiles of 16 output channels in a block (``MT``).
         warps: warps in a CTA (``WARPS``).
         spread: True if the warps take units of input channels in turn, so that a CTA reads long pieces of rows; False
-            if each takes a range (``SPREAD``).
+            if each takes a range (``SPREAD``; 16 bits).
         stages: slots in a warp's ring buffer (``STAGES``).
         keep: True if a warp keeps its part of x in shared memory; False if x passes through the ring (``XRES``).
         direct: True if weights pass through registers, `stages` steps ahead, instead of a ring in shared memory; it
-            requires `keep` (``DIRECT``).
+            requires `keep` (``DIRECT``; 16 bits).
         chains: sums that the matrix instructions add to in turn, 1 or 2 (``CHAINS``).
         early: slots whose weights a launch requests before the kernel before it has ended, by programmatic dependent
             launch (``EARLY``, ``PDL``); 0: an ordinary launch.
@@ -96,10 +98,14 @@ class Build:
         sums = 2 * self.tiles * (2 if self.wide else 1) * 512
         return self.warps * (sums + kept + (0 if self.direct else self.stages * slot))
 
+    @property
+    def source(self) -> str:
+        """CUDA source of the kernel with this configuration."""
+        return self.macros() + source("int4" if self.bits == 4 else "product")
+
     def macros(self) -> str:
         """Return the macro definitions that must precede the kernel's source."""
         values = {
-            "BITS": self.bits,
             "UNIT": self.unit,
             "HINT": self.hint,
             "BF16": int(self.bf16),
@@ -122,7 +128,7 @@ class Build:
 
 @cache
 def source(name: str = "product") -> str:
-    """Return the CUDA source of a kernel, ``product`` or ``dequantize``, without the macros that configure it."""
+    """Return the CUDA source of a kernel (:data:`PARTS`) without the macros that configure it."""
     folder = Path(__file__).parent / "cuda"
     return "\n".join((folder / part).read_text(encoding="utf-8") for part in PARTS[name])
 
@@ -141,9 +147,7 @@ def function(build: Build, rows: int, columns: int, device: int) -> nvrtc.Functi
         RuntimeError: nvrtc or the driver reported an error, which the message contains.
     """
     shared = build.shared(rows, columns)
-    return nvrtc.Function(
-        build.macros() + source(), "product", device, build.warps * 32, shared, overlapped=build.early > 0
-    )
+    return nvrtc.Function(build.source, "product", device, build.warps * 32, shared, overlapped=build.early > 0)
 
 
 def launch(
@@ -171,9 +175,10 @@ def launch(
     rows, columns = x.shape
     device = x.device.index or 0
     kernel = function(build, rows, columns, device)
+    tiles = -(-channels // layout.ROWS)
     most = kernel.resident if ctas is None else min(ctas, kernel.fit) * (kernel.resident // kernel.fit)
     arguments = struct.pack(
-        "5Pq3i4x",
+        "5Pq4i",
         x.data_ptr(),
         weight.data_ptr(),
         0 if groups is None else groups.data_ptr(),
@@ -183,10 +188,11 @@ def launch(
         channels,
         columns,
         rows,
+        tiles,
     )
-    # CTAs take equal numbers of tiles of 4 bits, and of rows of 16 bits, at least 8
-    smallest = layout.ROWS * build.tiles if build.bits == 4 else layout.ROWS // 2
-    grid = min(-(-channels // smallest), most)
+    # blocks of 4 bits go to the CTAs in turn; rows of 16 bits are shared out equally, at least 8 to a CTA
+    parts = -(-tiles // build.tiles) if build.bits == 4 else -(-channels // 8)
+    grid = min(parts, most)
     kernel.launch((grid, 1, 1), arguments, torch.cuda.current_stream(x.device).cuda_stream)
 
 

@@ -1,7 +1,7 @@
-"""Products of 1 to 16 rows by kvbench's CUDA kernel: those that it can compute, and the configuration for each.
+"""Products of 1 to 16 rows by kvbench's CUDA kernels: those that they can compute, and the configuration for each.
 
-The kernel (``cuda/product.cu``, :mod:`kvbench.linear.build`) reads a matrix of 4-bit or 16-bit weights once, whatever
-the number of rows. Its sums do not depend on the order in which CTAs run: equal inputs give equal outputs.
+The kernels (``cuda/int4.cu`` and ``cuda/product.cu``, :mod:`kvbench.linear.build`) read a matrix once, whatever the
+number of rows. Their sums do not depend on the order in which CTAs run: equal inputs give equal outputs.
 """
 
 from __future__ import annotations
@@ -191,7 +191,10 @@ def choose(
         bf16: True if x is bf16.
         shared: bytes of shared memory that the device allows a CTA.
     """
-    base = Build(4, bf16, rows > 8, 128, group, half, chains=2) if group else Build(16, bf16, rows > 8, 64, half=False)
+    if group:
+        base = Build(4, bf16, rows > 8, group=group, half=half, chains=2)
+    else:
+        base = Build(16, bf16, rows > 8, unit=64, half=False, spread=True, hint=2)
     for chosen, ctas in candidates(base, channels):
         if ctas * (chosen.shared(rows, columns) + 1024) <= shared + 1024:
             break
@@ -208,14 +211,18 @@ def candidates(base: Build, channels: int) -> list[tuple[Build, int]]:
     tiles = -(-channels // layout.ROWS)
     ring = replace(base, keep=False)
     last = [(replace(ring, warps=8, stages=3), 1), (replace(ring, warps=4, stages=2), 1)]
+    few, some = tiles <= 2 * PROCESSORS, tiles <= 3 * PROCESSORS
     if base.bits == 16:
-        kept = replace(base, warps=16, stages=4, hint=2)
-        return [*([] if tiles <= 3 * PROCESSORS else [(kept, 1)]), (replace(ring, warps=16, stages=3), 1), *last]
+        if base.wide:
+            kept = [] if some else [(replace(base, stages=4), 1)]
+            return [*kept, (replace(ring, warps=16, stages=3), 1), *last]
+        return [(replace(ring, stages=3, unit=128), 1), *last]
     if base.wide:
-        return [(replace(base, tiles=2, stages=3), 1), (replace(ring, tiles=2, stages=3), 1), *last]
-    if tiles <= 2 * PROCESSORS:  # a block for each multiprocessor, so that x is read once anyway
+        kept = [(replace(base, tiles=1, stages=6) if some else replace(base, tiles=2, stages=3), 1)]
+        return [*([] if few else kept), (replace(ring, tiles=2, stages=3), 1), *last]
+    if few:  # a block for each multiprocessor, so that x is read once anyway
         return [(replace(ring, tiles=2, warps=16, stages=3), 1), (replace(ring, tiles=2, stages=4), 1), *last]
-    if tiles <= 3 * PROCESSORS:
+    if some:
         return [(replace(base, tiles=3, stages=4), 1), *last]
     most = [-(-tiles // (size * PROCESSORS)) * size for size in (4, 2)]  # tiles of the busiest multiprocessor
     first = replace(base, tiles=2, warps=16, stages=3) if most[1] < most[0] else replace(base, tiles=4, stages=3)

@@ -32,9 +32,9 @@ def product(
     out = torch.full((len(x), channels), float("nan"), dtype=x.dtype)
     addresses = [0 if t is None else t.data_ptr() for t in (x, weight, groups, bias, out)]
     stride = 0 if groups is not None else weight.stride(0) * weight.element_size()
-    arguments = struct.pack("5Pq3i4x", *addresses, stride, channels, x.shape[1], len(x))
+    arguments = struct.pack("5Pq4i", *addresses, stride, channels, x.shape[1], len(x), -(-channels // 16))
     assert config.shared(*x.shape) <= 227 * 1024
-    _run("product", config.macros(), arguments, ctas, folder)
+    _run("int4" if config.bits == 4 else "product", config.macros(), arguments, ctas, folder)
     return out
 
 
@@ -53,9 +53,10 @@ def _run(kernel: str, macros: str, arguments: bytes, ctas: int, folder: Path) ->
         pytest.skip("needs g++ to compile the kernel for this machine")
     parts = [part for part in build.PARTS[kernel] if part != "instructions.cuh"]
     text = "\n".join((Path(build.__file__).parent / "cuda" / part).read_text(encoding="utf-8") for part in parts)
+    name = "dequantize" if kernel == "dequantize" else "product"
     source = folder / "kernel.cpp"
     source.write_text(
-        f'#define KERNEL {kernel}\n{macros}#include "warp.hpp"\n{text}\n#include "run.hpp"\n', encoding="utf-8"
+        f'#define KERNEL {name}\n{macros}#include "warp.hpp"\n{text}\n#include "run.hpp"\n', encoding="utf-8"
     )
     options = ["-std=c++20", "-O1", "-w", "-pthread", "-shared", "-fPIC", "-I", str(HERE)]
     subprocess.run(["g++", *options, str(source), "-o", str(folder / "kernel.so")], check=True)

@@ -46,7 +46,6 @@ static void wait_for_previous() {}
 static void copy16(u32 to, const void* from) { open_group.push_back({to, from}); }
 static void copy_weights(u32 to, const void* from, u64) { open_group.push_back({to, from}); }
 static uint4 load_weights16(const void* from, u64) { uint4 v; memcpy(&v, from, 16); return v; }
-static uint2 load_weights8(const void* from, u64) { uint2 v; memcpy(&v, from, 8); return v; }
 static void commit() { groups_.push_back(open_group); open_group.clear(); }
 template <int N> static void arrive() {
     while (groups_.size() > N) {

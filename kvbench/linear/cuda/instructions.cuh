@@ -45,11 +45,6 @@ __device__ __forceinline__ uint4 load_weights16(const void* from, u64 policy) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from), "l"(policy));
     return v;
 }
-__device__ __forceinline__ uint2 load_weights8(const void* from, u64 policy) {
-    uint2 v;
-    asm volatile(LOAD ".v2.u32 {%0, %1}, [%2], %3;" : "=r"(v.x), "=r"(v.y) : "l"(from), "l"(policy));
-    return v;
-}
 
 __device__ __forceinline__ uint4 load16(u32 at) {
     uint4 v;

@@ -3,50 +3,31 @@
 struct Args {
     const u16* x;
     const char* weight;
-    const char* groups;
+    const char* groups;  // unused: of 4-bit weights
     const u16* bias;
     u16* out;
     long long stride;  // 16 bits: bytes from one row of the matrix to the next
     int channels, columns, rows;  // output channels, input channels, rows of x
 };
 
-#if BITS == 4
-#define CODES (16 * UNIT / 2)  // bytes of a slot's weights, for 16 output channels
-#define PARAMS (64 * (UNIT / GROUP))
-#else
 #define CODES (16 * UNIT * 2)
-#define PARAMS 0
-#endif
 #define XROW (UNIT * 2)       // bytes of a row of x in a slot
-#define BLOCK (MT * (CODES + PARAMS))
+#define BLOCK (MT * CODES)
 #define PARTIAL (MT * NT * 512)
-#define STEP (BITS == 4 ? 128 : 32)  // input channels multiplied at a time
+#define STEP 32  // input channels multiplied at a time
 #define PER_UNIT (UNIT / STEP)
 #define NEXT (SPREAD ? WARPS : 1)  // distance from one unit of a warp to its next
 
-// The weights of 16 MT output channels and STEP input channels that one lane multiplies. 4 bits: 64 input channels in
-// each of w[m][0] and w[m][1], and the words of their groups. 16 bits: 8 input channels of rows g and g + 8.
+// The weights of 16 MT output channels and STEP input channels that one lane multiplies: 8 input channels of rows g and
+// g + 8.
 struct Step {
     uint4 w[MT][2];
-#if BITS == 4
-    uint2 g[MT][STEP / GROUP];
-#endif
 };
 
-// Request the weights (and scales) of one slot: the output channels from `channel` on, before `end`.
+// Request the weights of one slot: the output channels from `channel` on, before `end`.
 __device__ __forceinline__ void request(const Args& a, u32 slot, int channel, int end, int unit, int lane, u64 policy) {
 #pragma unroll
     for (int m = 0; m < MT; m++, channel += 16) {
-#if BITS == 4
-        if (MT > 1 && channel >= end) return;
-        const int tile = channel / 16;
-        const char* from = a.weight + (size_t)tile * (a.columns * 8) + unit * CODES + lane * 16;
-        copy_weights(slot + m * CODES + lane * 16, from, policy);
-        copy_weights(slot + m * CODES + 512 + lane * 16, from + 512, policy);
-        if (lane < PARAMS / 16)
-            copy_weights(slot + MT * CODES + m * PARAMS + lane * 16,
-                         a.groups + (size_t)tile * (a.columns / GROUP * 64) + unit * PARAMS + lane * 16, policy);
-#else
 #pragma unroll
         for (int i = 0; i < UNIT / 16; i++) {  // whole rows of a slot; lane 4 g + t will read 16 bytes of rows g and g + 8
             const int place = i * 32 + lane, row = place / (XROW / 16), piece = place % (XROW / 16);
@@ -54,7 +35,6 @@ __device__ __forceinline__ void request(const Args& a, u32 slot, int channel, in
             const u32 to = slot + m * CODES + (((piece >> 2) * 2 + (row >> 3)) * 32 + (row & 7) * 4 + (piece & 3)) * 16;
             if (channel + row < end) copy_weights(to, from, policy);
         }
-#endif
     }
 }
 
@@ -64,34 +44,22 @@ __device__ __forceinline__ void read(Step& s, u32 slot, int k, int lane) {
     for (int m = 0; m < MT; m++) {
 #pragma unroll
         for (int i = 0; i < 2; i++) s.w[m][i] = load16(slot + m * CODES + k * 1024 + i * 512 + lane * 16);
-#if BITS == 4
-#pragma unroll
-        for (int i = 0; i < STEP / GROUP; i++)
-            s.g[m][i] = load8(slot + MT * CODES + m * PARAMS + i * 64 + (lane >> 2) * 8);
-#endif
     }
 }
 
 // Addresses of a lane's weights in the first step of a unit, for each tile; null for channels that the CTA does not have.
 struct Source {
-    const char* w[MT][BITS == 4 ? 1 : 2];
-    const char* g[MT];
+    const char* w[MT][2];
 };
 
 __device__ __forceinline__ void aim(Source& s, const Args& a, int channel, int end, int unit, int lane) {
 #pragma unroll
     for (int m = 0; m < MT; m++, channel += 16) {
-#if BITS == 4
-        const int tile = channel / 16;
-        s.w[m][0] = channel < end ? a.weight + (size_t)tile * (a.columns * 8) + unit * CODES + lane * 16 : 0;
-        s.g[m] = a.groups + (size_t)tile * (a.columns / GROUP * 64) + unit * PARAMS + (lane >> 2) * 8;
-#else
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int row = channel + i * 8 + (lane >> 2);
             s.w[m][i] = row < end ? a.weight + (long long)row * a.stride + unit * XROW + (lane & 3) * 16 : 0;
         }
-#endif
     }
 }
 
@@ -103,20 +71,9 @@ __device__ __forceinline__ void fetch(Step& s, const Source& from, int d, bool v
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             s.w[m][i] = make_uint4(0, 0, 0, 0);
-#if BITS == 4
-            if (valid && from.w[m][0]) s.w[m][i] = load_weights16(from.w[m][0] + d * (NEXT * CODES) + i * 512, policy);
-#else
             if (valid && from.w[m][i])
                 s.w[m][i] = load_weights16(from.w[m][i] + d / PER_UNIT * (NEXT * XROW) + d % PER_UNIT * 64, policy);
-#endif
         }
-#if BITS == 4
-#pragma unroll
-        for (int i = 0; i < STEP / GROUP; i++) {
-            s.g[m][i] = make_uint2(0, 0);
-            if (valid && from.w[m][0]) s.g[m][i] = load_weights8(from.g[m] + d * (NEXT * PARAMS) + i * 64, policy);
-        }
-#endif
     }
 }
 

@@ -1,4 +1,4 @@
-// Products of 1 to 16 rows with a weight matrix of 4 or 16 bits: out[r][n] = sum_k w[n][k] x[r][k] + bias[n].
+// Products of 1 to 16 rows with a weight matrix of 16 bits: out[r][n] = sum_k w[n][k] x[r][k] + bias[n].
 //
 // The weights are the A operand of mma.m16n8k16 (16 output channels), the rows of x its 8 columns. A CTA computes a range
 // of output channels, MT tiles of 16 at a time (a block). Its warps share out the input channels; each copies its
@@ -6,20 +6,16 @@
 // block the CTA adds the sums of its warps, always in the same order.
 //
 // Macros
-//   BITS        4 or 16: bits of a weight
 //   BF16        1 if x and out are bf16, 0 if they are fp16
-//   GROUP       4 bits: input channels that share a scale
-//   HALF        4 bits: 1 if scales are fp16, 0 if they are bf16
 //   NT          number of 8 columns: 1 for up to 8 rows of x, 2 for up to 16
 //   MT          tiles of 16 output channels in a block
 //   WARPS       warps in a CTA
-//   UNIT        input channels of a slot of a warp's ring: 128, or 64 with 16 bits
+//   UNIT        input channels of a slot of a warp's ring: 64 or 128
 //   SPREAD      1 if the warps take units in turn, so that a CTA reads long pieces of rows; 0 if each takes a range
 //   STAGES      slots of a warp's ring
 //   XRES        1 if a warp keeps its part of x in shared memory, 0 if x passes through the ring
 //   DIRECT      1 if weights pass through registers, STAGES steps ahead, instead of the ring; requires XRES, and that the
 //               steps of a unit divide STAGES
-//   CHAINS      4 bits: sums that the matrix instructions add to in turn, 1 or 2
 //   HINT        how weights pass the L2 cache: 0 as the hardware does, 1 first to be evicted, 2 also 256 bytes at a time
 //   PDL, EARLY  1 with programmatic dependent launch: EARLY slots of weights are requested before the kernel launched
 //               before this one has ended; x is not
@@ -34,10 +30,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) product(const __g
     if (DIRECT) most = (most * PER_UNIT + STAGES - 1) / STAGES * STAGES / PER_UNIT;
     const u32 xunit = a.rows * XROW, slot_bytes = BLOCK + (XRES ? 0 : xunit), kept = XRES ? most * xunit : 0;
     const u32 base = address(memory) + 2 * WARPS * PARTIAL + warp * (kept + (DIRECT ? 0 : STAGES) * slot_bytes);
-    // this CTA's output channels: whole tiles with 4 bits
-    const int whole = BITS == 4 ? 16 : 1, total = (a.channels + whole - 1) / whole;
-    const int begin = (int)((long long)total * blockIdx.x / gridDim.x) * whole;
-    const int end = min((int)((long long)total * (blockIdx.x + 1) / gridDim.x) * whole, a.channels);
+    const int begin = (int)((long long)a.channels * blockIdx.x / gridDim.x);  // this CTA's output channels
+    const int end = (int)((long long)a.channels * (blockIdx.x + 1) / gridDim.x);
     // two places, as a warp may be a block ahead of the one that adds the sums
     float* const sums = (float*)memory;
     const u64 policy = read_once();
