@@ -16,6 +16,7 @@ from kvbench.attention.logits import PLAIN, Logits
 from kvbench.attention.phases import NotServed, Work, holder, receiving, work
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.options import Kernels
+from kvbench.cache.segments.codebook import NuqSegment
 
 
 def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN) -> Tensor | None:
@@ -88,7 +89,10 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
         NotServed: no kernel can serve the step; the message gives the reason of each.
     """
     reasons = []
-    for name in ("cuda", "triton") if wanted == "auto" else (wanted,):
+    names = ("cuda", "triton") if wanted == "auto" else (wanted,)
+    if any(form.kind == "codebook" for pair in described.signature() for form in pair):
+        names = ("codebook",) if wanted != "cuda" else ("cuda",)
+    for name in names:
         module = load(name) if described.received is None else observing(name)
         reason = module if isinstance(module, str) else module.refuses(query, described)
         if reason is None:
@@ -102,7 +106,7 @@ def load(name: str) -> ModuleType | str:
     """Import a kernel's module.
 
     Args:
-        name: ``cuda`` or ``triton``.
+        name: ``cuda``, ``triton``, or ``codebook`` (which also needs Triton).
 
     Returns:
         The module; or, as a string, the reason why it cannot be imported.
@@ -112,6 +116,10 @@ def load(name: str) -> ModuleType | str:
             from kvbench.attention.cuda import decode as cuda_decode
 
             return cuda_decode
+        if name == "codebook":
+            from kvbench.attention.codebook import decode as codebook_decode
+
+            return codebook_decode
         from kvbench.attention.triton import decode as triton_decode
 
         return triton_decode
@@ -147,14 +155,15 @@ def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
         count: number of new tokens in the step.
 
     Raises:
-        NotServed: the method needs attention probabilities that no kernel returns; the cache holds pre-RoPE keys; there
-            are several new tokens, and the method packs them before their attention is computed; the method must read
-            the segments in another order than the slots'; or the mask hides more than padding and later tokens.
+        NotServed: the method needs attention probabilities that no kernel returns; the cache holds pre-RoPE keys that
+            are not in KVQuant's format; there are several new tokens, and the method packs them before their attention
+            is computed; the method must read the segments in another order than the slots'; or the mask hides more than
+            padding and later tokens.
     """
     method = layer.method
     if method.observe_steps and method.observe_group is None:
         raise NotServed(f"{type(method).__name__.lower()} needs attention weights, which kernels do not return")
-    if layer.rotation is not None:
+    if layer.rotation is not None and not any(isinstance(segment, NuqSegment) for segment in layer.segments()):
         raise NotServed("the cache holds pre-RoPE keys, which no kernel reads")
     if method.eager and count > 1:
         raise NotServed("several new tokens are packed before they attend")

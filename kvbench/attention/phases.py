@@ -19,10 +19,13 @@ import torch
 from torch import Tensor
 
 from kvbench.attention.logits import PLAIN, Logits
+from kvbench.attention.rope.tables import NotServed, Rope, rope_of
 from kvbench.cache.kernels.tables import upload
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.segments.base import FullSegment, Segment
+from kvbench.cache.segments.codebook import NuqSegment
 from kvbench.cache.segments.layout import TILE
+from kvbench.cache.segments.outliers import Outliers
 from kvbench.cache.segments.packed import PackedSegment, fits_tiles
 from kvbench.cache.segments.scored import ScoredSegment
 from kvbench.quantizers.affine import AffineQuantizer
@@ -45,7 +48,9 @@ class Format:
     Args:
         kind: how a value follows from its code. ``full``: not packed. ``affine``: code * scale + minimum. ``atom``:
             (code - zero point) * scale. ``hierarchical``: QuantSpec's two nibbles, whose 8-bit code is 16 * upper +
-            lower + 8 with a signed lower nibble; the value is scale * (code - 8) / 16 + minimum.
+            lower + 8 with a signed lower nibble; the value is scale * (code - 8) / 16 + minimum. ``codebook``:
+            level[code] * scale + offset, with a scale and an offset per channel (axis ``channel``, group 0) or per
+            token of all heads (axis ``token``, group 0).
         bits: bits of a code; 16 for ``full``.
         axis: ``channel`` for per-channel quantization: a group is consecutive tokens of one channel. ``token`` for
             per-token quantization: a group is consecutive channels of one token. Empty for ``full``.
@@ -64,6 +69,27 @@ class Format:
 
 
 @dataclass
+class Codebook:
+    """The tables of a segment whose codes are looked up in a codebook.
+
+    Args:
+        levels: levels of each row, fp32 ``[B, 2**bits]``.
+        scale: factor on the levels, fp16: of each channel of all heads, ``[B, C]``, if the axis is ``channel``; of each
+            token, ``[B, capacity]``, if it is ``token``.
+        offset: what is added to the product, likewise.
+        outliers: elements that are stored in full precision besides; None if there are none.
+        stand_in: what the code of an outlier stands for, fp32: the dequantized element of each channel, ``[B, C]``, if
+            the axis is ``channel``; the level, ``[B]``, if it is ``token``.
+    """
+
+    levels: Tensor
+    scale: Tensor
+    offset: Tensor
+    stand_in: Tensor
+    outliers: Outliers | None = None
+
+
+@dataclass
 class Part:
     """The buffers and the format of one segment of keys or of values, as a kernel reads them.
 
@@ -74,12 +100,14 @@ class Part:
         params: two fp16 tensors: scales, then minima or zero points
             (:class:`kvbench.cache.segments.packed.PackedSegment`). Empty if not packed.
         buffer: keys or values in full precision, ``[B, H, capacity, D]``; None if packed.
+        codebook: levels and outliers, if the kind is ``codebook``; else None.
     """
 
     format: Format
     words: Sequence[Tensor] = ()
     params: Sequence[Tensor] = ()
     buffer: Tensor | None = None
+    codebook: Codebook | None = None
 
 
 @dataclass
@@ -120,6 +148,7 @@ class Work:
             and one that is launched normally add up partial results in the same order.
         logits: the model's softcap and sinks.
         received: where to write the attention that tokens receive; None if the method does not observe it.
+        rope: the rotation that keys still need, if they are stored before RoPE; else None.
     """
 
     phases: list[tuple[Part, Part]]
@@ -131,6 +160,7 @@ class Work:
     room: int | None = None
     logits: Logits = PLAIN
     received: Received | None = None
+    rope: Rope | None = None
 
     def signature(self) -> tuple[tuple[Format, Format], ...]:
         """Return a pair for each phase: the format of its keys and the format of its values.
@@ -153,10 +183,6 @@ class Work:
         return [max(row[i][2] for row in self.counts) for i in range(len(self.phases))]
 
 
-class NotServed(Exception):
-    """Error raised if no kernel can compute the attention of a layer. Its message is the reason, which results show."""
-
-
 def part(segment: Segment, channels: int, upper: bool = False) -> Part:
     """Describe a segment's buffers and format for a kernel.
 
@@ -172,6 +198,8 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
         if segment.dtype not in (torch.float16, torch.bfloat16):
             raise NotServed(f"no kernel reads keys and values in {str(segment.dtype).removeprefix('torch.')}")
         return Part(Format("full", 16), buffer=segment.buffer)
+    if isinstance(segment, NuqSegment):
+        return looked_up(segment)
     if not isinstance(segment, PackedSegment):
         raise NotServed(f"no kernel reads the tokens of a {type(segment).__name__}")
     quantizer = segment.quantizer
@@ -186,6 +214,23 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
     if kind == "hierarchical" and upper:
         return Part(Format("affine", 4, quantizer.axis, group), segment.words[:1], segment.params)
     return Part(Format(kind, quantizer.bits, quantizer.axis, group, window), segment.words, segment.params)
+
+
+def looked_up(segment: NuqSegment) -> Part:
+    """Describe the buffers of a segment with KVQuant's codes for a kernel.
+
+    Args:
+        segment: segment of keys or of values.
+
+    Raises:
+        NotServed: ranges of values are fp32.
+    """
+    if any(param.dtype != torch.float16 for param in segment.params):
+        raise NotServed("no kernel reads scales in fp32")
+    levels, scale, offset, stand_in = segment.lookup()
+    axis = "token" if segment.thresholds is None else "channel"
+    book = Codebook(levels, scale, offset, stand_in, segment.exact)
+    return Part(Format("codebook", segment.bits, axis), segment.words, codebook=book)
 
 
 def kind_of(quantizer: AffineQuantizer) -> str:
@@ -303,11 +348,9 @@ def work(layer: KVLayer, upper: bool = False) -> Work:
         upper: True to read only the upper nibble of QuantSpec's 8-bit codes, as QuantSpec's drafts do.
 
     Raises:
-        NotServed: the cache holds pre-RoPE keys, a segment has a format that no kernel reads, or packed keys and values
-            are not aligned (:func:`lines`).
+        NotServed: a segment has a format that no kernel reads, packed keys and values are not aligned (:func:`lines`),
+            or the cache holds pre-RoPE keys that kernels cannot rotate.
     """
-    if layer.rotation is not None:
-        raise NotServed("the cache holds pre-RoPE keys, which no kernel reads")
     order, counts = lines(layer)
     return assembled(layer, order, counts, shared_table(layer, counts), upper)
 
@@ -335,15 +378,14 @@ def assembled(
     keys, values = layer.stores()
     parts_k = {k: part(keys.segments[k], layer.key_dim, upper) for k, _ in order}
     parts_v = {v: part(values.segments[v], layer.value_dim, upper) for _, v in order}
-    return Work(
-        [(parts_k[k], parts_v[v]) for k, v in order],
-        table,
-        counts,
-        layer.heads,
-        layer.key_dim,
-        layer.value_dim,
-        sum(int(getattr(segment, "capacity", 0)) for segment in keys.segments),
-    )
+    room = sum(int(getattr(segment, "capacity", 0)) for segment in keys.segments)
+    pairs = [(parts_k[k], parts_v[v]) for k, v in order]
+    described = Work(pairs, table, counts, layer.heads, layer.key_dim, layer.value_dim, room)
+    if layer.rotation is not None:
+        if not any(form.kind == "codebook" for pair in described.signature() for form in pair):
+            raise NotServed("the cache holds pre-RoPE keys, which no kernel reads")
+        described.rope = rope_of(layer, room)
+    return described
 
 
 def holder(layer: KVLayer) -> ScoredSegment:

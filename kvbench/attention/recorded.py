@@ -21,8 +21,11 @@ from transformers.cache_utils import Cache
 from kvbench.attention.logits import PLAIN, SINKS, SOFTCAP, Logits, logits_of
 from kvbench.attention.phases import NotServed
 from kvbench.attention.register import UNSERVED
+from kvbench.attention.rope.pre_rope import HOOKED
 
 NAME = "kvbench_recorded"
+#: the same for caches that hold keys before RoPE
+BEFORE_ROPE = "kvbench_recorded_before_rope"
 
 #: attention of the next layer of the current step: (query, keys, values, scaling, logits) -> ``[B, q, Hq, Dv]``
 Serve = Callable[[Tensor, Tensor, Tensor, float, Logits], Tensor]
@@ -87,6 +90,30 @@ def attention(
     return serve(query, key, value, factor, logits_of(module, query, kwargs)), None
 
 
+def attention_before_rope(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Do what :func:`attention` does, but pass on the keys before RoPE, for a cache that stores these.
+
+    Args:
+        module: the model's attention module, from which a hook has left the keys before RoPE.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
+        key: keys of the new tokens after RoPE, which are not used.
+        value: values of the new tokens, ``[B, H, q, Dv]``.
+        *args: further arguments of :func:`attention`.
+        **kwargs: further arguments of :func:`attention`.
+
+    Raises:
+        NotServed: the keys before RoPE were not captured.
+    """
+    hooked = getattr(module, HOOKED, None)
+    before = None if hooked is None else hooked.keys
+    if before is None:
+        raise NotServed("the keys before RoPE were not captured")
+    hooked.keys = None
+    return attention(module, query, before, value, *args, **kwargs)
+
+
 def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
     """Call the function that :func:`recording` was given, which stores a layer's new tokens and computes its attention.
 
@@ -129,19 +156,21 @@ def _(query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float 
 
 
 @contextmanager
-def recording(model: Any, serving: Serve) -> Iterator[None]:
+def recording(model: Any, serving: Serve, *, before_rope: bool = False) -> Iterator[None]:
     """Make a model call `serving` for its attention inside the context, while a step is recorded as a CUDA graph.
 
     Args:
         model: model that already runs kvbench's attention.
         serving: function that stores the new tokens of one layer and computes its attention (:data:`Serve`). It is
             called once per layer in each step, and must infer the layer from the order of the calls.
+        before_rope: True to pass it keys before RoPE.
     """
     # No mask function is registered under this name, so transformers makes no mask at all.
     AttentionInterface.register(NAME, attention)
+    AttentionInterface.register(BEFORE_ROPE, attention_before_rope)
     config = model.config.get_text_config(decoder=True)
     before = config._attn_implementation
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(BEFORE_ROPE if before_rope else NAME)
     token = _serving.set(serving)
     try:
         yield

@@ -38,6 +38,7 @@ from kvbench.cache.policy import Policy
 from kvbench.cache.progress import Progress
 from kvbench.cache.prompt_phase import PromptPhase
 from kvbench.cache.segments.base import uniform_rows
+from kvbench.cache.segments.codebook import NuqSegment
 from kvbench.errors import CacheError, NonFiniteError
 
 
@@ -234,11 +235,27 @@ class KVLayer(PromptPhase, CacheLayerMixin):
 
         Returns:
             For each row, where to write: the index of the first new key in the buffer of full-precision keys, and that
-            of the first new value in the buffer of full-precision values.
+            of the first new value in the buffer of full-precision values. If the method packs tokens before they attend
+            (``Method.eager``), the indices are those of packed tokens (:meth:`packed_at_once`).
         """
-        places = [store.tail.advance(count) for store in self.stores()]
+        packed = self.packed_at_once()
+        if packed is not None:
+            places = [segment.advance() for segment in packed]
+        else:
+            places = [store.tail.advance(count) for store in self.stores()]
         self.seen += count
         return list(zip(*places, strict=True))
+
+    def packed_at_once(self) -> tuple[NuqSegment, NuqSegment] | None:
+        """Return the segments of keys and of values to which a captured step's kernel quantizes its new tokens.
+
+        Returns:
+            None if the method does not pack tokens before they attend, or not in KVQuant's format.
+        """
+        if not self.method.eager:
+            return None
+        keys, values = (store.segments[-2] if len(store.segments) > 1 else None for store in self.stores())
+        return (keys, values) if isinstance(keys, NuqSegment) and isinstance(values, NuqSegment) else None
 
     def settle(self, *, forget: bool = True) -> None:
         """Let the method pack or drop older tokens, so that all tokens of the layer are stored as it prescribes.

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kvbench.cache.segments.codebook import NuqSegment
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.cache.state import LayerState
 from kvbench.cache.watch import Place
@@ -31,7 +32,7 @@ def watch_segments(layer: LayerState) -> None:
     watch.fresh = True
     for side, store in zip(("key", "value"), layer.stores(), strict=True):
         for number, segment in enumerate(store.segments):
-            if isinstance(segment, PackedSegment):
+            if isinstance(segment, (PackedSegment, NuqSegment)):
                 tag = watch.tag(partial(described, weakref.ref(layer), layer.index, side, number))
                 segment.watch = (watch, tag)
 

@@ -159,7 +159,11 @@ class Captured:
         if self._graph is not None:
             self._graph.replay()
             return
-        with torch.inference_mode(False), torch.no_grad(), recording(self.step.model, self.step.serve):
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            recording(self.step.model, self.step.serve, before_rope=self.step.before_rope),
+        ):
             self.step.run()
 
     @torch.inference_mode(False)
@@ -175,7 +179,10 @@ class Captured:
         self._graph = None  # frees its memory before the next capture
         if self.capture:
             stream = side_stream(step.device)
-            with torch.cuda.device(step.device), recording(step.model, step.serve):
+            with (
+                torch.cuda.device(step.device),
+                recording(step.model, step.serve, before_rope=step.before_rope),
+            ):
                 stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream):
                     rehearse(step)  # without compilation first, which finds what cannot be served
@@ -200,6 +207,7 @@ def rehearse(step: Recorded) -> None:
     later passes would read or write out of bounds, which on a GPU ends the process.
     """
     copies = [x.clone() for x in step.changed()]
+    step.pretend()
     step.run()
     for x, before in zip(step.changed(), copies, strict=True):
         x.copy_(before)

@@ -22,7 +22,7 @@ from kvbench.attention.logits import PLAIN, Logits
 from kvbench.attention.phases import FIELDS, NotServed, Work, assembled
 from kvbench.attention.recorded import PassThrough
 from kvbench.cache import KVCache
-from kvbench.cache.kernels import roll_together
+from kvbench.cache.kernels import nuq, roll_together
 from kvbench.cache.kernels.append import append
 from kvbench.cache.kernels.pack import warm
 from kvbench.cache.kernels.pack_together import together
@@ -94,6 +94,11 @@ class Recorded:
         self._layout: Layout | None = None
         self._turn = 0
 
+    @property
+    def before_rope(self) -> bool:
+        """True if the cache holds keys before RoPE, which :meth:`serve` must then be given."""
+        return any(layer.rotation is not None for layer in self.cache.layers)
+
     def run(self) -> None:
         """Queue the forward pass on the device; a subclass must define this method.
 
@@ -103,7 +108,18 @@ class Recorded:
 
     def changed(self) -> list[Tensor]:
         """Return the input tensors that a pass changes, so that their values can be restored after a warm-up."""
-        return [self.tokens, self.positions]
+        return [self.tokens, self.positions, *(place.places for place in self._packing())]
+
+    def pretend(self) -> None:
+        """Make the next passes store no tokens where storing them twice would do harm, until :meth:`changed` is undone.
+
+        Tokens in full precision, and codes, may be overwritten; outliers would be added a second time.
+        """
+        for place in self._packing():
+            place.places.fill_(-1)
+
+    def _packing(self) -> list[Place]:
+        return [place for place in self.layers if place.layer.packed_at_once() is not None]
 
     def begin(self, token: Tensor, lengths: Tensor) -> None:
         """Set the input of the next pass: its first token per row, and the positions of all its tokens.
@@ -145,9 +161,9 @@ class Recorded:
         if self.cache.method.observe_steps and not self.observed:
             name = type(self.cache.method).__name__.lower()
             raise NotServed(f"{name} needs attention weights to be added after every step, but drafts may be rejected")
-        if self.cache.method.eager:
-            raise NotServed("the tokens of a step are packed before they attend")
         for layer in self.cache.layers:
+            if layer.method.eager:
+                check_eager(layer, self.count)
             fused.check(layer, None, self.count)
             for store, channels in zip(layer.stores(), (layer.key_dim, layer.value_dim), strict=True):
                 for segment in store.segments:
@@ -224,7 +240,7 @@ class Recorded:
 
         Args:
             query: queries of the new tokens, ``[B, Hq, q, D]``.
-            key: keys of the new tokens, ``[B, H, q, D]``.
+            key: keys of the new tokens as the layer stores them, ``[B, H, q, D]``.
             value: values of the new tokens, ``[B, H, q, Dv]``.
             scaling: factor by which scores are multiplied.
             logits: the model's softcap and attention sinks; they must be the same in every pass.
@@ -245,7 +261,11 @@ class Recorded:
             place.kernel = fused.pick(query, place.work, wanted)
             place.layer.paths.update(fused.label(place.kernel[0], place.work))
         keys, values = place.layer.stores()
-        append(key, value, keys.tail.buffer, values.tail.buffer, place.places)
+        packed = place.layer.packed_at_once()
+        if packed is not None:
+            nuq.quantize(*packed, key, value, place.places)
+        else:
+            append(key, value, keys.tail.buffer, values.tail.buffer, place.places)
         return place.kernel[1].attend(query, place.work, scaling)
 
 
@@ -295,6 +315,27 @@ class Step(Recorded):
         self.tokens.copy_(token[:, None])
         self.positions.add_(1)
         self.number.add_(1)
+
+
+def check_eager(layer: KVLayer, count: int) -> None:
+    """Raise NotServed unless a kernel can pack the new tokens of a pass before they attend.
+
+    Args:
+        layer: a layer whose method packs tokens before they attend.
+        count: number of new tokens per row.
+    """
+    packed = layer.packed_at_once()
+    reason = "the tokens of a step are packed before they attend"
+    if packed is None or count > 1:
+        raise NotServed(reason)
+    refusal = nuq.refuses(*packed)
+    if refusal:
+        raise NotServed(f"{reason}, and {refusal}")
+    if layer.window is not None:
+        raise NotServed(f"{reason}, and a sliding window hides some")
+    sinks = getattr(layer.method, "sinks", 0)
+    if any(sum(store.signature(row)[:-2]) < sinks for store in layer.stores() for row in range(layer.batch)):
+        raise NotServed(f"{reason}, and there are fewer than {sinks} yet")
 
 
 def settle(cache: KVCache) -> None:

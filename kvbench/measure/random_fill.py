@@ -19,7 +19,6 @@ from kvbench.decoding.autoregressive import Generation, Observer, continued, tel
 from kvbench.decoding.drafting import prepare
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.stopping import Stopping
-from kvbench.errors import ConfigError
 from kvbench.util.attachment import placement
 
 
@@ -66,19 +65,10 @@ def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed:
         batch: number of sequences.
         tokens: number of tokens per prompt.
         seed: seed of the random numbers.
-
-    Raises:
-        ConfigError: the method needs a real prefill, because it stores pre-RoPE keys.
     """
     method = cache.method
-    if method.keys_before_rope:
-        name = type(method).__name__.lower()
-        raise ConfigError(
-            "fill",
-            "random",
-            f"{name} stores keys before RoPE, so it cannot be measured with random keys",
-            hint="set dataset.fill=prefill (kvbench.bench: --fill prefill)",
-        )
+    if method.keys_before_rope:  # the random keys are stored as keys before RoPE, whose positions attention needs
+        cache.progress.positions.see(torch.arange(tokens)[None], 0, [0] * batch)
     cache.progress.see(None, batch, tokens)
 
     def take(number: int, keys: Tensor, values: Tensor) -> None:

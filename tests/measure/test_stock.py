@@ -11,7 +11,8 @@ import torch
 from kvbench.errors import ConfigError
 from kvbench.measure import random_fill, stock
 from kvbench.measure.how import How
-from kvbench.measure.random_fill import place, random_layers
+from kvbench.measure.random_fill import random_layers
+from kvbench.methods import load_method
 from tests import zoo
 
 
@@ -220,16 +221,14 @@ def test_random_keys_have_the_shape_of_each_layer_and_a_seed_of_their_own(monkey
     assert drawn()[0][1].shape[1] == config.num_key_value_heads // 2
 
 
-@pytest.mark.parametrize(
-    ("observes", "before_rope", "said"),
-    [(True, False, "observes the attention of the prompt"), (False, True, "stores keys before RoPE")],
-)
-def test_methods_that_need_a_prompt_have_no_random_keys(observes, before_rope, said) -> None:
-    class Watching:
-        observe_prompt, keys_before_rope = observes, before_rope
-
-    with pytest.raises(ConfigError, match=f"watching {said}, so it cannot be measured with random keys"):
-        place(zoo.model("llama"), SimpleNamespace(method=Watching()), 1, 4)  # type: ignore[arg-type]
+def test_random_keys_before_rope_have_the_positions_of_a_prompt() -> None:
+    model = zoo.model("llama")
+    method = load_method("kvquant", calibration=zoo.calibrations("llama"), outliers=0.05)
+    cache = method.new_cache(model)
+    made = random_fill.go_on(model, cache, 2, 40, max_new_tokens=4, sampling=How(new_tokens=4).sampling(2))
+    assert cache.progress.positions.runs == [[(0, 0)], [(0, 0)]]
+    assert cache.layers[0].seen == 43 and [len(row) for row in made.tokens] == [4, 4]
+    method.detach(model)
 
 
 @pytest.mark.parametrize("speculation", [None, "speculation"])

@@ -21,6 +21,7 @@ from kvbench.cache.segments.base import Segment, Side, allocate
 from kvbench.cache.segments.layout import TILE, TileLayout
 from kvbench.cache.segments.outliers import Outliers
 from kvbench.cache.segments.packed import ENCODED
+from kvbench.cache.watch import Watch
 from kvbench.quantizers import nuq
 from kvbench.quantizers.affine import FP16_MAX, param_dtype
 from kvbench.quantizers.packing import PLANES, join_planes, split_planes
@@ -91,6 +92,9 @@ class NuqSegment(Segment):
         #: the channels that this process holds, among those of all heads
         self.columns = slice(first * channels, (first + heads) * channels)
         self.gather = form.gather
+        #: record in which the kernel notes NaN and Inf, and the tag of this segment; None: not recorded
+        self.watch: tuple[Watch, int] | None = None
+        self._lookup: tuple[Tensor, tuple[Tensor, ...]] | None = None
         tables = [form.levels] if form.restored is None else [form.levels, form.restored]
         with torch.inference_mode(False):
             self.codebook = torch.stack(tables).float().repeat(batch, 1, 1).to(self.device)
@@ -104,7 +108,7 @@ class NuqSegment(Segment):
         self.exact: Outliers | None = None
         if form.outliers:
             room = int(capacity * self.width * form.outliers * 1.125)
-            self.exact = Outliers(batch, self.width, dtype, self.device, room)
+            self.exact = Outliers(batch, self.width, dtype, self.device, room, heads=heads, tokens=self.tiles * TILE)
 
     @property
     def capacity(self) -> int:
@@ -145,6 +149,20 @@ class NuqSegment(Segment):
         for row in range(*rows.indices(len(self.lengths))):
             self.lengths[row] = start + count
 
+    def advance(self) -> list[int]:
+        """Make room for one new token of every row, which a kernel will quantize later; they count as stored at once.
+
+        Returns:
+            For each row, the index of its new token.
+        """
+        places = list(self.lengths)
+        if max(places, default=0) + 1 > self.capacity:
+            self._allocate(self.tiles + self.tiles // 2 + 1)
+        if self.exact is not None:
+            self.exact.advance()
+        self.lengths[:] = [length + 1 for length in places]
+        return places
+
     def _encode(self, rows: slice, start: int, x: Tensor) -> None:
         nuq.check_finite(x)
         exact = x.transpose(1, 2).flatten(2)  # [rows, n, C]
@@ -170,6 +188,29 @@ class NuqSegment(Segment):
             layout.write(words[rows], start, plane)
         if self.exact is not None and outliers is not None:
             self.exact.append(rows, start, exact, outliers)
+
+    def lookup(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return what a kernel needs to look up codes: levels, ranges, offsets, and stand-ins of outliers.
+
+        Returns:
+            The levels, fp32 ``[B, 2**bits]``; ranges and offsets, fp16 ``[B, C]`` for keys, ``[B, capacity]`` in the
+            dtype in which they are stored for values; and what the code of an outlier stands for, fp32: the dequantized
+            element ``[B, C]`` for keys, the level ``[B]`` for values. Their memory stays the same until rows are
+            reordered or buffers grow.
+        """
+        if self._lookup is None or self._lookup[0] is not self.codebook:
+            with torch.inference_mode(False), torch.no_grad():
+                levels = self.codebook[:, -1].contiguous()
+                level = levels.gather(1, self.codebook[:, 0].abs().argmin(-1, keepdim=True))  # an outlier counts as 0
+                tables: tuple[Tensor, ...] = (levels, level[:, 0].contiguous())
+                if self.thresholds is not None:
+                    scale, offset = nuq.key_params(self.thresholds)
+                    tables = (levels, scale.half(), offset.half(), level * scale + offset)
+            self._lookup = (self.codebook, tables)
+        tables = self._lookup[1]
+        if self.thresholds is None:
+            return tables[0], self.params[0], self.params[1], tables[1]
+        return tables[0], tables[1], tables[2], tables[3]
 
     def codes(self, rows: slice, start: int, stop: int) -> Tensor:
         """Return the integer codes of consecutive tokens, unpacked.
@@ -260,6 +301,10 @@ class NuqSegment(Segment):
         if self.exact is not None:
             buffers += [("window", self.exact.values), ("index", self.exact.indices)]
         return buffers
+
+    def tensors(self) -> list[Tensor]:
+        """Return the buffers and the table of the ends of outliers."""
+        return [*super().tensors(), *([self.exact.table] if self.exact is not None else [])]
 
     def used(self, row: int) -> dict[str, int]:
         """Return how many bytes the tokens of one row take, including that row's codebook and thresholds.

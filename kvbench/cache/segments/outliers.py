@@ -1,15 +1,17 @@
 """Outliers: elements of quantized tokens that stay in full precision, each as a value and a 16-bit index.
 
 An index is relative to a block of tokens: ``token within the block * C + channel``, over all C = heads * head_dim
-channels. A block has as many tokens as 16 bits can index, rounded down to a power of two (16 for C = 4096). The host
-keeps the end of each block's entries, so the entries of adjacent blocks can be read in one slice.
+channels. A block has as many tokens as 16 bits can index, rounded down to a power of two (16 for C = 4096). The entries
+of a block are sorted by head, then by token, then by channel, and a table in device memory holds the end of each run of
+entries of one block and head. So a kernel finds the outliers of one head without reading those of the others, and a
+captured step can add a token without the host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from itertools import accumulate
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -37,7 +39,7 @@ class Outliers:
     """The outliers of a segment of quantized tokens, that is, the elements that stay in full precision.
 
     Each outlier is stored as an entry: its value, and a 16-bit index that gives its place among the elements of its
-    block of tokens (:func:`block_of`). The entries of a row are sorted by block.
+    block of tokens (:func:`block_of`). The entries of a row are sorted by block, head, token and channel.
 
     Args:
         batch: number of rows.
@@ -45,15 +47,29 @@ class Outliers:
         dtype: dtype of the values.
         device: device of the entries.
         capacity: number of entries per row to allocate for; the buffers grow if it is exceeded.
+        heads: number of heads among which the channels are divided.
+        tokens: number of tokens per row for whose blocks to allocate; the table grows if it is exceeded.
 
     Attributes:
-        ends: for each row, where the entries of each block end: the number of entries in this block and all before it.
+        lengths: number of tokens of each row.
+        table: where the entries of each block and head end: the number of entries of the row in this run and in all
+            runs before it, int32 ``[B, blocks, heads]``. Only the blocks that hold tokens are defined.
 
     Raises:
         ConfigError: a token has more channels than 16 bits can index.
     """
 
-    def __init__(self, batch: int, width: int, dtype: torch.dtype, device: torch.device, capacity: int = 0) -> None:
+    def __init__(
+        self,
+        batch: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        capacity: int = 0,
+        *,
+        heads: int = 1,
+        tokens: int = 0,
+    ) -> None:
         if width > INDICES:
             raise ConfigError(
                 "method.outliers",
@@ -61,15 +77,30 @@ class Outliers:
                 f"a token has {width} channels over all KV heads, but 16-bit indices allow at most {INDICES}",
                 hint="method.outliers=0",
             )
-        self.width, self.block = width, block_of(width)
-        self.ends: list[list[int]] = [[] for _ in range(batch)]
+        self.width, self.block, self.heads = width, block_of(width), heads
+        self.lengths = [0] * batch
+        #: for each row, a number of entries that it does not exceed; the device alone knows how many a kernel has added
+        self.most = [0] * batch
         with torch.inference_mode(False):
             self.values = torch.empty(batch, capacity, dtype=dtype, device=device)
             self.indices = torch.empty(batch, capacity, dtype=torch.int16, device=device)
+            self.table = torch.zeros(batch, -(-tokens // self.block), heads, dtype=torch.int32, device=device)
+
+    @property
+    def ends(self) -> list[list[int]]:
+        """For each row, where the entries of each block end; reading it waits for the device."""
+        return [self.table[row, : self._blocks(n), -1].tolist() for row, n in enumerate(self.lengths)]
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block)
 
     def count(self, row: int) -> int:
-        """Return the number of outliers of a row."""
-        return self.ends[row][-1] if self.ends[row] else 0
+        """Return the number of outliers of a row, for which the host waits for the device."""
+        return self._end(row, self._blocks(self.lengths[row]))
+
+    def _end(self, row: int, blocks: int) -> int:
+        """Return the number of entries in the first `blocks` blocks of a row."""
+        return int(self.table[row, blocks - 1, -1]) if blocks else 0
 
     def append(self, rows: slice, start: int, x: Tensor, mask: Tensor) -> None:
         """Append the outliers of new tokens to some rows.
@@ -80,28 +111,66 @@ class Outliers:
             x: elements of the new tokens in full precision, ``[rows, n, C]``.
             mask: True for outliers, ``[rows, n, C]``.
         """
-        if not mask.shape[1]:
+        count = mask.shape[1]
+        if not count:
             return
-        number, token, channel = mask.nonzero(as_tuple=True)
-        first = start // self.block
-        blocks = (start + mask.shape[1] - 1) // self.block - first + 1
+        first, last = start // self.block, self._blocks(start + count)
+        self.reserve(last)
+        _, token, channel = mask.nonzero(as_tuple=True)
         token = token + start
-        order = number * blocks + token // self.block - first  # ascending, as nonzero sorts by row, token, channel
-        counts = torch.bincount(order, minlength=len(mask) * blocks).view(len(mask), blocks).tolist()
-        indices = to_int16((token % self.block * self.width + channel).to(torch.int32))
         values = x[mask].to(self.values.dtype)
+        indices = token % self.block * self.width + channel
+        runs = (token // self.block - first) * self.heads + channel // (self.width // self.heads)
+        totals = mask.sum((1, 2)).tolist()
         done = 0
-        for row, new in zip(range(*rows.indices(len(self.ends))), counts, strict=True):
-            before, total = self.count(row), sum(new)
-            if before + total > self.values.shape[1]:
-                self._grow(before + total)
-            self.values[row, before : before + total] = values[done : done + total]
-            self.indices[row, before : before + total] = indices[done : done + total]
-            done += total
-            ends = self.ends[row]
-            base = ends[first - 1] if first else 0
-            begun = ends[first] - base if len(ends) > first else 0
-            ends[first:] = [base + begun + so_far for so_far in accumulate(new)]
+        for at, row in enumerate(range(*rows.indices(len(self.lengths)))):
+            part = slice(done, done + totals[at])
+            done += totals[at]
+            # the tokens before these in the first block: their entries are sorted together with the new ones
+            base = self._end(row, first)
+            open_end = self._end(row, first + 1) if start % self.block else base
+            old = self.indices[row, base:open_end].to(torch.int64) & (INDICES - 1)
+            old_runs = old % self.width // (self.width // self.heads)
+            index = torch.cat([old, indices[part]])
+            run = torch.cat([old_runs, runs[part]])
+            value = torch.cat([self.values[row, base:open_end], values[part]])
+            order = (run * INDICES + index).argsort()
+            total = base + len(order)
+            if total > self.values.shape[1]:
+                self._grow(total)
+            self.values[row, base:total] = value[order]
+            self.indices[row, base:total] = to_int16(index[order].to(torch.int32))
+            ends = torch.bincount(run, minlength=(last - first) * self.heads).cumsum(0) + base
+            self.table[row, first:last] = ends.view(last - first, self.heads).to(torch.int32)
+            self.lengths[row], self.most[row] = start + count, total
+
+    def advance(self) -> None:
+        """Make room for the outliers of one new token of every row, which a kernel will append.
+
+        All its elements may be outliers. The host waits for the device only if there might be no room for them.
+        """
+        for row, most in enumerate(self.most):
+            if most + self.width > self.values.shape[1]:
+                self.most[row] = self.count(row)
+                if self.most[row] + self.width > self.values.shape[1]:
+                    self._grow(self.most[row] + 64 * self.width)
+        for row in range(len(self.lengths)):
+            self.most[row] += self.width
+            self.lengths[row] += 1
+        self.reserve(self._blocks(max(self.lengths, default=0)))
+
+    def reserve(self, blocks: int) -> None:
+        """Make room in the table for a number of blocks per row.
+
+        Args:
+            blocks: number of blocks.
+        """
+        if blocks <= self.table.shape[1]:
+            return
+        with torch.inference_mode(False):
+            old = self.table
+            self.table = old.new_zeros(len(old), blocks + blocks // 2, self.heads)
+            self.table[:, : old.shape[1]] = old
 
     def _grow(self, needed: int) -> None:
         room = needed + needed // 2
@@ -121,17 +190,19 @@ class Outliers:
             row: row of the batch.
             first: index of the block with which `out` begins.
         """
-        ends, channels = self.ends[row], out.shape[-1]
-        last = min(first + -(-out.shape[1] // self.block), len(ends))
-        low = ends[first - 1] if first else 0
-        if last <= first or ends[last - 1] == low:
+        channels = out.shape[-1]
+        last = min(first + self._blocks(out.shape[1]), self._blocks(self.lengths[row]))
+        if last <= first:
             return
-        sizes = [b - a for a, b in zip([low, *ends[first : last - 1]], ends[first:last], strict=True)]
+        ends = [self._end(row, first), *self.table[row, first:last, -1].tolist()]
+        if ends[-1] == ends[0]:
+            return
+        sizes = [b - a for a, b in pairwise(ends)]
         base = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)) * self.block
-        index = self.indices[row, low : ends[last - 1]].to(torch.int64) & (INDICES - 1)
+        index = self.indices[row, ends[0] : ends[-1]].to(torch.int64) & (INDICES - 1)
         token = index // self.width + base.to(index.device, non_blocking=True)
         channel = index % self.width
-        out[channel // channels, token, channel % channels] = self.values[row, low : ends[last - 1]].to(out.dtype)
+        out[channel // channels, token, channel % channels] = self.values[row, ends[0] : ends[-1]].to(out.dtype)
 
     def keep_first(self, row: int, tokens: int) -> None:
         """Drop the outliers of a row's newest tokens (rollback).
@@ -140,16 +211,21 @@ class Outliers:
             row: row of the batch.
             tokens: number of the row's oldest tokens whose outliers stay.
         """
-        ends = self.ends[row]
-        whole, part = divmod(tokens, self.block)
-        if whole >= len(ends):
+        if tokens >= self.lengths[row]:
             return
-        low = ends[whole - 1] if whole else 0
-        entries = 0
-        if part:
-            index = self.indices[row, low : ends[whole]].to(torch.int64) & (INDICES - 1)
-            entries = int((index < part * self.width).sum())
-        self.ends[row] = [*ends[:whole], *([low + entries] if part else [])]
+        self.lengths[row] = tokens
+        block, part = divmod(tokens, self.block)
+        if not part:
+            return
+        low, high = self._end(row, block), self._end(row, block + 1)
+        index = self.indices[row, low:high].to(torch.int64) & (INDICES - 1)
+        stays = index < part * self.width
+        index, value = index[stays], self.values[row, low:high][stays]
+        self.values[row, low : low + len(index)] = value
+        self.indices[row, low : low + len(index)] = to_int16(index.to(torch.int32))
+        head = index % self.width // (self.width // self.heads)
+        ends = torch.bincount(head, minlength=self.heads).cumsum(0) + low
+        self.table[row, block] = ends.to(torch.int32)
 
     def drop_first(self, row: int, blocks: int) -> None:
         """Drop the outliers of a row's oldest blocks of tokens, and move the others to the front of the buffers.
@@ -158,30 +234,33 @@ class Outliers:
             row: row of the batch.
             blocks: number of blocks to drop.
         """
-        ends = self.ends[row]
-        low, total = ends[min(blocks, len(ends)) - 1] if ends and blocks else 0, self.count(row)
+        there = self._blocks(self.lengths[row])
+        blocks = min(blocks, there)
+        low, total = self._end(row, blocks), self._end(row, there)
+        self.most[row] = total - low
         for buffer in (self.values, self.indices):
             buffer[row, : total - low] = buffer[row, low:total].clone()
-        self.ends[row] = [end - low for end in ends[blocks:]]
+        self.table[row, : there - blocks] = self.table[row, blocks:there].clone() - low
+        self.lengths[row] = max(self.lengths[row] - blocks * self.block, 0)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Outliers:
-        """Return a copy whose two buffers (values and indices) are transformed.
+        """Return a copy whose buffers (values, indices and table) are transformed.
 
         Args:
             change: function that returns the new buffer for an old one. Dimension 0 of a buffer is the batch.
         """
         twin = copy(self)
-        twin.values, twin.indices = change(self.values), change(self.indices)
-        twin.ends = [list(ends) for ends in self.ends]
+        twin.values, twin.indices, twin.table = change(self.values), change(self.indices), change(self.table)
+        twin.lengths, twin.most = list(self.lengths), list(self.most)
         return twin
 
     def select(self, order: list[int]) -> None:
-        """Reorder the rows of :attr:`ends` after :meth:`mapped` has reordered those of the buffers.
+        """Reorder the rows' lengths after :meth:`mapped` has reordered those of the buffers.
 
         Args:
             order: for each row of the new batch, the index of its row in the old batch.
         """
-        self.ends = [list(self.ends[i]) for i in order]
+        self.lengths, self.most = [self.lengths[i] for i in order], [self.most[i] for i in order]
 
     def used(self, row: int) -> tuple[int, int]:
         """Return how many bytes the outliers of one row need.

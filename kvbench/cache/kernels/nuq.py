@@ -1,0 +1,122 @@
+"""Quantizing one new token per row to non-uniform levels on the device (KVQuant), without the host.
+
+An eager step quantizes by torch (:class:`kvbench.cache.segments.codebook.NuqSegment`), which waits for the number of
+outliers. A captured step calls :func:`quantize`, which stores the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvbench.quantizers.nuq import tail
+
+if TYPE_CHECKING:
+    from kvbench.cache.segments.codebook import NuqSegment
+
+#: number of older outliers that are moved at a time
+ENTRIES = 512
+
+
+def refuses(keys: NuqSegment, values: NuqSegment) -> str | None:
+    """Return why the kernel cannot quantize tokens for two segments, or None if it can.
+
+    Args:
+        keys: segment of keys of a layer.
+        values: segment of its values.
+    """
+    for segment in (keys, values):
+        if segment.gather is not None:
+            return "the heads of a token are divided between processes"
+        if segment.most is not None:
+            return "the number of outliers of a token is limited"
+        if segment.dtype not in (torch.float16, torch.bfloat16):
+            return f"tokens are {str(segment.dtype).removeprefix('torch.')}"
+        if segment.channels & (segment.channels - 1):
+            return f"heads of {segment.channels} channels"
+    if bool(keys.share) != bool(values.share) or keys.bits != values.bits:
+        return "keys and values of different formats"
+    return None
+
+
+def rank(share: float, width: int, *, high: bool) -> tuple[int, float]:
+    """Return the rank at which ``torch.quantile`` reads a threshold of outliers, and its weight of the next rank.
+
+    Args:
+        share: share of the elements of a token that are outliers.
+        width: number of elements.
+        high: True for the largest elements, False for the smallest.
+    """
+    quantile = torch.tensor(tail(share) if high else 1 - tail(share), dtype=torch.float32)
+    position = quantile * (width - 1)
+    return int(position.floor()), float(position - position.floor())
+
+
+def quantize(keys: NuqSegment, values: NuqSegment, key: Tensor, value: Tensor, places: Tensor) -> None:
+    """Quantize the key and the value of one new token per row, and store them in one launch that can be recorded.
+
+    The host must have made room for them (:meth:`kvbench.cache.segments.codebook.NuqSegment.advance`).
+
+    Args:
+        keys: segment of the keys.
+        values: segment of the values.
+        key: keys of the new tokens as the segment stores them, ``[B, H, 1, D]``.
+        value: values of the new tokens, ``[B, H, 1, Dv]``.
+        places: index of the token in each segment, int32 ``[B, 2]``, read on the device; negative to store nothing.
+    """
+    from kvbench.cache.kernels.nuq_kernel import quantize_token
+
+    key = key if key.stride(-1) == 1 else key.contiguous()
+    value = value if value.stride(-1) == 1 else value.contiguous()
+    _, scale, offset, _ = keys.lookup()
+    assert keys.thresholds is not None
+    low, low_weight = rank(values.share, values.width, high=False)
+    high, high_weight = rank(values.share, values.width, high=True)
+    sparse = [(s.exact.values, s.exact.indices, s.exact.table) if s.exact else () for s in (keys, values)]
+    record = values.watch[0].record if values.watch is not None else places
+    heads = 1 << math.ceil(math.log2(keys.heads))
+    with torch.cuda.device_of(key):
+        quantize_token[(len(places), 2)](
+            key,
+            value,
+            places,
+            tuple(keys.words),
+            tuple(values.words),
+            keys.codebook,
+            values.codebook,
+            scale,
+            offset,
+            keys.thresholds,
+            values.params[0],
+            values.params[1],
+            *sparse,
+            record,
+            keys.watch[1] if keys.watch is not None else 0,
+            values.watch[1] if values.watch is not None else 0,
+            (*key.stride()[:2], *value.stride()[:2]),
+            keys.heads,
+            keys.tiles,
+            values.tiles,
+            *(s[0].shape[1] if s else 0 for s in sparse),
+            *(s[2].shape[1] if s else 0 for s in sparse),
+            low,
+            high,
+            low_weight,
+            high_weight,
+            keys.bits,
+            values.bits,
+            keys.codebook.shape[1],
+            keys.channels,
+            values.channels,
+            heads,
+            bool(keys.share),
+            values.watch is not None,
+            keys.exact.block if keys.exact else 1,
+            values.exact.block if values.exact else 1,
+            ENTRIES,
+            num_warps=8,
+            enable_fp_fusion=False,
+        )

@@ -1,0 +1,108 @@
+"""The kernel that quantizes a new token in KVQuant's format, run by Triton's interpreter, against torch."""
+
+import pytest
+import torch
+
+from tests.attention import interpreter
+
+interpreter.require()
+
+from kvbench.cache.kernels import nuq  # noqa: E402
+from kvbench.cache.segments.codebook import NuqFormat, NuqSegment  # noqa: E402
+from kvbench.cache.watch import Watch  # noqa: E402
+
+ALL = slice(None)
+
+
+def segments(bits, heads, channels, dtype, outliers, capacity=256, restored=False):
+    """A segment of keys and one of values, empty, of two rows."""
+    levels = torch.tanh(torch.linspace(-1.7, 1.9, 2**bits))
+    border = torch.rand(heads * channels, generator=torch.Generator().manual_seed(5)) + 1.5
+    made = []
+    for side in ("key", "value"):
+        thresholds = torch.stack([border, 0.3 - border]).half() if side == "key" else None
+        form = NuqFormat(
+            bits, levels, outliers=outliers, thresholds=thresholds, restored=1.1 * levels if restored else None
+        )
+        made.append(NuqSegment(2, heads, channels, dtype, "cpu", form=form, side=side, capacity=capacity))
+    return made
+
+
+def same(one, other):
+    assert one.lengths == other.lengths
+    for row, count in enumerate(one.lengths):
+        rows = slice(row, row + 1)
+        assert torch.equal(one.codes(rows, 0, count), other.codes(rows, 0, count))
+        for mine, theirs in zip(one.params, other.params, strict=True):
+            assert torch.equal(mine[row, :count], theirs[row, :count])
+        if one.exact is not None:
+            assert one.exact.ends == other.exact.ends
+            blocks = -(-count // one.exact.block)
+            assert torch.equal(one.exact.table[row, :blocks], other.exact.table[row, :blocks])
+            entries = one.exact.count(row)
+            assert torch.equal(one.exact.values[row, :entries], other.exact.values[row, :entries])
+            assert torch.equal(one.exact.indices[row, :entries], other.exact.indices[row, :entries])
+
+
+@pytest.mark.parametrize(
+    ("bits", "heads", "channels", "dtype", "outliers"),
+    [
+        (2, 2, 64, torch.float16, 0.05),
+        (3, 3, 64, torch.bfloat16, 0.05),
+        (4, 16, 64, torch.bfloat16, 0.02),
+        (3, 2, 128, torch.float16, 0.0),
+    ],
+)
+def test_tokens_are_stored_as_by_torch(bits, heads, channels, dtype, outliers):
+    x = torch.randn(2, heads, 140, channels, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[0, :, 131] = 0.5  # all elements are equal
+    x[1, 0, 131, : channels // 2] = 3.0  # many equal extremes
+    by_torch, by_kernel = (segments(bits, heads, channels, dtype, outliers, restored=bits == 4) for _ in range(2))
+    for made in (*by_torch, *by_kernel):
+        for row, count in ((0, 126), (1, 60)):
+            made.append(slice(row, row + 1), x[row : row + 1, :, :count])
+    for t in range(126, 134):
+        new = x[:, :, t : t + 1]
+        for made in by_torch:
+            for row in range(2):
+                made.append(slice(row, row + 1), new[row : row + 1])
+        keys, values = by_kernel
+        places = list(zip(keys.advance(), values.advance(), strict=True))
+        nuq.quantize(keys, values, new, new, torch.tensor(places, dtype=torch.int32))
+    for one, other in zip(by_torch, by_kernel, strict=True):
+        same(one, other)
+
+
+def test_a_rehearsed_token_is_not_stored():
+    x = torch.randn(2, 2, 3, 64, generator=torch.Generator().manual_seed(0)).half()
+    keys, values = segments(3, 2, 64, torch.float16, 0.05)
+    for made in (keys, values):
+        made.append(ALL, x)
+    before = [tensor.clone() for made in (keys, values) for tensor in made.tensors()]
+    nuq.quantize(keys, values, x[:, :, :1], x[:, :, :1], torch.full((2, 2), -1, dtype=torch.int32))
+    after = [tensor for made in (keys, values) for tensor in made.tensors()]
+    assert all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(before, after, strict=True))
+
+
+def test_the_first_element_that_is_not_finite_is_recorded():
+    x = torch.zeros(2, 2, 1, 64).half()
+    x[1, 1, 0, 7] = float("inf")
+    keys, values = segments(3, 2, 64, torch.float16, 0.05)
+    watch = Watch(torch.device("cpu"))
+    for made in (keys, values):
+        made.watch = (watch, watch.tag(lambda place: f"{place}"))
+    places = torch.tensor(list(zip(keys.advance(), values.advance(), strict=True)), dtype=torch.int32)
+    nuq.quantize(keys, values, torch.zeros_like(x), x, places)
+    assert watch.record.tolist() == [1, 1, 1, 1, 0, 7]
+
+
+def test_buffers_grow_before_a_token_might_not_fit():
+    x = torch.randn(2, 2, 128, 64, generator=torch.Generator().manual_seed(0)).half()
+    keys, values = segments(3, 2, 64, torch.float16, 0.05, capacity=128)
+    for made in (keys, values):
+        made.append(ALL, x)
+        before = [tensor.data_ptr() for tensor in made.tensors()]
+        assert made.advance() == [128, 128] and made.lengths == [129, 129]
+        assert made.capacity > 128
+        assert made.exact.values.shape[1] >= max(made.exact.most) and made.exact.table.shape[1] > 1
+        assert all(one != tensor.data_ptr() for one, tensor in zip(before[:1], made.tensors()[:1], strict=True))
