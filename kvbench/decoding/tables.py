@@ -97,7 +97,7 @@ def state(layer: KVLayer) -> tuple[Any, ...]:
 def pointers(layer: KVLayer) -> tuple[int, ...]:
     """Return the memory addresses of all buffers of a layer, to find out later whether one was reallocated."""
     return tuple(
-        buffer.data_ptr() for store in layer.stores() for segment in store.segments for buffer in segment.tensors()
+        buffer.data_ptr() for store in layer.stores() for segment in store.segments for _, buffer in segment.buffers()
     )
 
 

@@ -83,7 +83,7 @@ def test_bytes_are_those_of_codes_tables_and_outliers(side):
             "index": 2 * outliers,
         }
     names = [name for name, _ in segment.buffers()]
-    assert names == ["codes", "scales", "scales", *(["scales"] if side == "value" else []), "window", "index"]
+    assert names == ["codes", "scales", "scales", *(["scales"] if side == "value" else []), "index", "window", "index"]
     assert segment.buffers()[-2][1] is segment.exact.values and segment.buffers()[-1][1] is segment.exact.indices
     bare = new(side)
     bare.append(ALL, tokens(1))

@@ -78,9 +78,10 @@ def test_a_rehearsed_token_is_not_stored():
     keys, values = segments(3, 2, 64, torch.float16, 0.05)
     for made in (keys, values):
         made.append(ALL, x)
-    before = [tensor.clone() for made in (keys, values) for tensor in made.tensors()]
+    keys.lookup()
+    before = [tensor.clone() for made in (keys, values) for _, tensor in made.buffers()]
     nuq.quantize(keys, values, x[:, :, :1], x[:, :, :1], torch.full((2, 2), -1, dtype=torch.int32))
-    after = [tensor for made in (keys, values) for tensor in made.tensors()]
+    after = [tensor for made in (keys, values) for _, tensor in made.buffers()]
     assert all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(before, after, strict=True))
 
 
@@ -101,8 +102,8 @@ def test_buffers_grow_before_a_token_might_not_fit():
     keys, values = segments(3, 2, 64, torch.float16, 0.05, capacity=128)
     for made in (keys, values):
         made.append(ALL, x)
-        before = [tensor.data_ptr() for tensor in made.tensors()]
+        before = [tensor.data_ptr() for _, tensor in made.buffers()]
         assert made.advance() == [128, 128] and made.lengths == [129, 129]
         assert made.capacity > 128
         assert made.exact.values.shape[1] >= max(made.exact.most) and made.exact.table.shape[1] > 1
-        assert all(one != tensor.data_ptr() for one, tensor in zip(before[:1], made.tensors()[:1], strict=True))
+        assert all(one != tensor.data_ptr() for one, (_, tensor) in zip(before[:1], made.buffers()[:1], strict=True))

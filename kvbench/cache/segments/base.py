@@ -131,10 +131,6 @@ class Segment(ABC):
             ``scales``, ``window`` (tokens or elements in full precision) or ``index``.
         """
 
-    def tensors(self) -> list[Tensor]:
-        """Return all tensors that kernels read: the buffers, and tables that are no part of what a token takes."""
-        return [buffer for _, buffer in self.buffers()]
-
     @abstractmethod
     def used(self, row: int) -> dict[str, int]:
         """Return how many bytes the tokens of one row take, without the free room in the buffers.

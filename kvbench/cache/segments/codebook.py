@@ -294,17 +294,15 @@ class NuqSegment(Segment):
 
         Returns:
             Pairs (category, buffer). ``codes``: packed codes. ``scales``: range and offset of each value token,
-            codebook, and thresholds of the keys. ``window``: values of outliers. ``index``: indices of outliers.
+            codebook, thresholds of the keys, and what :meth:`lookup` has derived from them. ``window``: values of
+            outliers. ``index``: where the outliers of each block and head end, and the indices of outliers.
         """
         buffers = [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
         buffers += [("scales", table) for table in (self.codebook, self.thresholds) if table is not None]
+        buffers += [("scales", table) for table in (self._lookup[1] if self._lookup is not None else ())]
         if self.exact is not None:
-            buffers += [("window", self.exact.values), ("index", self.exact.indices)]
+            buffers += [("index", self.exact.table), ("window", self.exact.values), ("index", self.exact.indices)]
         return buffers
-
-    def tensors(self) -> list[Tensor]:
-        """Return the buffers and the table of the ends of outliers."""
-        return [*super().tensors(), *([self.exact.table] if self.exact is not None else [])]
 
     def used(self, row: int) -> dict[str, int]:
         """Return how many bytes the tokens of one row take, including that row's codebook and thresholds.
