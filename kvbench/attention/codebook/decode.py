@@ -35,6 +35,8 @@ LINES = 65535
 #: whether Triton's interpreter is on: it runs kernels on the CPU and cannot execute PTX
 INTERPRETED = triton.knobs.runtime.interpret
 LOG2E = math.log2(math.e)
+#: False while the kernel is right in Triton's interpreter but wrong on a GPU, where it must therefore not serve
+VERIFIED = False
 #: number of programs that a GPU runs at once, for each compiled kernel
 TOGETHER: dict[Any, int] = {}
 
@@ -84,6 +86,8 @@ def refuses(query: Tensor, work: Work) -> str | None:
     """
     if not (query.is_cuda or INTERPRETED):
         return f"tensors on {query.device.type}"
+    if query.is_cuda and not VERIFIED:
+        return "this kernel's results on a GPU are not verified yet"
     if query.is_cuda and torch.cuda.get_device_capability(query.device) < (8, 0):
         return "a GPU older than compute capability 8.0"
     if query.dtype not in (torch.float16, torch.bfloat16):
