@@ -100,7 +100,8 @@ def attend(
     outputs = []
     for rows, old, shape, time in zip(groups, before, lengths, times, strict=True):
         row = rows.indices(layer.batch)[0]
-        key = (last, count, rows.start, rows.stop, layer.window, str(shape), str(layer.lengths(rows)), id(mask))
+        here = rows.start, rows.stop, layer.window, query.device, id(mask)
+        key = (last, count, *here, str(shape), str(layer.lengths(rows)))
         if key not in plans:
             assert time is not None
             columns = old[0], layer.positions(row)
