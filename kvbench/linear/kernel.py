@@ -225,5 +225,6 @@ def candidates(base: Build, channels: int) -> list[tuple[Build, int]]:
     if some:
         return [(replace(base, tiles=3, stages=4), 1), *last]
     most = [-(-tiles // (size * PROCESSORS)) * size for size in (4, 2)]  # tiles of the busiest multiprocessor
-    first = replace(base, tiles=2, warps=16, stages=3) if most[1] < most[0] else replace(base, tiles=4, stages=3)
+    narrow = most[0] > 1.05 * most[1]
+    first = replace(base, tiles=2, warps=16, stages=3) if narrow else replace(base, tiles=4, stages=3)
     return [(first, 1), (replace(base, tiles=2, stages=3), 1), *last]
