@@ -72,6 +72,14 @@ def test_a_cell_is_the_time_of_a_round_over_its_expected_tokens() -> None:
     assert between_both["ms"] == pytest.approx((4 * 3.1 + 7.0 + 0.5) / between_both["tokens"] + 0.1)
 
 
+def test_flushes_are_spread_over_the_tokens_of_all_gammas() -> None:
+    """A block of one gamma may have no flush, and another two."""
+    counts = ({"rounds": 10, "tokens": 3.0, "flush_ms": 0.0}, {"rounds": 20, "tokens": 4.5, "flush_ms": 0.4})
+    scan = [{**entry, **more} for entry, more in zip(SCAN, counts, strict=True)]
+    found = cell(scan, 1.0, 2)
+    assert found is not None and found["ms"] == pytest.approx(12.5 / 3 + 0.4 * 90 / 120)
+
+
 def test_the_grid_agrees_with_the_formula_of_the_analysis() -> None:
     scan = [{"gamma": g, "draft_ms": 3.0, "verify_ms": 6.4, "sampling_ms": 0.0, "flush_ms": 0.0} for g in range(1, 9)]
     cells = grid(scan, (0.8, 0.9), range(1, 9))
@@ -128,9 +136,8 @@ def test_a_run_measures_every_case_and_says_that_the_text_is_meaningless(
         acceptances = [0.9, 0.5] if row["case"] == "quantspec" else [0.9]
         assert [one["acceptance"] for one in row["measured"]] == acceptances
         assert all(len(one["blocks_ms"]) >= 2 for one in row["measured"])
-        assert {(one["acceptance"], one["gamma"]) for one in row["grid"]} == {
-            (a, g) for a in (0.5, 0.9) for g in (1, 3)
-        }
+        places = {(one["acceptance"], one["gamma"]) for one in row["grid"]}
+        assert places == {(a, g) for a in (0.5, 0.9) for g in range(1, 9)}
     shown = capsys.readouterr().out
     assert "acceptance forced to 0.9 (the text is meaningless)" in shown
     assert "speed-up by gamma, computed" in shown
