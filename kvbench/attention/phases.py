@@ -33,7 +33,7 @@ from kvbench.quantizers.atom import AtomQuantizer
 from kvbench.quantizers.windowed import WindowedQuantizer
 
 #: tokens (axis ``channel``) or channels (axis ``token``) of a group that kernels are written for
-GROUPS = (32, 64, 128)
+GROUPS = (16, 32, 64, 128)
 #: longest window, and longest group of a window, that fit into the integer by which a kernel gets a format
 #: (:func:`kvbench.attention.triton.codes.number`)
 WIDEST, LONGEST = 2047, 255
@@ -207,7 +207,7 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
     group = quantizer.group_size or channels
     if quantizer.bits == 8 and kind == "atom":
         raise NotServed(f"no kernel reads {quantizer.bits}-bit codes")
-    if group not in GROUPS and not window:
+    if group not in GROUPS and not window and not (quantizer.axis == "token" and group == channels):
         raise NotServed(f"no kernel reads groups of {group}")
     if any(param.dtype != torch.float16 for param in segment.params):
         raise NotServed("no kernel reads scales in fp32")

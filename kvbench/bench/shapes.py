@@ -26,7 +26,15 @@ class Model:
     channels: int
 
 
-MODELS = {"7b": Model(32, 32, 128), "8b": Model(32, 8, 128), "tiny": Model(6, 2, 64)}
+MODELS = {
+    "7b": Model(32, 32, 128),
+    "8b": Model(32, 8, 128),
+    "tiny": Model(6, 2, 64),
+    # heads of other sizes, as in Phi-2, Phi-3 mini and Gemma
+    "phi2": Model(32, 32, 80),
+    "phi3": Model(32, 32, 96),
+    "gemma": Model(16, 16, 256),
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,7 @@ FORMATS: dict[str, Layer] = {
     "int4_g64": Layer((affine(4, 64, None),)),
     "int4_g32": Layer((affine(4, 32, 32),)),
     "int8": Layer((_HIERARCHICAL,)),
+    "int4_g16": Layer((affine(4, 16, 16),)),
     "int3_g128": Layer((affine(3, 128, None),)),
     "int3_g32": Layer((affine(3, 32, 32),)),
     "int2_g128": Layer((affine(2, 128, None),)),

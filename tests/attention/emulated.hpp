@@ -138,10 +138,14 @@ static void mma(float (&c)[4], const Words* all, Number number) {
     }
   }
 }
+template <bool NEW = false>
 static void mma16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  if (NEW) c[0] = c[1] = c[2] = c[3] = 0.f;
   mma(c, exchange({a0, a1, a2, a3, b0, b1}), from_half);
 }
+template <bool NEW = false>
 static void mma_exact(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  if (NEW) c[0] = c[1] = c[2] = c[3] = 0.f;
   mma(c, exchange({a0, a1, a2, a3, b0, b1}), from_exact);
 }
 static u32 transposed(u32 x) {

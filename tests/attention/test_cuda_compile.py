@@ -23,7 +23,7 @@ REGISTERS, OF_A_THREAD = 65536, 255
 
 @pytest.fixture(scope="module")
 def nvrtc() -> Any:
-    bindings = pytest.importorskip("cuda.bindings.nvrtc", reason="needs nvrtc: pip install -e .[cuda]")
+    bindings = pytest.importorskip("cuda.bindings.nvrtc", reason="needs nvrtc: pip install -e .[nvrtc]")
     try:
         bindings.nvrtcVersion()
     except Exception as error:  # the bindings are there, but not the library

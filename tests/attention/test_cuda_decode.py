@@ -22,6 +22,7 @@ FORMATS = {
     "int4 G32 V32": (("affine", 4, "channel", 32), ("affine", 4, "token", 32)),
     "int3 G128": (("affine", 3, "channel", 128), ("affine", 3, "token", 0)),
     "int3 G32 V64": (("affine", 3, "channel", 32), ("affine", 3, "token", 64)),
+    "groups of 16": (("affine", 4, "channel", 16), ("affine", 4, "token", 16)),
     "int2 G64 V64": (("affine", 2, "channel", 64), ("affine", 2, "token", 64)),
     "int2 G32 V32": (("affine", 2, "channel", 32), ("affine", 2, "token", 32)),
     "int8 two nibbles": (("hierarchical", 8, "channel", 128), ("hierarchical", 8, "token", 0)),
@@ -68,7 +69,7 @@ class TestBuild:
         pair = (tuple(formats("int4 G128")), (FULL, FULL))
         chosen = {rows: config.build(pair, 128, rows, True, H200) for rows in (1, 4, 5, 8, 9, 20, 24, 28, 36, 72)}
         assert {rows: made.rows for rows, made in chosen.items()} == {
-            1: 4, 4: 4, 5: 8, 8: 8, 9: 16, 20: 24, 24: 24, 28: 32, 36: 48, 72: 48
+            1: 4, 4: 4, 5: 8, 8: 8, 9: 16, 20: 24, 24: 24, 28: 16, 36: 24, 72: 24
         }  # fmt: skip
         assert {rows for rows, made in chosen.items() if made.one_column} == {1, 4}
         assert {rows for rows, made in chosen.items() if made.shares == 2} == {9, 20, 24, 28, 36, 72}
@@ -108,6 +109,19 @@ class TestOnAGpu:
         work = make(name, [(256, 7)], [(256, 7)], channels=64, dtype=dtype)
         for count in (1, 2, 9):
             assert wrong(work, query(work, 3, count, dtype)) < 3e-3
+
+    @pytest.mark.parametrize("channels", [80, 96, 256])
+    @pytest.mark.parametrize("name", ["int4 G128", "int8 two nibbles", "atom int4", "groups of 16"])
+    @pytest.mark.parametrize(("group", "count"), [(1, 1), (4, 5)])
+    def test_heads_of_other_sizes(self, name, group, count, channels):
+        work = make(name, [(640, 40), (384, 59)], [(540, 140), (384, 59)], channels=channels)
+        assert wrong(work, query(work, group, count)) < 3e-3
+
+    @pytest.mark.parametrize("name", ["int4 G128", "int3 G128", "int8 two nibbles"])
+    @pytest.mark.parametrize("count", [2, 3, 4, 7, 8, 9])
+    def test_verification_of_several_tokens_with_grouped_queries(self, name, count):
+        work = make(name, [(640, 40), (384, 59)], [(540, 140), (384, 59)])
+        assert wrong(work, query(work, 4, count)) < 3e-3
 
     @pytest.mark.parametrize("name", ["int4 G32 V32", "int2 G32 V32", "int8 two nibbles", "keys per token"])
     def test_keys_and_values_that_change_format_at_different_tokens(self, name):

@@ -51,6 +51,15 @@ BF16, FP16 = torch.bfloat16, torch.float16
         pytest.param(
             *("atom", 2, "token", (64, 64), 64, (5, 4)), {"team": 2, "shares": 2, "blocks": 3}, BF16, id="atom, 20 rows"
         ),
+        pytest.param(
+            "affine", 3, "channel", (32, 32), 96, (1, 2), {"one_column": True}, BF16, id="96 channels, 3 bits"
+        ),
+        pytest.param(
+            *("hierarchical", 8, "channel", (64, 80), 80, (4, 5)), {"team": 3}, BF16, id="80 channels, two nibbles"
+        ),
+        pytest.param(
+            *("affine", 4, "channel", (16, 32), 256, (1, 5)), {"teams": 1}, FP16, id="256 channels, groups of 16"
+        ),
     ],
 )
 def test_formats_and_warps(

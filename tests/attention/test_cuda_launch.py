@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,10 +73,16 @@ def test_a_configuration_is_the_fastest_that_fits() -> None:
     assert full.slot == 32 * 64 * 2 and full.rows == 4 and config.slot_bytes(FULL, 64) == 0
     eight = ((Format("affine", 8, "channel", 32), Format("affine", 8, "token", 32)),)  # slots of 18 KiB
     wide = config.build(eight, 128, 5, True, H200)
-    assert (wide.teams, wide.resident, wide.rows) == (6, 1, 8)
+    assert (wide.team, wide.shares, wide.teams, wide.resident, wide.rows) == (2, 2, 4, 1, 8)
+    dense = tuple(tuple(replace(form, bits=3) for form in pair) for pair in packed)
+    assert config.build(dense, 128, 1, True, H200).teams == 8  # bound by unpacking: one CTA has fewer results to merge
+    fine = ((Format("affine", 8, "channel", 16), Format("affine", 8, "token", 16)),)
+    assert [config.build(fine, 128, rows, True, H200).shares for rows in (1, 20)] == [1, 1]
+    huge = config.build(packed, 256, 20, True, H200)  # heads of 256 channels leave registers for one block of rows
+    assert (huge.team, huge.shares, huge.blocks, huge.rows) == (3, 1, 1, 24)
     several = {rows: config.build(packed, 128, rows, True, H200) for rows in (9, 16, 17, 25, 33)}
     assert {rows: (some.team, some.shares, some.blocks) for rows, some in several.items()} == {
-        9: (2, 2, 2), 16: (2, 2, 2), 17: (2, 2, 3), 25: (4, 2, 2), 33: (4, 2, 3)
+        9: (2, 2, 2), 16: (2, 2, 2), 17: (2, 2, 3), 25: (2, 2, 2), 33: (2, 2, 3)
     }  # fmt: skip
     tuned = config.build(packed, 128, 9, True, H200, (("teams", 2), ("stages", 3), ("resident", 1)))
     assert (tuned.team, tuned.teams, tuned.stages, tuned.resident, tuned.rows) == (2, 2, 3, 1, 16)

@@ -29,7 +29,7 @@ def segment(quantizer, side="key", channels=128, tokens=0):
     ("quantizer", "reason"),
     [
         (AtomQuantizer(8, 128, "token"), "8-bit codes"),
-        (AffineQuantizer(4, 16, "token"), "groups of 16"),
+        (AffineQuantizer(4, 8, "token"), "groups of 8"),
         (AffineQuantizer(4, 256, "channel"), "groups of 256"),
     ],
 )

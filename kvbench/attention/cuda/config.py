@@ -96,9 +96,9 @@ class Build:
 
         A slot holds the keys or the values of one tile of packed tokens, or of 32 tokens in full precision.
         """
-        sizes = [32 * self.channels * 2 if "full" in (k.kind, v.kind) else 0 for k, v in self.phases]
+        sizes = [32 * pitch(self.channels) if "full" in (k.kind, v.kind) else 0 for k, v in self.phases]
         for key, value in self.phases:
-            sizes += [slot_bytes(key, self.channels), slot_bytes(value, self.channels)]
+            sizes += [slot_bytes(key, self.channels, key=True), slot_bytes(value, self.channels)]
         return max(sizes)
 
     @property
@@ -107,13 +107,13 @@ class Build:
         columns = self.columns if not self.one_column else 8
         queries = (2 if self.bf16 else 1) * columns * self.channels * 2
         merged = self.teams * self.shares * self.columns * (self.channels + 4) * 4
-        weights = self.rows * (MOST_SPLITS + 1) * 4
+        weights = self.warps * MOST_SPLITS * 4
         return max(queries + self.teams * self.stages * self.slot, merged, weights)
 
     @property
     def occupied(self) -> int:
         """Shared memory that a CTA takes of a multiprocessor in bytes, dynamic, static and reserved."""
-        static = 2 * self.teams * self.shares * max(self.columns, 8) * 4 + 4
+        static = (2 * self.teams * self.shares + 1) * max(self.columns, 8) * 4 + 4
         return self.shared + -(-static // 128) * 128 + RESERVED
 
     def fits(self, shared: int) -> bool:
@@ -152,19 +152,30 @@ class Build:
         return "".join(f"#define {name} {value}\n" for name, value in values.items())
 
 
-def slot_bytes(form: Format, channels: int) -> int:
-    """Return the bytes of codes, scales and minima of one tile of 128 tokens of a KV head; 0 in full precision.
+def pitch(channels: int) -> int:
+    """Return the distance of two rows of keys in a slot of the ring buffer, in bytes.
+
+    Args:
+        channels: number of channels of a head. Unless it is a multiple of 64, 16 bytes follow each row, so that the
+            rows that a matrix instruction reads at once lie in different banks.
+    """
+    return 2 * channels + (16 if channels % 64 else 0)
+
+
+def slot_bytes(form: Format, channels: int, key: bool = False) -> int:
+    """Return the bytes of codes, scales and minima of one tile of 128 tokens in a slot; 0 in full precision.
 
     Args:
         form: format of the keys or of the values.
         channels: number of channels of a head.
+        key: True for keys, False for values.
     """
     if form.kind == "full":
         return 0
     if form.window:
-        return 128 * channels * form.bits // 8 + 2 * groups_met(form) * (channels * 2 + 16)
+        return 8 * form.bits * pitch(channels) + 2 * groups_met(form) * (channels * 2 + 16)
     params = 128 // form.group * channels * 2 if form.axis == "channel" else 128 * (channels // form.group) * 2
-    return 128 * channels * form.bits // 8 + 2 * params
+    return 8 * form.bits * (pitch(channels) if key else 2 * channels) + 2 * params
 
 
 @lru_cache(maxsize=256)
@@ -205,31 +216,35 @@ def shared_memory(capability: tuple[int, int]) -> int:
     return MULTIPROCESSOR.get(capability, min(MULTIPROCESSOR.values())) * 1024 - RESERVED
 
 
-def options(columns: int) -> list[dict[str, int]]:
+def options(columns: int, wide: bool, fine: bool, dense: bool) -> list[dict[str, int]]:
     """Return the configurations to choose from for columns of query rows, the fastest on an H200 first.
 
-    Up to 8 columns, each warp has tiles of its own. More rows are served by warps with two or three blocks of 8, two of
-    which share the tokens of a tile; and more than 24 by two such pairs of warps that read the same tiles.
+    Up to 8 columns, each warp has tiles of its own, or two warps share the tokens of a tile, which takes half the shared
+    memory. More are served by such pairs of warps, with two or three blocks of 8 rows for each.
 
     Args:
         columns: number of columns that the query rows of a KV head take, usually one each.
+        wide: True for heads of more than 128 channels, which leave a warp registers for one block of rows only.
+        fine: True if a group has fewer than 32 elements, so that two warps cannot share the tokens of a tile.
+        dense: True if codes of 3 bits are read, which is bound by unpacking them.
 
     Returns:
         Values for ``team``, ``shares``, ``blocks``, ``teams``, ``stages`` and ``resident`` of a :class:`Build`.
     """
     blocks = -(-columns // 8)
+    # team, shares, blocks, teams, resident
     if blocks == 1:
-        team = {"team": 1, "shares": 1, "blocks": 1}
-        sizes = [(4, 2, 2), (8, 2, 1), (6, 2, 1), (4, 2, 1), (2, 2, 1), (1, 2, 1)]
-    elif blocks <= 3:
-        team = {"team": 2, "shares": 2, "blocks": blocks}
-        sizes = [(4, 2, 1), (3, 2, 1), (2, 2, 1), (1, 2, 1)]
+        choices = [(1, 1, 1, 4, 2), (1, 1, 1, 8, 1), (2, 2, 1, 4, 1), (2, 2, 1, 3, 1), (2, 2, 1, 2, 1)]
+        choices = [choice for choice in choices[dense:] if choice[1] == 1 or not fine]
+        choices += [(1, 1, 1, teams, 1) for teams in (4, 2, 1)]
+    elif wide or fine:
+        choices = [(min(blocks, 3), 1, 1, teams, 1) for teams in (4, 2, 1)]
     else:
         # 2 or 3 blocks a warp: as few CTAs as possible, then as few empty rows
-        each = min((3, 2), key=lambda n: (-(-blocks // (2 * n)), -blocks % (2 * n)))
-        team = {"team": 4, "shares": 2, "blocks": each}
-        sizes = [(2, 2, 1), (1, 2, 1)]
-    return [{**team, "teams": t, "stages": s, "resident": r} for t, s, r in sizes]
+        each = min((3, 2), key=lambda n: (-(-blocks // n), -blocks % n))
+        choices = [(2, 2, each, teams, 1) for teams in (4, 3, 2, 1)]
+    names = ("team", "shares", "blocks", "teams", "resident")
+    return [{**dict(zip(names, choice, strict=True)), "stages": 2} for choice in choices]
 
 
 def build(
@@ -258,7 +273,9 @@ def build(
         sinks: dtype of the model's attention sinks, as a number. 0: no sinks; 1: the dtype of the query; 2: fp32.
     """
     columns = rows * columns_of_row(phases)
-    for option in options(columns):
+    forms = [form for pair in phases for form in pair if form.kind != "full"]
+    fine, dense = any(form.group < 32 and not form.window for form in forms), any(form.bits == 3 for form in forms)
+    for option in options(columns, channels > 128, fine, dense):
         candidate = Build(
             channels,
             one_column=columns <= 4,

@@ -20,6 +20,8 @@ from kvbench.cache.segments.layout import TILE
 from kvbench.util.nvrtc import missing as available
 
 LOG2E = math.log2(math.e)
+#: head dimensions that the kernel supports
+HEAD_DIMS = (64, 80, 96, 128, 256)
 #: largest number of (sequence, KV head) pairs: CUDA's limit on the second and third dimension of a grid
 LINES = 65535
 
@@ -37,7 +39,7 @@ def refuses(query: Tensor, work: Work) -> str | None:
     reason = available()
     if reason:
         return reason
-    if work.key_dim != work.value_dim or work.key_dim not in (64, 128):
+    if work.key_dim != work.value_dim or work.key_dim not in HEAD_DIMS:
         return f"heads of {work.key_dim} and {work.value_dim} channels"
     if query.dtype not in (torch.float16, torch.bfloat16):
         return f"queries in {str(query.dtype).removeprefix('torch.')}"
@@ -47,8 +49,10 @@ def refuses(query: Tensor, work: Work) -> str | None:
         if key.format.window and groups_met(key.format) > 8:
             return f"windows of {key.format.window} tokens in groups of {key.format.group}: over 8 groups in a tile"
         for form in (key.format, value.format):
-            if form.axis == "token" and form.group > work.key_dim:
+            if form.axis == "token" and (form.group > work.key_dim or work.key_dim % form.group):
                 return f"groups of {form.group} channels"
+            if form.bits == 3 and work.key_dim % 32:
+                return f"3-bit codes of {work.key_dim} channels"
         for part in (key, value):
             if part.buffer is not None and part.buffer.dtype != query.dtype:
                 return "queries and full-precision keys or values differ in dtype"

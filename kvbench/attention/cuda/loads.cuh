@@ -37,7 +37,7 @@ __device__ __forceinline__ void copy_plane(u32 slot, const u8* from, int id) {
   constexpr int UNITS = KEYS ? D / 8 : ROWS / 8, BYTES = ROWS * D * 2;  // UNITS: of 16 bytes in a row
   if constexpr (UNITS == 1) {
     copy_run<BYTES>(slot, from, id);
-  } else if constexpr (TEAM == 1) {
+  } else if constexpr (TEAM == 1 && 32 % UNITS == 0 && (PERMUTED || !KEYS)) {
     // the swizzle of a thread's units: constant for values, and for keys it changes by a constant from unit to unit
     const u32 first = slot + (KEYS ? wide(id / UNITS, id % UNITS) : narrow<BITS>(id / UNITS, id % UNITS));
     constexpr int STEP = 32 / UNITS;  // rows from one unit of a thread to its next
@@ -58,7 +58,7 @@ template <bool KEYS, int BITS>
 __device__ __forceinline__ void copy_codes(u32 slot, const u8* first, const u8* second, i64 tile, int id) {
   copy_plane<KEYS, BITS, rows_of(BITS)>(slot, first + tile * plane_bytes(BITS), id);
   if constexpr (second_bytes(BITS) > 0)
-    copy_plane<KEYS, BITS, second_bytes(BITS) / (2 * D)>(slot + plane_bytes(BITS), second + tile * second_bytes(BITS),
+    copy_plane<KEYS, BITS, second_bytes(BITS) / (2 * D)>(slot + first_room(KEYS, BITS), second + tile * second_bytes(BITS),
                                                          id);
 }
 

@@ -80,16 +80,18 @@ __device__ __forceinline__ void merge_streams(State& st, const Args& args, u8* m
   }
 }
 
-// Merges the partial results of a head's CTAs, each row by one warp, and writes the output.
+// Merges the partial results of a head's CTAs, a row by one warp, and writes the output.
 //   partial, sums  of the head's first CTA
-//   weights        shared memory for [ROWS][splits] numbers
+//   weights        shared memory for [WARPS][splits] numbers
 __device__ __forceinline__ void merge_splits(const Args& args, const float* partial, const float* sums, float* weights,
                                              int block0, int rows) {
   constexpr int BATCH = 16;  // reads of a lane that are on their way at once
   const int lane = threadIdx.x & 31, splits = args.splits;
-  for (int r = threadIdx.x >> 5; r < rows; r += WARPS) {
-    const float4* from = (const float4*)(partial + r * D) + lane;
-    const bool there = lane < QUADS;
+  constexpr int PARTS = (QUADS + 31) / 32;  // of a row, of which a lane takes four channels each
+  for (int item = threadIdx.x >> 5; item < rows * PARTS; item += WARPS) {
+    const int r = item / PARTS, quad = item % PARTS * 32 + lane;
+    const float4* from = (const float4*)(partial + r * D) + quad;
+    const bool there = quad < QUADS;
     float4 y[BATCH];
     auto read = [&](int begin) {
 #pragma unroll
@@ -97,7 +99,8 @@ __device__ __forceinline__ void merge_splits(const Args& args, const float* part
         if (there && begin + i < splits) y[i] = __ldcg(from + (i64)(begin + i) * (ROWS * QUADS));
     };
     read(0);  // which needs no weights yet
-    float* own = weights + r * splits;
+    float* own = weights + (threadIdx.x >> 5) * splits;
+    __syncwarp();  // the row before is done
     float top = -1e30f, total = 0.f;
     for (int s = lane; s < splits; s += 32) {
       const float2 sum = __ldcg((const float2*)(sums + s * ROWS * 2 + r * 2));
@@ -122,7 +125,7 @@ __device__ __forceinline__ void merge_splits(const Args& args, const float* part
       for (int i = 0; i < BATCH; i++)
         if (begin + i < splits) add(x, y[i], own[begin + i]);
     }
-    if (there) write_output(args, block0 + r, lane * 4, x, 1.f / (total + sink_weight(args, block0 + r, all)));
+    if (there) write_output(args, block0 + r, quad * 4, x, 1.f / (total + sink_weight(args, block0 + r, all)));
   }
 }
 

@@ -50,17 +50,12 @@ __device__ __forceinline__ void packed_scores(float (&s)[NT][MT][4], Linear& lin
 #pragma unroll
   for (int n = 0; n < NT; n++) {
 #pragma unroll
-    for (int m = 0; m < MT; m++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) raw[n][m][i] = 0.f, s[n][m][i] = 0.f;
-#pragma unroll
-    for (int k = 0; k < NB; k++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) bias[n][k][i] = 0.f;
+    for (int m = 0; m < MT; m++) s[n][m][0] = s[n][m][1] = s[n][m][2] = s[n][m][3] = 0.f;
   }
   u32 last[4];
-#pragma unroll
-  for (int a = 0; a < KS; a++) {
+  each<0, KS>([&](auto tag_a) {
+    constexpr int a = decltype(tag_a)::value;
+    constexpr bool NEW = a % SPAN == 0;  // products begin anew
     u32 q[NT][2], qs[NT][NG][2];
     load_queries(q, queries, a, lane);
     if constexpr (CHANNELS) {
@@ -76,30 +71,31 @@ __device__ __forceinline__ void packed_scores(float (&s)[NT][MT][4], Linear& lin
         low[k][0] = p[2], low[k][1] = p[3];
 #pragma unroll
         for (int n = 0; n < NT; n++) {
-          if constexpr (TWO) mma16(bias[n][k], p[2], p[0], p[3], p[1], q[n][0], q[n][1]);
+          if constexpr (TWO) mma16<NEW>(bias[n][k], p[2], p[0], p[3], p[1], q[n][0], q[n][1]);
           qs[n][k][0] = mul2(q[n][0], p[0]);
           qs[n][k][1] = mul2(q[n][1], p[1]);
         }
       }
-      if constexpr (!TWO)
+      if constexpr (!TWO) {
 #pragma unroll
         for (int k = 0; k < NB; k++)
 #pragma unroll
           for (int n = 0; n < NT; n++) {
             const int other = 2 * k + 1 < NG ? 2 * k + 1 : 2 * k;
-            mma16(bias[n][k], low[2 * k][0], low[other][0], low[2 * k][1], low[other][1], q[n][0], q[n][1]);
+            mma16<NEW>(bias[n][k], low[2 * k][0], low[other][0], low[2 * k][1], low[other][1], q[n][0], q[n][1]);
           }
+      }
     } else {
 #pragma unroll
       for (int n = 0; n < NT; n++) {
         // a product with ones (0x3c00): sums of the query over the group's channels
-        mma16(bias[n][0], 0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u, q[n][0], q[n][1]);
+        mma16<NEW>(bias[n][0], 0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u, q[n][0], q[n][1]);
         qs[n][0][0] = q[n][0];
         qs[n][0][1] = q[n][1];
       }
     }
     if (S::KB == 3 && a % 2 == 0) {
-      load_second_keys<3>(last, slot + plane_bytes(3), 0, a, lane);
+      load_second_keys<3>(last, slot + first_room(true, 3), 0, a, lane);
       W::align(last, part);
     }
 #pragma unroll
@@ -108,16 +104,15 @@ __device__ __forceinline__ void packed_scores(float (&s)[NT][MT][4], Linear& lin
       const int block = W::block(v, part);
       ldsm(w, slot + wide(16 * block + row, 2 * a + hi));
       W::align(w, part);
-      if constexpr (S::KB == 8) load_second_keys<8>(second, slot + plane_bytes(8), block, a, lane);
+      if constexpr (S::KB == 8) load_second_keys<8>(second, slot + first_room(true, 8), block, a, lane);
       if constexpr (S::KB == 3) second[0] = last[a % 2 * 2], second[1] = last[a % 2 * 2 + 1];
       each<0, W::FIELDS>([&](auto tag) {
         constexpr int F = decltype(tag)::value;
         u32 c[4];
         operand<S::KB, F * W::STEP, true>(c, w, second);
-        const int m = F * W::BLOCKS + v;
-        constexpr int K = CHANNELS ? F * W::BLOCKS * SHARES * 16 / S::KG : 0;
+        const int m = F * W::BLOCKS + v, K = CHANNELS ? m * SHARES * 16 / S::KG : 0;
 #pragma unroll
-        for (int n = 0; n < NT; n++) mma16(raw[n][m], c[0], c[1], c[2], c[3], qs[n][K][0], qs[n][K][1]);
+        for (int n = 0; n < NT; n++) mma16<NEW>(raw[n][m], c[0], c[1], c[2], c[3], qs[n][K][0], qs[n][K][1]);
       });
     }
     if constexpr (!CHANNELS) {
@@ -143,16 +138,11 @@ __device__ __forceinline__ void packed_scores(float (&s)[NT][MT][4], Linear& lin
               const int c = i & 1, half = i >> 1;
               if (c < NC)
                 s[n][m][i] += (raw[n][m][i] * (scale[half] * f) + low[half] * bias[n][0][c]) * st.sl[n][c < NC ? c : 0];
-              raw[n][m][i] = 0.f;
             }
         }
-#pragma unroll
-        for (int n = 0; n < NT; n++)
-#pragma unroll
-          for (int i = 0; i < 4; i++) bias[n][0][i] = 0.f;
       }
     }
-  }
+  });
   if constexpr (CHANNELS) {
 #pragma unroll
     for (int n = 0; n < NT; n++)

@@ -18,7 +18,15 @@ CONST int rows_of(int bits) { return 128 / fields_of(bits); }             // its
 CONST int plane_bytes(int bits) { return rows_of(bits) * D * 2; }
 // bytes of the second plane: 8 bits have two of 4; 3 bits have one of 2 and one of 1, which has 8 word rows
 CONST int second_bytes(int bits) { return bits == 8 ? plane_bytes(8) : bits == 3 ? 8 * D * 2 : 0; }
-CONST int code_bytes(int bits) { return plane_bytes(bits) + second_bytes(bits); }
+// Rows of keys lie in shared memory WIDE bytes apart: as they are where their 16-byte units can be permuted (wide()), else
+// with one unit more, so that eight rows begin in different banks.
+constexpr bool PERMUTED = D % 64 == 0;
+constexpr int WIDE = PERMUTED ? 2 * D : 2 * D + 16;
+// bytes in a slot of the planes of keys, of values; of the first plane alone
+CONST int first_room(bool keys, int bits) { return keys ? rows_of(bits) * WIDE : plane_bytes(bits); }
+CONST int room(bool keys, int bits) {
+  return keys ? (rows_of(bits) + second_bytes(bits) / (2 * D)) * WIDE : plane_bytes(bits) + second_bytes(bits);
+}
 // bits below a field's code once the word is shifted: the code is read as code * 2^(low - 24)
 CONST int low_of(int bits, int f) { return fields_of(bits) == 8 ? 2 * (f & 3) : bits == 4 ? 4 * (f & 1) : 0; }
 CONST float pow2(int e) { return e >= 0 ? (float)(1ll << e) : 1.f / (float)(1ll << -e); }
@@ -71,8 +79,10 @@ __device__ __forceinline__ void operand(u32 (&c)[4], const u32 (&w)[4], const u3
 }
 // Rows lie in shared memory with their 16-byte units permuted (XOR with bits of the row's number), so that the eight
 // rows that an ldmatrix reads at once lie in different banks.
-// offset of a 16-byte unit of a row of exact keys or values, or of key words: rows of 2 D bytes
-__device__ __forceinline__ u32 wide(int row, int unit) { return row * (2 * D) + ((unit ^ (row & 7)) << 4); }
+// offset of a 16-byte unit of a row of exact keys or values, or of key words
+__device__ __forceinline__ u32 wide(int row, int unit) {
+  return row * WIDE + ((PERMUTED ? unit ^ (row & 7) : unit) << 4);
+}
 // the same for value words: rows of 2 NW bytes
 template <int BITS>
 __device__ __forceinline__ u32 narrow(int row, int unit) {
@@ -106,7 +116,7 @@ struct State {
 //   MT                blocks of 16 tokens in it that are a warp's: its m-th is block SHARES m + part
 //   KGROUPS, VGROUPS  groups of tokens in a tile of keys; groups of channels in a token's value
 //   KPARAM, VPARAM    bytes of a tile's scales (and again of its minima)
-//   KCODES, VCODES    bytes of a tile's words
+//   KCODES, VCODES    bytes of a tile's words in a slot
 template <int P>
 struct Shape {
   static constexpr int KK = PH[P][0], KB = PH[P][1], KA = PH[P][2], KG = PH[P][3];
@@ -119,10 +129,10 @@ struct Shape {
   static constexpr int KPARAM = KP ? (KA == CHANNEL ? KGROUPS * (D * 2 + (WINDOWS[P] ? 16 : 0)) : 128 * (D / KG) * 2) : 0;
   // a tile has one group of keys, so scores are one linear function of the products, which is applied with the exponential
   static constexpr bool LINEAR = KP && KA == CHANNEL && KGROUPS == 1 && !WINDOWS[P] && !SOFTCAP;
-  static constexpr int KCODES = KP ? code_bytes(KB) : 0;
+  static constexpr int KCODES = KP ? room(true, KB) : 0;
   static constexpr int VGROUPS = VP ? D / VG : 1;  // groups of channels in a token
   static constexpr int VPARAM = VP ? 128 * VGROUPS * 2 : 0;
-  static constexpr int VCODES = VP ? code_bytes(VB) : 0;
+  static constexpr int VCODES = VP ? room(false, VB) : 0;
 };
 
 // A line of the table of phases: first token in the key segment, in the value segment, tokens.

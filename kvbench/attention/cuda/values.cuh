@@ -20,6 +20,10 @@ __device__ __forceinline__ void weighted_codes(State& st, const u32 (&p)[NT][MT]
   auto pair = [&](int m, int j, int k) -> u32 {
     if constexpr (VG == 1) return raw[m][j][0];
     if constexpr (VG == 2) return __byte_perm(raw[m][j][0], raw[m][j][VG - 1], k ? 0x7632 : 0x5410);
+    if constexpr (VG != 4) {
+      const u32 at = slot + S::VCODES + ((16 * (SHARES * m + part) + 8 * j + 2 * (lane & 3)) * VG + k) * 2;
+      return load_u16(at) | (load_u16(at + VG * 2) << 16);
+    }
     return __byte_perm(raw[m][j][k >> 1], raw[m][j][(k >> 1) + VG / 2], k & 1 ? 0x7632 : 0x5410);
   };
   u32 last[4];
@@ -45,16 +49,14 @@ __device__ __forceinline__ void weighted_codes(State& st, const u32 (&p)[NT][MT]
     for (int b = 0; b < KS / VG; b++) {
       const int a = k * (KS / VG) + b;
       float o[NT][4];  // a new fragment per tile: a long chain into one accumulator truncates, always downwards
-#pragma unroll
-      for (int n = 0; n < NT; n++) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.f;
       if (S::VB == 3 && a % 2 == 0) {
         load_second_values<3>(last, slot + plane_bytes(3), 0, a, lane);
         W::align(last, part);
       }
-#pragma unroll
-      for (int v = 0; v < W::BLOCKS; v++) {
+      each<0, W::BLOCKS>([&](auto tag_v) {
+        constexpr int V = decltype(tag_v)::value;
         u32 w[4], second[4] = {0, 0, 0, 0};
-        const int block = W::block(v, part);
+        const int block = W::block(V, part);
         ldsm(w, slot + narrow<S::VB>(16 * a + row, 2 * block + hi));
         W::align(w, part);
         if constexpr (S::VB == 8) load_second_values<8>(second, slot + plane_bytes(8), block, a, lane);
@@ -63,11 +65,12 @@ __device__ __forceinline__ void weighted_codes(State& st, const u32 (&p)[NT][MT]
           constexpr int F = decltype(tag)::value;
           u32 c[4];
           operand<S::VB, F * W::STEP, false>(c, w, second);
-          const int m = F * W::BLOCKS + v;
+          const int m = F * W::BLOCKS + V;
 #pragma unroll
-          for (int n = 0; n < NT; n++) mma16(o[n], c[0], c[1], c[2], c[3], x[n][m][0], x[n][m][1]);
+          for (int n = 0; n < NT; n++)
+            mma16<V + F == 0>(o[n], c[0], c[1], c[2], c[3], x[n][m][0], x[n][m][1]);
         });
-      }
+      });
 #pragma unroll
       for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -94,7 +97,8 @@ __device__ __forceinline__ void packed_values(State& st, u32 (&p)[NT][MT][2], co
   const u32 scales = slot + S::VCODES, lows = scales + S::VPARAM;
   const int t = lane & 3, g = lane >> 2, hi = lane >> 4;
   u32 any = 0;         // bits of all scales: tells whether one is 2 or more
-  u32 raw[MT][2][VG];  // VG 1: the scales of tokens {2t, 2t + 1}; else words of a token's groups, see pair()
+  // VG 1: the scales of tokens {2t, 2t + 1}; 2, 4: words of a token's groups, see pair(); else read when they are needed
+  u32 raw[MT][2][VG];
   float low[NT][4];
 #pragma unroll
   for (int n = 0; n < NT; n++) low[n][0] = low[n][1] = low[n][2] = low[n][3] = 0.f;
@@ -132,14 +136,21 @@ __device__ __forceinline__ void packed_values(State& st, u32 (&p)[NT][MT][2], co
         const u32 at = (16 * (SHARES * m + part) + 8 * j + 2 * t) * VG * 2;
         if constexpr (VG == 2) {
           load64(raw[m][j][0], raw[m][j][1], scales + at);
-        } else {
+        } else if constexpr (VG == 4) {
           u32 x[4];
           load128(x, scales + at);
 #pragma unroll
           for (int i = 0; i < VG; i++) raw[m][j][i] = x[i];
         }
+        if constexpr (VG == 2 || VG == 4)
 #pragma unroll
-        for (int i = 0; i < VG; i++) any |= raw[m][j][i];
+          for (int i = 0; i < VG; i++) any |= raw[m][j][i];
+      }
+    if constexpr (VG != 2 && VG != 4)
+      for (int i = lane; i < S::VPARAM / 16; i += 32) {
+        u32 x[4];
+        load128(x, scales + i * 16);
+        any |= x[0] | x[1] | x[2] | x[3];
       }
 #pragma unroll
     for (int m = 0; m < MT; m++) {

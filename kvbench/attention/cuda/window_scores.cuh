@@ -34,7 +34,7 @@ __device__ __forceinline__ void window_scores(float (&s)[NT][MT][4], u32 slot, u
       }
     }
     if (S::KB == 3 && a % 2 == 0) {
-      load_second_keys<3>(last, slot + plane_bytes(3), 0, a, lane);
+      load_second_keys<3>(last, slot + first_room(true, 3), 0, a, lane);
       W::align(last, part);
     }
 #pragma unroll
@@ -43,7 +43,7 @@ __device__ __forceinline__ void window_scores(float (&s)[NT][MT][4], u32 slot, u
       const int block = W::block(v, part);
       ldsm(w, slot + wide(16 * block + row, 2 * a + hi));
       W::align(w, part);
-      if constexpr (S::KB == 8) load_second_keys<8>(second, slot + plane_bytes(8), block, a, lane);
+      if constexpr (S::KB == 8) load_second_keys<8>(second, slot + first_room(true, 8), block, a, lane);
       if constexpr (S::KB == 3) second[0] = last[a % 2 * 2], second[1] = last[a % 2 * 2 + 1];
       each<0, W::FIELDS>([&](auto tag) {
         constexpr int F = decltype(tag)::value;

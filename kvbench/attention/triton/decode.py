@@ -28,6 +28,8 @@ from kvbench.attention.triton.tuning import Tuning, costs, tuning
 
 #: head dimensions that the kernel supports
 HEAD_DIMS = (64, 128)
+#: groups (tokens of a channel, or channels of a token) that the kernel supports
+GROUPS = (32, 64, 128)
 #: largest number of query rows of a KV head (query heads per KV head x new tokens of the step)
 ROWS = 128
 #: largest number of (sequence, KV head) pairs: CUDA's limit on the third dimension of a grid
@@ -68,6 +70,8 @@ def refuses(query: Tensor, work: Work) -> str | None:
             form = segment.format
             if form.bits == 3:
                 return "3-bit codes"
+            if form.kind != "full" and form.group not in GROUPS and not form.window:
+                return f"groups of {form.group}"
             if form.kind != "full" and form.axis == "token" and channels % form.group:
                 return f"groups of {form.group} channels in {side} of {channels}"
         if value.format.kind != "full" and value.format.axis == "channel":
