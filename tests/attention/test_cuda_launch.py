@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import replace
 from types import SimpleNamespace
@@ -82,10 +83,10 @@ def test_a_configuration_is_the_fastest_that_fits() -> None:
     assert (huge.team, huge.shares, huge.blocks, huge.rows) == (3, 1, 1, 24)
     several = {rows: config.build(packed, 128, rows, True, H200) for rows in (9, 16, 17, 25, 33)}
     assert {rows: (some.team, some.shares, some.blocks) for rows, some in several.items()} == {
-        9: (2, 2, 2), 16: (2, 2, 2), 17: (2, 2, 3), 25: (2, 2, 2), 33: (2, 2, 3)
+        9: (1, 1, 2), 16: (1, 1, 2), 17: (2, 2, 3), 25: (1, 1, 2), 33: (2, 2, 3)
     }  # fmt: skip
     tuned = config.build(packed, 128, 9, True, H200, (("teams", 2), ("stages", 3), ("resident", 1)))
-    assert (tuned.team, tuned.teams, tuned.stages, tuned.resident, tuned.rows) == (2, 2, 3, 1, 16)
+    assert (tuned.team, tuned.teams, tuned.stages, tuned.resident, tuned.rows) == (1, 2, 3, 1, 16)
     small = config.build(packed, 128, 9, True, 40 * 1024)
     assert (small.teams, small.resident) == (1, 1)  # the last resort
     lines = config.build(packed, 128, 4, True, H200, softcap=True, sinks=2).macros().splitlines()
@@ -119,6 +120,11 @@ def test_a_row_takes_a_column_for_each_group_that_a_tile_may_meet() -> None:
     windowed = work(key=Format("affine", 2, "channel", 42, 42))
     packed = cuda_decode.pack(*windowed.phases[0])
     assert struct.unpack("8P4i", packed)[10:] == (windowed.phases[0][0].params[0].shape[2], 0)
+
+
+def test_no_pragma_stands_where_nvcc_drops_what_follows() -> None:
+    """Directly behind `if constexpr (...)`, without a brace, it took the rest of the block along, without a word."""
+    assert not re.search(r"if constexpr \([^\n]*\)\n\s*#pragma", cuda_build.source())
 
 
 def test_the_source_is_all_of_its_files_in_order() -> None:

@@ -219,8 +219,9 @@ def shared_memory(capability: tuple[int, int]) -> int:
 def options(columns: int, wide: bool, fine: bool, dense: bool) -> list[dict[str, int]]:
     """Return the configurations to choose from for columns of query rows, the fastest on an H200 first.
 
-    Up to 8 columns, each warp has tiles of its own, or two warps share the tokens of a tile, which takes half the shared
-    memory. More are served by such pairs of warps, with two or three blocks of 8 rows for each.
+    Up to 8 columns, each warp has tiles of its own, or two warps share the tokens of a tile, which takes half the
+    shared memory. More are served by warps with two blocks of 8 columns each, or by such pairs of warps with two or
+    three.
 
     Args:
         columns: number of columns that the query rows of a KV head take, usually one each.
@@ -242,7 +243,8 @@ def options(columns: int, wide: bool, fine: bool, dense: bool) -> list[dict[str,
     else:
         # 2 or 3 blocks a warp: as few CTAs as possible, then as few empty rows
         each = min((3, 2), key=lambda n: (-(-blocks // n), -blocks % n))
-        choices = [(2, 2, each, teams, 1) for teams in (4, 3, 2, 1)]
+        choices = [(1, 1, 2, 8, 1)] if each == 2 else []
+        choices += [(2, 2, each, teams, 1) for teams in (4, 3, 2, 1)]
     names = ("team", "shares", "blocks", "teams", "resident")
     return [{**dict(zip(names, choice, strict=True)), "stages": 2} for choice in choices]
 

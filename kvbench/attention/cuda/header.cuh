@@ -29,8 +29,9 @@
 //   SINKS        each query head has one more logit, 1: of the query's type, 2: fp32; 0: none
 //
 // Template parameters that recur: P, a phase; MT, blocks of 16 tokens (rows of a matrix instruction) that a warp takes
-// of a tile, and `part` which ones (SHARES 2: block 2 m + part is its m-th); BITS, of a code; F, a field of a word. A lane is (g, t) = (lane >> 2, lane & 3): of a result of mma.m16n8k16
-// it holds rows g and g + 8 in columns 2t and 2t + 1, as {(g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)}.
+// of a tile, and `part` which ones (SHARES 2: block 2 m + part is its m-th); BITS, of a code; F, a field of a word. A lane
+// is (g, t) = (lane >> 2, lane & 3): of a result of mma.m16n8k16 it holds rows g and g + 8 in columns 2t and 2t + 1, as
+// {(g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)}.
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;

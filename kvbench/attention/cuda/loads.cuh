@@ -57,9 +57,9 @@ __device__ __forceinline__ void copy_plane(u32 slot, const u8* from, int id) {
 template <bool KEYS, int BITS>
 __device__ __forceinline__ void copy_codes(u32 slot, const u8* first, const u8* second, i64 tile, int id) {
   copy_plane<KEYS, BITS, rows_of(BITS)>(slot, first + tile * plane_bytes(BITS), id);
-  if constexpr (second_bytes(BITS) > 0)
-    copy_plane<KEYS, BITS, second_bytes(BITS) / (2 * D)>(slot + first_room(KEYS, BITS), second + tile * second_bytes(BITS),
-                                                         id);
+  constexpr int SECOND = second_bytes(BITS);
+  if constexpr (SECOND > 0)
+    copy_plane<KEYS, BITS, SECOND / (2 * D)>(slot + first_room(KEYS, BITS), second + tile * SECOND, id);
 }
 
 // Starts the copies of item PART of a tile of phase P: its keys (one item, or runs of 32 exact ones), then its values.

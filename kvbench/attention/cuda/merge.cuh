@@ -1,4 +1,4 @@
-// ---- merging ---------------------------------------------------------------------------------------------------------
+// ---- merging -------------------------------------------------------------------------------------------------------
 // Rows of merged outputs in shared memory are PITCH floats apart, so that lanes write to different banks.
 constexpr int PITCH = D + 4, QUADS = D / 4;
 

@@ -33,8 +33,8 @@ __device__ __forceinline__ void load_second_keys(u32 (&w)[4], u32 plane, int v, 
 // Keys per channel: (q * s_g) . c + q . m_g, the scaled queries made for each step of 16 channels, the biases by matrix
 // instructions too. Keys per token: s_t (q_b . c_t) + m_t sum(q_b) after each group b of channels.
 template <int P, int MT>
-__device__ __forceinline__ void packed_scores(float (&s)[NT][MT][4], Linear& linear, u32 slot, u32 queries, const State& st,
-                                              int part, int lane) {
+__device__ __forceinline__ void packed_scores(float (&s)[NT][MT][4], Linear& linear, u32 slot, u32 queries,
+                                              const State& st, int part, int lane) {
   using S = Shape<P>;
   using W = Portion<S::KB>;
   constexpr bool CHANNELS = S::KA == CHANNEL;

@@ -79,7 +79,8 @@ __device__ __forceinline__ void weigh(State& st, float (&s)[NT][MT][4], const Li
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const int c = (i & 1) < NC ? (i & 1) : 0;
-        if ((i & 1) < NC) e[i] = exp2_of(S::LINEAR ? s[n][m][i] * by[m / RUN % CLASSES][c] + add[c] : s[n][m][i] + add[c]);
+        const float x = S::LINEAR ? s[n][m][i] * by[m / RUN % CLASSES][c] + add[c] : s[n][m][i] + add[c];
+        if ((i & 1) < NC) e[i] = exp2_of(x);
       }
       // results of one product become an operand of the next: movmatrix turns 8 x 8 blocks between lanes
       p[n][m][0] = transposed(EXACT ? exact2_of(e[0], e[1]) : half2_of(e[0], e[1]));

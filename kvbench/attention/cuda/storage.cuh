@@ -18,8 +18,8 @@ CONST int rows_of(int bits) { return 128 / fields_of(bits); }             // its
 CONST int plane_bytes(int bits) { return rows_of(bits) * D * 2; }
 // bytes of the second plane: 8 bits have two of 4; 3 bits have one of 2 and one of 1, which has 8 word rows
 CONST int second_bytes(int bits) { return bits == 8 ? plane_bytes(8) : bits == 3 ? 8 * D * 2 : 0; }
-// Rows of keys lie in shared memory WIDE bytes apart: as they are where their 16-byte units can be permuted (wide()), else
-// with one unit more, so that eight rows begin in different banks.
+// Rows of keys lie in shared memory WIDE bytes apart: as they are where their 16-byte units can be permuted (wide()),
+// else with one unit more, so that eight rows begin in different banks.
 constexpr bool PERMUTED = D % 64 == 0;
 constexpr int WIDE = PERMUTED ? 2 * D : 2 * D + 16;
 // bytes in a slot of the planes of keys, of values; of the first plane alone
@@ -63,9 +63,10 @@ struct Portion {
   static __device__ __forceinline__ int block(int i, int part) { return FIELDWISE || SHARES == 1 ? i : part; }
   // shifts words so that the warp's fields are 0, STEP, 2 STEP, ...
   static __device__ __forceinline__ void align(u32 (&w)[4], int part) {
-    if constexpr (FIELDWISE)
+    if constexpr (FIELDWISE) {
 #pragma unroll
       for (int i = 0; i < 4; i++) w[i] >>= 2 * part;
+    }
   }
 };
 // Field F of four registers of words as an operand of a matrix instruction. second: as many registers of the second
@@ -125,9 +126,11 @@ struct Shape {
   static constexpr int TOKENS = KP || VP ? 128 : 32;
   static constexpr int KI = KP ? 1 : TOKENS / 32, VI = VP ? 1 : TOKENS / 32, ITEMS = KI + VI;
   static constexpr int MT = TOKENS / 16 / SHARES;
-  static constexpr int KGROUPS = !KP || KA != CHANNEL ? 1 : WINDOWS[P] ? SLOTS : 128 / KG;  // groups of tokens in a tile
-  static constexpr int KPARAM = KP ? (KA == CHANNEL ? KGROUPS * (D * 2 + (WINDOWS[P] ? 16 : 0)) : 128 * (D / KG) * 2) : 0;
-  // a tile has one group of keys, so scores are one linear function of the products, which is applied with the exponential
+  // groups of tokens in a tile
+  static constexpr int KGROUPS = !KP || KA != CHANNEL ? 1 : WINDOWS[P] ? SLOTS : 128 / KG;
+  static constexpr int GPARAM = D * 2 + (WINDOWS[P] ? 16 : 0);  // bytes of the scales of a group of tokens
+  static constexpr int KPARAM = !KP ? 0 : KA == CHANNEL ? KGROUPS * GPARAM : 128 * (D / KG) * 2;
+  // a tile has one group of keys: scores are one linear function of the products, applied with the exponential
   static constexpr bool LINEAR = KP && KA == CHANNEL && KGROUPS == 1 && !WINDOWS[P] && !SOFTCAP;
   static constexpr int KCODES = KP ? room(true, KB) : 0;
   static constexpr int VGROUPS = VP ? D / VG : 1;  // groups of channels in a token

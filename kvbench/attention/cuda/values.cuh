@@ -97,7 +97,7 @@ __device__ __forceinline__ void packed_values(State& st, u32 (&p)[NT][MT][2], co
   const u32 scales = slot + S::VCODES, lows = scales + S::VPARAM;
   const int t = lane & 3, g = lane >> 2, hi = lane >> 4;
   u32 any = 0;         // bits of all scales: tells whether one is 2 or more
-  // VG 1: the scales of tokens {2t, 2t + 1}; 2, 4: words of a token's groups, see pair(); else read when they are needed
+  // VG 1: the scales of tokens {2t, 2t + 1}; 2, 4: words of a token's groups, see pair(); else read when needed
   u32 raw[MT][2][VG];
   float low[NT][4];
 #pragma unroll
@@ -142,16 +142,18 @@ __device__ __forceinline__ void packed_values(State& st, u32 (&p)[NT][MT][2], co
 #pragma unroll
           for (int i = 0; i < VG; i++) raw[m][j][i] = x[i];
         }
-        if constexpr (VG == 2 || VG == 4)
+        if constexpr (VG == 2 || VG == 4) {
 #pragma unroll
           for (int i = 0; i < VG; i++) any |= raw[m][j][i];
+        }
       }
-    if constexpr (VG != 2 && VG != 4)
+    if constexpr (VG != 2 && VG != 4) {
       for (int i = lane; i < S::VPARAM / 16; i += 32) {
         u32 x[4];
         load128(x, scales + i * 16);
         any |= x[0] | x[1] | x[2] | x[3];
       }
+    }
 #pragma unroll
     for (int m = 0; m < MT; m++) {
       u32 z[2] = {0, 0};

@@ -1,4 +1,4 @@
-// ---- scores of windows (windows.cuh) ----------------------------------------------------------------------------------
+// ---- scores of windows (windows.cuh) -------------------------------------------------------------------------------
 // Scores of a packed tile like packed_scores, in each column for the parameters of its group.
 template <int P, int MT>
 __device__ __forceinline__ void window_scores(float (&s)[NT][MT][4], u32 slot, u32 queries, const State& st, int part,
@@ -60,9 +60,8 @@ __device__ __forceinline__ void window_scores(float (&s)[NT][MT][4], u32 slot, u
     for (int m = 0; m < MT; m++)
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const int c = i & 1;
-        if (c < NC)
-          s[n][m][i] = raw[n][m][i] * (st.sl[n][c < NC ? c : 0] * lift_of<P>(m)) + bias[n][c] * st.sl[n][c < NC ? c : 0];
+        const int c = (i & 1) < NC ? i & 1 : 0;
+        if ((i & 1) < NC) s[n][m][i] = (raw[n][m][i] * lift_of<P>(m) + bias[n][c]) * st.sl[n][c];
       }
 }
 
