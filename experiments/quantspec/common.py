@@ -128,6 +128,7 @@ def faster(places: Iterable[str]) -> tuple[Claim, ...]:
             first="QuantSpec",
             second=draft,
             column=f"{place}: {column}",
+            relative=column == FORCED,  # points have no standard error
         )
         for place in dict.fromkeys(places)
         for column, words in (("speed-up", ""), (FORCED, " at equal acceptance"))
