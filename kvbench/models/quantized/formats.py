@@ -82,7 +82,7 @@ def unreadable(description: Any) -> str:
         return ""
     name = method.upper()
     bits = description.get("bits", description.get("w_bit", BITS))
-    if bits != BITS:
+    if str(bits) != str(BITS):
         return f"its weights are {name} with {bits} bits, but kvbench reads {name} with {BITS} bits; {INSTEAD}"
     if description.get("desc_act") or description.get("act_group_aware"):
         return (

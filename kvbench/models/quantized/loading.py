@@ -74,15 +74,17 @@ class Plan:
         linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         if self.layout is not None:
             packed = {name.removesuffix(".qweight") for name in names if name.endswith(".qweight")}
-            beyond = sorted(packed - linears.keys()) or sorted(
-                name for name in names if name.endswith(".scales") and name.removesuffix(".scales") not in packed
-            )
-            if beyond or not packed:
-                problem = f"has no linear layer {beyond[0]}" if beyond else "has no packed weights (qweight)"
+            scaled = {name.removesuffix(".scales") for name in names if name.endswith(".scales")}
+            beyond, lacking = sorted((packed | scaled) - linears.keys()), sorted(scaled - packed)
+            if beyond or lacking or not packed:
+                problem = (
+                    f"{type(model).__name__} has no linear layer {beyond[0]}"
+                    if beyond
+                    else f"it lacks the packed weights {lacking[0] + '.' if lacking else ''}qweight"
+                )
                 raise ModelError(
                     f"the checkpoint's config.json describes {self.layout.method.upper()} weights in 4 bits, but "
-                    f"{type(model).__name__} {problem}.\n"
-                    "  hint: use the unquantized checkpoint with model.weights=int4"
+                    f"{problem}.\n  hint: use the unquantized checkpoint with model.weights=int4"
                 )
             chosen = sorted(packed)
         else:

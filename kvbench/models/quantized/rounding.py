@@ -51,12 +51,17 @@ def rounded(weight: Tensor, layer: str, remedy: str) -> Codes:
         remedy: hint of the message: what to set instead.
 
     Raises:
-        ModelError: 32 does not divide the number of input channels.
+        ModelError: 32 does not divide the number of input channels, or a weight is NaN or Inf.
     """
     rows, columns = weight.shape
     group = group_for(rows, columns, layer, remedy)
     parts = [weight.detach()[start : start + SLICE].unflatten(-1, (-1, group)) for start in range(0, rows, SLICE)]
     steps = [_steps(part) for part in parts]
+    if not all(bool((step.isfinite() & low.isfinite()).all()) for step, low in steps):
+        raise ModelError(
+            f"layer {layer}: its weights contain NaN or Inf and cannot be rounded to 4 bits.\n"
+            "  hint: copy or download the checkpoint again"
+        )
     steps16 = torch.cat([step for step, _ in steps])
     dtype = _dtype(steps16)
     scales = steps16.to(dtype)

@@ -47,8 +47,8 @@ def unpacked(tensors: dict[str, Tensor], layout: Format, layer: str) -> Codes:
         layer: name of the layer, for messages.
 
     Raises:
-        ModelError: the tensors are missing or have impossible shapes, the group size is not supported, channels of a
-            group are not consecutive, or the scales do not fit into 16 bits.
+        ModelError: the tensors are missing or have impossible dtypes or shapes, the group size is not supported,
+            channels of a group are not consecutive, or the scales do not fit into 16 bits.
     """
     missing = [name for name in ("qweight", "qzeros", "scales") if name not in tensors]
     if missing:
@@ -56,6 +56,12 @@ def unpacked(tensors: dict[str, Tensor], layout: Format, layer: str) -> Codes:
             f"layer {layer}: the checkpoint lacks its {', '.join(missing)}.\n  hint: copy or download it again"
         )
     weight, zeros, scales = tensors["qweight"], tensors["qzeros"], tensors["scales"]
+    for name, packed in (("qweight", weight), ("qzeros", zeros)):
+        if packed.dtype != torch.int32 or packed.ndim != 2:
+            raise ModelError(
+                f"layer {layer}: its {name} is {str(packed.dtype).removeprefix('torch.')} {list(packed.shape)}, but "
+                "codes of 4 bits are packed in a matrix of int32.\n  hint: copy or download the checkpoint again"
+            )
     order = AWQ_ORDER if layout.method == "awq" else tuple(range(COUNT))
     if layout.method == "awq":
         codes = _nibbles(weight, order).T

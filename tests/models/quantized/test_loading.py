@@ -123,6 +123,9 @@ def test_scales_in_32_bits_are_kept_exactly_or_refused(tmp_path) -> None:
         ("gptq", {f"{QUERY}.scales": None}, "lacks its scales"),
         ("gptq", {f"{QUERY}.scales": torch.ones(1, 64).half()}, "do not belong to groups of 32"),
         ("awq", {f"{QUERY}.qweight": torch.ones(64, 16).int()}, "do not belong to groups of 32"),
+        ("awq", {f"{QUERY}.qweight": torch.ones(512).int()}, "its qweight is int32 \\[512\\], but codes"),
+        ("gptq", {f"{QUERY}.qzeros": torch.ones(2, 8)}, "its qzeros is float32 \\[2, 8\\], but codes"),
+        ("awq", {f"{QUERY}.qweight": None}, f"it lacks the packed weights {QUERY}.qweight"),
         ("awq", {"model.layers.0.mlp.act.scales": torch.ones(96).half()}, "model.layers.0.mlp.act"),
         ("awq", {"model.embed_tokens.qweight": torch.ones(4, 4).int()}, "no linear layer model.embed_tokens"),
     ],
@@ -151,7 +154,7 @@ def test_missing_tensors_of_other_layers_are_still_refused(tmp_path) -> None:
     ("description", "problem"),
     [
         ({"bits": 3}, "AWQ with 3 bits"),
-        ({"version": "gemv"}, "in the layout gemv"),
+        ({"version": "gemv", "bits": "4"}, "in the layout gemv"),
         ({"version": "marlin"}, "in the layout marlin"),
         ({"quant_method": "gptq", "version": None, "desc_act": True}, "act-order \\(desc_act\\)"),
         ({"quant_method": "gptq", "version": None, "bits": 8}, "GPTQ with 8 bits"),
@@ -207,6 +210,14 @@ def test_rounding_holds_one_layer_at_a_time_in_full_precision(monkeypatch) -> No
     model = loaded("tiny", weights="int4").model
     names = [name for name, _ in model.named_parameters()]
     assert whole == [0] and not any("proj" in name for name in names)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused(value) -> None:
+    weight = torch.ones(4, 64)
+    weight[3, 40] = value
+    with pytest.raises(ModelError, match="layer head: its weights contain NaN or Inf"):
+        rounded(weight, "head", "")
 
 
 def test_random_weights_are_rounded_too() -> None:
