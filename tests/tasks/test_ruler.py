@@ -274,6 +274,7 @@ def test_effective_length_and_weighted_means() -> None:
     [
         ({"tasks": ()}, "dataset.tasks"),
         ({"tasks": ("niah",)}, "is not a task of RULER"),
+        ({"tasks": ("vt", "offline")}, "dataset.tasks=offline: stands for several tasks"),
         ({"tasks": ("vt", "vt")}, "lists a value twice"),
         ({"lengths": (256,)}, "the minimum is 512 tokens"),
         ({"lengths": ()}, "dataset.lengths"),

@@ -101,6 +101,13 @@ class Ruler(TokenTask):
             if len(set(values)) < len(values):
                 raise ConfigError(f"dataset.{key}", list(values), "lists a value twice", hint="list each value once")
         for name in self.names:
+            if name in GROUPS:
+                raise ConfigError(
+                    "dataset.tasks",
+                    name,
+                    "stands for several tasks, so it cannot be an item of a list",
+                    hint=f"dataset.tasks={name}",
+                )
             if name not in KINDS:
                 raise ConfigError("dataset.tasks", name, "is not a task of RULER", allowed=allowed)
         for length in self.lengths:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,8 @@ def squad(path: str | None, source: HubSource) -> tuple[list[str], list[Question
     Raises:
         DataError: the file is missing or damaged.
     """
-    rows = _squad_rows(path, source)
+    with _laid_out(path or source.hub_id, "SQuAD 2.0's dev split"):
+        rows = _squad_rows(path, source)
     documents = sorted({context for context, *_ in rows})
     index = {context: i for i, context in enumerate(documents)}
     articles: dict[str, list[int]] = {}
@@ -82,6 +84,8 @@ def squad(path: str | None, source: HubSource) -> tuple[list[str], list[Question
         for context, title, text, answers in rows
         if answers
     ]
+    if not questions:
+        raise DataError(f"dataset ruler: {path or source.hub_id} has no question that can be answered.")
     return documents, questions
 
 
@@ -129,11 +133,15 @@ def hotpotqa(path: str | None, source: HubSource) -> tuple[list[str], list[Quest
     else:
         remedy = _remedy("hotpotqa", "hotpot_dev_distractor_v1.json")
         found = data.find(source, "validation", None, "dataset ruler", remedy=remedy)
-    rows = []
-    for record in data.read_records(found, ("question", "answer", "context")):
-        context = record["context"]
-        parts = zip(context["title"], context["sentences"], strict=True) if isinstance(context, Mapping) else context
-        rows.append((record["question"], record["answer"], [f"{title}\n{''.join(lines)}" for title, lines in parts]))
+    rows: list[tuple[str, str, list[str]]] = []
+    with _laid_out(path or source.hub_id, "HotpotQA's dev split (distractor)"):
+        for record in data.read_records(found, ("question", "answer", "context")):
+            given = record["context"]
+            parts = zip(given["title"], given["sentences"], strict=True) if isinstance(given, Mapping) else given
+            own = [f"{title}\n{''.join(lines)}" for title, lines in parts]
+            rows.append((record["question"], record["answer"], own))
+    if not rows:
+        raise DataError(f"dataset ruler: {path or source.hub_id} has no questions.")
     documents = sorted({document for *_, own in rows for document in own})
     index = {document: i for i, document in enumerate(documents)}
     questions = [Question(text, (answer,), tuple(index[document] for document in own)) for text, answer, own in rows]
@@ -177,6 +185,23 @@ def english_words(path: str) -> Sequence[str]:
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise DataError(f"dataset ruler: dataset.english_words={path} is not a JSON list or object of words.")
     return words
+
+
+@contextmanager
+def _laid_out(name: str, layout: str) -> Iterator[None]:
+    """Raise DataError in place of errors that come from records in another layout than expected.
+
+    Args:
+        name: the file or the data set on the hub, for the message.
+        layout: what the records should be.
+    """
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"dataset ruler: {name} does not have the layout of {layout} ({type(error).__name__}: {error}).\n"
+            "  hint: download the file again"
+        ) from error
 
 
 def _file(path: str, key: str) -> Path:
