@@ -64,6 +64,11 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
             "accepted: share of drafts that were accepted, and tokens per round; speed-up: fp16's TPOT "
             "divided by this run's"
         )
+    if any((run.get("speculation") or {}).get("round_times") for run in runs):
+        lines.append(
+            "round: mean time of a round: drafts + verification + the rest (acceptance, sampling, Python) + packing; "
+            "expected TPOT: time of drafts and verification divided by the tokens expected at this acceptance"
+        )
     lines += [f"{run['label']}: {untouched(run)}" for run in runs if run.get("untouched")]
     if any(run["samples"].get("done") and not run["ttft_s"].get("n", 1) for run in runs):
         lines.append(
@@ -88,7 +93,8 @@ def weights(runs: Sequence[Metrics]) -> list[str]:
         source = (
             "rounded while loaded" if form["source"] == "rounded" else f"of the {form['source'].upper()} checkpoint"
         )
-        groups, head = " and ".join(map(str, form["groups"])), form["bits"] if form["head"] else 16
+        exact = 32 if run["env"].get("dtype") == "float32" else 16
+        groups, head = " and ".join(map(str, form["groups"])), form["bits"] if form["head"] else exact
         lines.append(
             f"weights of {run['config']['model']}: {form['bits']} bits, {source}, groups of {groups}, output head "
             f"{head} bits, {size(form['bytes'])} in all"

@@ -24,14 +24,16 @@ def speculation(rows: Sequence[Row], method: Mapping[str, Any]) -> dict[str, Any
     Returns:
         The content of :class:`kvbench.results.record.Speculation`. ``acceptance_rate`` is the number of accepted tokens
         divided by the number of drafted ones, both summed over all samples (in the paper, accepted / (gamma * rounds)),
-        and ``stderr`` its standard error, clustered by sample. ``speedup`` and ``expected_speedup`` are None; the
-        caller sets them (:func:`add_speedups`).
+        and ``stderr`` its standard error, clustered by sample. ``round_times`` leaves out warm-up samples, as all times
+        do. ``speedup`` and ``expected_speedup`` are None; the caller sets them (:func:`add_speedups`).
     """
     drafts = [row["speculation"] for row in rows if row.get("speculation") and row["speculation"]["rounds"]]
     if not drafts:
         return None
     totals = {key: sum(draft[key] for draft in drafts) for key in ("rounds", "drafted", "accepted", "tokens")}
     rate = totals["accepted"] / totals["drafted"] if totals["drafted"] else None
+    timings = [row.get(MEASURED) or {} for row in rows]
+    rounds = summed(timing.get("rounds") for timing in timings if not timing.get("warm_up"))
     return {
         **{key: method.get(key) for key in SETTINGS},
         "acceptance_rate": rate,
@@ -41,7 +43,7 @@ def speculation(rows: Sequence[Row], method: Mapping[str, Any]) -> dict[str, Any
         "n": len(drafts),
         "speedup": None,
         "expected_speedup": None,
-        "round_times": round_times(summed(row.get(MEASURED, {}).get("rounds") for row in rows)),
+        "round_times": round_times(rounds),
     }
 
 

@@ -67,6 +67,20 @@ def test_each_note_has_its_reason(changes: dict[str, Any], note: str) -> None:
     assert len(more) == 4
 
 
+def test_an_exact_head_has_the_bits_of_the_dtype() -> None:
+    form = {"source": "rounded", "bits": 4, "groups": [128], "head": False, "bytes": 2**20}
+    (line,) = [x for x in notes([with_(env={"dtype": "float32", "weights": form})]) if x.startswith("weights of")]
+    assert "output head 32 bits" in line
+
+
+def test_the_times_of_a_round_are_explained_if_there_are_any() -> None:
+    def lines(speculation: dict[str, Any]) -> list[str]:
+        return [line for line in notes([with_(speculation=speculation)]) if line.startswith("round: ")]
+
+    assert lines({"rounds": 1}) == []
+    assert len(lines({"rounds": 1, "round_times": {"draft_s": 1.0}})) == 1
+
+
 def test_a_run_whose_code_is_known_and_one_has_no_doubt() -> None:
     assert len(notes([with_(code={"a": 20}, older=None, baseline_differs=[])])) == 3
 

@@ -56,6 +56,19 @@ def test_the_error_counts_samples_not_drafts():
     assert speculation([{"id": "plain"}], {}) is None
 
 
+def test_times_of_a_warm_up_do_not_count():
+    def row(scale, **measured):
+        times = dict.fromkeys(("draft_s", "verify_s", "flush_s", "sampling_s"), scale * 0.1)
+        rounds = {"rounds": 1, "seconds": scale, "accepted": 2, "refused": 1, "tokens": 3, "limits": {"4": 1}, **times}
+        counts = {"rounds": 1, "drafted": 4, "accepted": 2, "tokens": 3}
+        return {"speculation": counts, "measured": {"rounds": rounds, **measured}}
+
+    slow = row(100.0, warm_up=True)
+    found = speculation([slow, row(1.0)], {"gamma": 4})
+    assert found["rounds"] == 2 and found["round_times"]["draft_s"] == 0.1
+    assert speculation([slow], {"gamma": 4})["round_times"] is None
+
+
 def test_a_search_for_gamma_puts_the_fastest_first_and_what_failed_last():
     def made(tpot, status="ok", drafts=True):
         return {"status": status, "speculation": {"gamma": 4} if drafts else None, "tpot_s": {"median": tpot}}
