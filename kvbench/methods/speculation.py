@@ -25,7 +25,7 @@ class Speculation:
             target's cache. Any other value names a method; the draft then reads a second cache of the same tokens, made
             with that method (:meth:`kvbench.cache.KVCache.lead`).
         weights: weights of the draft: ``same``: the target's; ``int4``: feed-forward layers in 4 bits (the authors'
-            code); ``int4_all``: all linear layers of the decoder except the output head.
+            code); ``int4_all``: all linear layers and the output head.
         forced: probability with which each draft is accepted, by chance and independently of its token, until the first
             refusal of the round. The text is then meaningless: only times may be reported. None: drafts are accepted by
             comparison with the target.

@@ -272,7 +272,7 @@ def describe(hint: Any) -> str:
     if hint in words:
         return words[hint]
     if origin is Literal:
-        return "one of " + ", ".join(_shown(a) for a in args)
+        return ("one of " if len(args) > 1 else "") + ", ".join(_shown(a) for a in args)
     if origin in (Union, types.UnionType):
         return " or ".join(describe(a) for a in args)
     if (hint if origin is None else origin) in (list, tuple, Sequence):

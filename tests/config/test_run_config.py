@@ -140,7 +140,7 @@ def test_build_makes_nested_dataclasses() -> None:
         ({"inner": {}}, "method.inner.bits: is missing"),
         ({"inner": {"bits": 2, "axis": 1}}, "method.inner.axis=1: no such key"),
         ({"inner": 3}, "method.inner=3: must be a group of keys"),
-        ({"group": "head"}, "a whole number or one of head_dim"),
+        ({"group": "head"}, "a whole number or head_dim"),
     ],
 )
 def test_build_refuses(data: dict[str, Any], message: str) -> None:

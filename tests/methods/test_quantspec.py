@@ -122,7 +122,7 @@ def test_sensitive_layers_and_an_fp16_target_pack_nothing():
     ("options", "key"),
     [
         ({"gamma": 65}, "method.gamma"),
-        ({"gamma": "many"}, "method.gamma=many: must be a whole number or one of auto"),
+        ({"gamma": "many"}, "method.gamma=many: must be a whole number or auto"),
         ({"forced_acceptance": 1.5}, "method.forced_acceptance=1.5: must be at most 1"),
         ({"forced_acceptance": 0.9, "gamma": 0}, "method.forced_acceptance=0.9: has no effect with method.gamma=0"),
         ({"draft": "kivvi"}, "method.draft=kivvi"),

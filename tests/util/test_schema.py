@@ -98,7 +98,7 @@ def test_a_configuration_is_made_of_plain_types() -> None:
         ({"count": -3}, "must be at least -2"),
         ({"count": 10}, "must be at most 9"),
         ({"either": 3}, "must be at least 4"),
-        ({"either": "some"}, "must be a whole number or one of all"),
+        ({"either": "some"}, "must be a whole number or all"),
         ({"must": MOST + 1}, "is too large"),
         ({"must": -MOST - 1}, "is too large"),
         ({"must": 10**5000}, "is too large"),
