@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvbench.errors import ConfigError, KvbenchError
+from kvbench.models.spec import is_random
 from kvbench.tasks.base import Sample, Task, TokenTask, check_shots
 from kvbench.tasks.continuation import check_fits, check_lengths, check_warm_up
 from kvbench.tasks.efficiency import Efficiency
@@ -29,6 +30,7 @@ def setup(**changes: Any) -> Any:
         parts[group][name] = value
     checked: list[tuple[str, int]] = []
     method = SimpleNamespace(alone=lambda: SimpleNamespace(check_windows=lambda *pair: checked.append(pair)))
+    parts["model"]["random"] = is_random(parts["model"]["weights"])
     groups = {name: SimpleNamespace(**values) for name, values in parts.items()}
     return SimpleNamespace(**groups, method=method, checked=checked)
 
