@@ -22,6 +22,10 @@ NOTE = (
     " increase of TPOT per token of length, and TPOT at length 0; break-even: length beyond which TPOT is below fp16's;"
     " KV: bytes of the whole batch; peak: of decoding, and its ratio to weights + KV; roof: prediction of the roofline"
 )
+ROUND_NOTE = (
+    "round: mean time of a round: drafts + verification + the rest (acceptance, sampling, Python) + packing; "
+    "expected TPOT: time of drafts and verification divided by the tokens expected at this acceptance"
+)
 
 
 def notes(runs: Sequence[Metrics]) -> list[str]:
@@ -65,10 +69,7 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
             "divided by this run's"
         )
     if any((run.get("speculation") or {}).get("round_times") for run in runs):
-        lines.append(
-            "round: mean time of a round: drafts + verification + the rest (acceptance, sampling, Python) + packing; "
-            "expected TPOT: time of drafts and verification divided by the tokens expected at this acceptance"
-        )
+        lines.append(ROUND_NOTE)
     lines += [f"{run['label']}: {untouched(run)}" for run in runs if run.get("untouched")]
     if any(run["samples"].get("done") and not run["ttft_s"].get("n", 1) for run in runs):
         lines.append(
@@ -146,12 +147,16 @@ def _some(names: Sequence[str]) -> str:
 def _of_points(runs: Sequence[Metrics]) -> list[str]:
     """Return the notes for a table of points, including the linear fits of inter-token time over length."""
     fits = [f"{name}: {text}" for run, name in zip(runs, labels(runs), strict=True) for text in described(run)]
-    beyond = {figures["beyond"] for run in runs for _, _, figures in each(run) if figures.get("beyond")}
-    if not beyond:
-        return [NOTE, *fits]
-    limits = ", ".join(map(str, sorted(beyond)))
-    return [
-        NOTE,
-        *fits,
-        f"some sequences exceed model.max_length={limits}, which is possible only because the weights are random",
-    ]
+    points = [figures for run in runs for _, _, figures in each(run)]
+    lines = [NOTE, *fits]
+    if any(figures.get("round_times") for figures in points):
+        lines.append(ROUND_NOTE)
+    if any(figures.get("forced") is not None for figures in points):
+        lines.append("forced acceptance: drafts were accepted by chance, so the text is meaningless; only times count")
+    beyond = {figures["beyond"] for figures in points if figures.get("beyond")}
+    if beyond:
+        limits = ", ".join(map(str, sorted(beyond)))
+        lines.append(
+            f"some sequences exceed model.max_length={limits}, which is possible only because the weights are random"
+        )
+    return lines

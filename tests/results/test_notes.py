@@ -127,3 +127,7 @@ def test_a_table_of_points_has_notes_of_its_own() -> None:
     )
     del points["batches"]["1"]["beyond"]
     assert len(notes([content])) == 2
+    points["batches"]["1"] |= {"forced": 0.0, "round_times": {"draft_s": 1.0}}
+    rounds, forced = notes([content])[1:3]
+    assert rounds.startswith("round: mean time of a round")
+    assert forced.startswith("forced acceptance: drafts were accepted by chance, so the text is meaningless")
