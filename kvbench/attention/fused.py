@@ -89,7 +89,7 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
         NotServed: no kernel can serve the step; the message gives the reason of each.
     """
     reasons = []
-    names = ("cuda", "triton") if wanted == "auto" else (wanted,)
+    names: tuple[str, ...] = ("cuda", "triton") if wanted == "auto" else (wanted,)
     if any(form.kind == "codebook" for pair in described.signature() for form in pair):
         names = ("codebook",) if wanted != "cuda" else ("cuda",)
     for name in names:

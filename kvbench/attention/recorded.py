@@ -108,7 +108,7 @@ def attention_before_rope(
     """
     hooked = getattr(module, HOOKED, None)
     before = None if hooked is None else hooked.keys
-    if before is None:
+    if hooked is None or before is None:
         raise NotServed("the keys before RoPE were not captured")
     hooked.keys = None
     return attention(module, query, before, value, *args, **kwargs)

@@ -70,7 +70,7 @@ def squad(path: str | None, source: HubSource) -> tuple[list[str], list[Question
     Raises:
         DataError: the file is missing or damaged.
     """
-    with _laid_out(path or source.hub_id, "SQuAD 2.0's dev split"):
+    with _laid_out(path or str(source.hub_id), "SQuAD 2.0's dev split"):
         rows = _squad_rows(path, source)
     documents = sorted({context for context, *_ in rows})
     index = {context: i for i, context in enumerate(documents)}
@@ -134,7 +134,7 @@ def hotpotqa(path: str | None, source: HubSource) -> tuple[list[str], list[Quest
         remedy = _remedy("hotpotqa", "hotpot_dev_distractor_v1.json")
         found = data.find(source, "validation", None, "dataset ruler", remedy=remedy)
     rows: list[tuple[str, str, list[str]]] = []
-    with _laid_out(path or source.hub_id, "HotpotQA's dev split (distractor)"):
+    with _laid_out(path or str(source.hub_id), "HotpotQA's dev split (distractor)"):
         for record in data.read_records(found, ("question", "answer", "context")):
             given = record["context"]
             parts = zip(given["title"], given["sentences"], strict=True) if isinstance(given, Mapping) else given
