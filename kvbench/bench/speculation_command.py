@@ -5,26 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvbench.bench.choices import count, device, number, share, token_count
+from kvbench.bench.speculation_point import Point
 
 #: cases that can be measured, in the order of their worth
 CASES = ("plain", "quantspec", "kv", "weights", "streamingllm", "snapkv")
-
-
-class Point(NamedTuple):
-    """A model, a batch size and a number of tokens in the cache at the beginning.
-
-    Args:
-        model: preset of the model.
-        batch: number of sequences.
-        context: tokens of each sequence.
-    """
-
-    model: str
-    batch: int
-    context: int
 
 
 def point(text: str) -> Point:

@@ -247,8 +247,8 @@ def find_runs(results_dir: Path | str) -> list[RunStore]:
     return [RunStore(root, name) for _, name in sorted(runs)]
 
 
-def _json(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2, ensure_ascii=True, allow_nan=False) + "\n").encode()
+def _json(content: Mapping[str, Any], sort_keys: bool = False) -> bytes:
+    return (json.dumps(content, indent=2, ensure_ascii=True, allow_nan=False, sort_keys=sort_keys) + "\n").encode()
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

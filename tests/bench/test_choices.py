@@ -70,6 +70,7 @@ def test_defaults_of_the_commands() -> None:
     }  # fmt: skip
     assert products == shared | {
         "command": "products", "models": ["llama2-7b", "llama3.1-8b"], "dtype": "bfloat16", "compiled": False,
+        "bits": [4, 16], "rows": [1, 2, 5, 8, 16],
         "contexts": [],
     }  # fmt: skip
     assert predict == {

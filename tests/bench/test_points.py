@@ -145,9 +145,6 @@ def test_without_a_gpu_or_with_wrong_words_nothing_is_measured(tmp_path, monkeyp
         assert "no encoder" in capsys.readouterr().err
     assert command.main(["tpot", *HERE, "--weights", "pretrained", "--contexts", "8k", "--out", str(tmp_path)]) == 2
     assert "exceed the limit of tiny (4096)" in capsys.readouterr().err
-    random = ["tpot", *HERE, "--settings", "snapkv", "--fill", "random", "--contexts", "64", "--out", str(tmp_path)]
-    assert command.main(random) == 2
-    assert "--fill prefill" in capsys.readouterr().err
     wrong = [("tpot", "--batches", "0"), ("tpot", "--check", "-1"), ("memory", "--new-tokens", "1")]
     wrong += [("tpot", "--device", "gpu")]
     wrong += [("memory", "--bisect", "-1"), ("memory", "--memory-limit-gb", "0"), ("prefill", "--prefill-rows", "0")]
