@@ -26,6 +26,7 @@ MODULES = {
     "pytest-timeout": "pytest_timeout",
     "pytest-xdist": "xdist",
     "import-linter": "importlinter",
+    "cuda-bindings": "cuda",
 }
 #: declared, and not imported by name: with the reason
 USED_OTHERWISE = {
@@ -38,11 +39,10 @@ USED_OTHERWISE = {
     "nbclient": "runs the notebooks for make test-slow",
     "wonderwords": "its word lists are read as files",
     "ipykernel": "the kernel of the notebooks",
+    "nvidia_cuda_nvrtc": "the compiler that cuda.bindings loads",
 }
 #: imported, and not declared: with the reason
-UNDECLARED = {
-    "cuda": "cuda.bindings comes with CUDA builds of torch, and is asked for in a `try`",
-}
+UNDECLARED: dict[str, str] = {}
 
 
 def declared(extra: str | None = None) -> set[str]:
@@ -94,8 +94,8 @@ def test_every_declared_package_is_pinned() -> None:
     }
     lines = [*PROJECT["dependencies"], *(line for extra in EXTRAS for line in PROJECT["optional-dependencies"][extra])]
     names = {re.match(r"[A-Za-z0-9_.-]+", line)[0].lower().replace("_", "-") for line in lines} - {"kvbench"}
-    # each build of torch brings its own triton; launchers are pinned where they are declared
-    assert names - pins == {"triton"}
+    # each build of torch brings its own triton and CUDA; launchers are pinned where they are declared
+    assert names - pins == {"triton", "cuda-bindings", "nvidia-cuda-nvrtc"}
 
 
 @pytest.mark.parametrize(
