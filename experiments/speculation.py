@@ -1,7 +1,7 @@
 """Tables of ``results/h200/speculation``: QuantSpec's speed-ups at forced acceptance, beside its own parts.
 
 python -m experiments.speculation            # print them
-python -m experiments.speculation --write    # into tables.md of that folder, and into docs/speed.md
+python -m experiments.speculation --write    # into tables.md of that folder, docs/speed.md and README.md
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from experiments.fold.forced import FOLDER
 from kvbench.util import atomic
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "speed.md"
+PAGE, README = ROOT / "docs" / "speed.md", ROOT / "README.md"
 BEGIN, END = "<!-- speculation:begin (python -m experiments.speculation --write) -->", "<!-- speculation:end -->"
 #: cases in the order of the table, with their names
 CASES = {
@@ -120,6 +120,18 @@ def speeds(results: Results) -> list[str]:
     return table(head, lines)
 
 
+def brief(results: Results) -> list[str]:
+    """Return the table of speed-ups for the README: single sequences, without QuantSpec's halves and sparse drafts."""
+    lines = []
+    for key in results.points():
+        if key[1] == 1:
+            row = results.rows[key]["quantspec"]
+            figures = row["plain_ms"], results.measured(row)["ms"], results.factor(key, "quantspec")
+            lines.append([name(key), *map(number, figures), number(break_even(results, key))])
+    head = ("", "bf16, ms a token", "QuantSpec, ms a token", "speed-up, x", "pays from an acceptance of")
+    return table(head, lines)
+
+
 def parts(results: Results) -> list[str]:
     """Return the table of the parts of a round at the best gamma, and of expected and measured speed-up."""
     lines = []
@@ -189,7 +201,8 @@ def text(results: Results) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables, or write them with ``--write``; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m experiments.speculation")
-    parser.add_argument("--write", action="store_true", help="write tables.md and the table of docs/speed.md")
+    written = "write tables.md, and the tables of docs/speed.md and README.md"
+    parser.add_argument("--write", action="store_true", help=written)
     args = parser.parse_args(argv)
     results = Results()
     if not results.points():
@@ -199,9 +212,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(text(results))
         return 0
     atomic.write(FOLDER / "tables.md", text(results).encode())
-    page = PAGE.read_text(encoding="utf-8")
-    before, after = page.split(BEGIN)[0], page.split(END)[1]
-    atomic.write(PAGE, "\n".join([before + BEGIN, *speeds(results), END + after]).encode())
+    for path, lines in ((PAGE, speeds(results)), (README, brief(results))):
+        page = path.read_text(encoding="utf-8")
+        before, after = page.split(BEGIN)[0], page.split(END)[1]
+        atomic.write(path, "\n".join([before + BEGIN, *lines, END + after]).encode())
     return 0
 
 

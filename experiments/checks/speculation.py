@@ -1,4 +1,4 @@
-"""Rules for results/h200/speculation, and for the table of speed-ups in docs/speed.md."""
+"""Rules for results/h200/speculation, and for the tables of speed-ups in docs/speed.md and README.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def rules() -> Iterator[Rule]:
     if not results.points():
         return
     yield Whole(f"{SOURCE}/tables.md", speculation.text(results), SOURCE)
-    for line in speculation.speeds(results)[2:]:
-        label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-        values = [found[0] for cell in cells if (found := NUMBER.search(cell))]
-        yield Row("docs/speed.md", speculation.BEGIN, label, values, SOURCE)
+    for page, lines in (("docs/speed.md", speculation.speeds(results)), ("README.md", speculation.brief(results))):
+        for line in lines[2:]:
+            label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            values = [found[0] for cell in cells if (found := NUMBER.search(cell))]
+            yield Row(page, speculation.BEGIN, label, values, SOURCE)

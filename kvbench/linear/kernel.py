@@ -41,8 +41,21 @@ def serves(x: Tensor, columns: int, bias: Tensor | None = None) -> bool:
         and not columns % 128
         and 0 < x.numel() <= build.ROWS * columns
         and (bias is None or (bias.dtype == x.dtype and bias.is_contiguous()))
-        and nvrtc.missing() is None
+        and compilable()
     )
+
+
+@lru_cache(maxsize=1)
+def compilable() -> bool:
+    """Return True if CUDA source can be compiled here; otherwise warn once, and return False."""
+    reason = nvrtc.missing()
+    if reason is not None:
+        warnings.warn(
+            f"products of few rows do not use kvbench's CUDA kernel, because {reason}: 4-bit weights are dequantized "
+            "for each product, which takes longer than 16-bit weights. hint: pip install cuda-bindings",
+            stacklevel=3,
+        )
+    return reason is None
 
 
 def int4(
