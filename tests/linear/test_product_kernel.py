@@ -125,6 +125,7 @@ def test_inputs_that_the_kernel_cannot_take(monkeypatch: pytest.MonkeyPatch) -> 
             self.shape, self.dtype, self.is_cuda = shape, dtype, cuda
             self.numel = torch.Size(shape).numel
 
+    kernel.compilable.cache_clear()
     monkeypatch.setattr(kernel.nvrtc, "missing", lambda: None)
     assert kernel.serves(Shaped(1, 128), 128) and kernel.serves(Shaped(4, 4, 256, dtype=FP16), 256)
     assert kernel.serves(Shaped(1, 128), 128, torch.zeros(8, dtype=BF16))
@@ -133,8 +134,11 @@ def test_inputs_that_the_kernel_cannot_take(monkeypatch: pytest.MonkeyPatch) -> 
     assert not kernel.serves(Shaped(1, 128, dtype=torch.float32), 128)
     assert not kernel.serves(Shaped(1, 128, cuda=False), 128)
     assert not kernel.serves(Shaped(1, 128), 128, torch.zeros(8))
+    kernel.compilable.cache_clear()
     monkeypatch.setattr(kernel.nvrtc, "missing", lambda: "there is no GPU")
-    assert not kernel.serves(Shaped(1, 128), 128)
+    with pytest.warns(UserWarning, match="because there is no GPU: 4-bit weights are dequantized"):
+        assert not kernel.serves(Shaped(1, 128), 128)
+    kernel.compilable.cache_clear()
 
 
 def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
