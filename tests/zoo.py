@@ -97,8 +97,9 @@ def capped(name: str, **more: object) -> PreTrainedModel:
 @cache
 def restless() -> PreTrainedModel:
     """A random Llama whose greedy answers do not settle into repeating a token, so that drafts are refused too."""
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**ARCHITECTURE, initializer_range=0.1)).eval()
+    with torch.inference_mode(False):  # shared by tests outside of it
+        torch.manual_seed(0)
+        return LlamaForCausalLM(LlamaConfig(**ARCHITECTURE, initializer_range=0.1)).eval()
 
 
 @cache

@@ -226,9 +226,10 @@ def step(
         layer.progress.check_step(mask, layer.batch, count)
     if span is None or span >= count:
         return append_and_attend(module, layer, query, keys, values, mask, scaling, logits)
-    together = foreseen.attend(layer, query, keys, values, mask, scaling, logits)
-    if together is not None:
-        return together
+    if not layer.method.eager:  # a form by turn is that before a token's own step; these pack it first
+        together = foreseen.attend(layer, query, keys, values, mask, scaling, logits)
+        if together is not None:
+            return together
     outs, last = [], layer.seen
     plain = fused.plain(layer, mask, count)
     for begin in range(0, count, span):

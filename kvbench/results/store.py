@@ -133,7 +133,7 @@ class RunStore:
         Raises:
             DiskError: the file cannot be written.
         """
-        lines.write_atomically(self.path / "env.json", _json(environment))
+        lines.write_atomically(self.path / "env.json", _json(environment, sort_keys=True))
 
     def environment(self) -> dict[str, Any] | None:
         """Return the content of `env.json`, machine and package versions; None if the file is missing or unreadable."""

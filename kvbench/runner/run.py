@@ -88,7 +88,9 @@ class _Run:
 
     def do(self) -> dict[str, Any]:
         """Run the missing samples while the run's lock is held, and return the content of `metrics.json`."""
-        before = self.store.metrics() or {}
+        before = dict(self.store.metrics() or {})
+        if before.get("env"):  # a key that is only there for 4-bit weights is read as None where it is missing
+            before["env"] = {key: value for key, value in before["env"].items() if key != "weights" or value}
         self.store.start(self.config)
         self.rows = self.store.recover()
         if not self.rows and before.get("status") != "oom":

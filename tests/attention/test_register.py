@@ -80,7 +80,9 @@ def test_a_span_settles_between_its_parts_as_steps_of_their_own_do(name: str, ki
     mask, together, apart = masks(kind), filled(name), filled(name)
     together.progress.span = span
     found = step(together, 0, NEW, mask)
-    wanted = [step(apart, first, min(first + span, NEW), mask) for first in range(0, NEW, span)]
+    # where it is known in advance when a token is packed, each token sees the others as in a step of its own
+    own = 1 if name in ("kivi", "logquant") and span < NEW else span
+    wanted = [step(apart, first, min(first + own, NEW), mask) for first in range(0, NEW, own)]
     torch.testing.assert_close(found, torch.cat(wanted, 1))
     assert together.seen == apart.seen == PROMPT + NEW
     for row in range(2):

@@ -188,7 +188,6 @@ class AllWeights(FP16):
     ("method", "reason"),
     [
         (lambda: AllWeights(), "needs attention weights"),
-        (lambda: load_method("kivi", quantizer="int3"), "3-bit"),
         (lambda: load_method("logquant", window=8), "groups of 8 tokens"),
         (lambda: load_method("atom", prefill="quantized"), "packed before they attend"),
     ],

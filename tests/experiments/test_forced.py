@@ -147,15 +147,19 @@ def test_tables_of_the_documents(folder: Path, tmp_path: Path, monkeypatch: pyte
     assert "| 7B, 32k | 3.100 | 6.500 | 0.150 | 0.010 | 2.00 | 2.00 | 1.60 |" in shown
     assert "| 0.90 | 2.00* | 2.00* | 2.00 (γ 5) |" in shown
     assert "| 7B, 128k | 16.0 | 16.0 | 16.0 | 16.0 | 16.0 | 16.0 |" in shown
-    page = tmp_path / "speed.md"
-    page.write_text(f"before\n{speculation.BEGIN}\nold\n{speculation.END}\nafter\n", encoding="utf-8")
+    page, readme = tmp_path / "speed.md", tmp_path / "README.md"
+    for path in (page, readme):
+        path.write_text(f"before\n{speculation.BEGIN}\nold\n{speculation.END}\nafter\n", encoding="utf-8")
     monkeypatch.setattr(speculation, "PAGE", page)
+    monkeypatch.setattr(speculation, "README", readme)
     monkeypatch.setattr(speculation, "FOLDER", folder)
     monkeypatch.setattr(speculation.Results.__init__, "__defaults__", (folder,))
     assert speculation.main(["--write"]) == 0 == speculation.main(["--write"])
-    assert page.read_text(encoding="utf-8") == "\n".join(
-        ["before", speculation.BEGIN, *table, speculation.END, "after", ""]
-    )
+    for path, lines in ((page, table), (readme, speculation.brief(results))):
+        assert path.read_text(encoding="utf-8") == "\n".join(
+            ["before", speculation.BEGIN, *lines, speculation.END, "after", ""]
+        )
+    assert "| 7B, 32k | 8.00 | 4.00 | 2.00 | 0.22 |" in readme.read_text(encoding="utf-8").splitlines()
     assert (folder / "tables.md").read_text(encoding="utf-8") == shown
 
 

@@ -287,13 +287,6 @@ def test_random_keys_and_values_take_the_bytes_of_a_prompt(name):
     assert again.tokens == [row[:3] for row in random.tokens]
 
 
-def test_random_keys_are_refused_where_keys_have_no_positions_yet():
-    with pytest.raises(ConfigError, match="--fill prefill"):
-        made = meter("atom", fill="random")
-        made.method = load_method("atom", rope="pre")
-        made.point(150, 1)
-
-
 def test_memory_is_given_back_after_it_ended(monkeypatch):
     made = meter("fp16")
     made.warm()
