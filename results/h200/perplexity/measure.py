@@ -13,7 +13,6 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -143,29 +142,18 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with locked():
-        device = torch.device("cuda:0")
-        model = random_model(llama2_7b(args.layers), torch.bfloat16, device, 0)
-        done: list[dict[str, Any]] = []
-        for point in points(args, model, device):
-            done.append(point)
-            print(json.dumps(point), flush=True)
-            about = {
-                "gpu": torch.cuda.get_device_name(),
-                "torch": torch.__version__,
-                "model": "llama2-7b, random weights",
-            }
-            args.out.write_text(json.dumps({**about, "tokens": args.tokens, "points": done}, indent=1) + "\n")
-
-
-def locked() -> AbstractContextManager[None]:
-    """Return the lock of a shared GPU, if the machine has one."""
-    try:
-        from gpulock import gpu
-    except ModuleNotFoundError:
-        return nullcontext()
-    lock: AbstractContextManager[None] = gpu()
-    return lock
+    device = torch.device("cuda:0")
+    model = random_model(llama2_7b(args.layers), torch.bfloat16, device, 0)
+    done: list[dict[str, Any]] = []
+    for point in points(args, model, device):
+        done.append(point)
+        print(json.dumps(point), flush=True)
+        about = {
+            "gpu": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "model": "llama2-7b, random weights",
+        }
+        args.out.write_text(json.dumps({**about, "tokens": args.tokens, "points": done}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
