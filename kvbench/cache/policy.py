@@ -63,7 +63,7 @@ class Policy(Protocol[L]):
 
     @property
     def observe_group(self) -> str | None:
-        """How a kernel may combine the query heads of a KV head for :meth:`observe`; None: it may not.
+        """Combination of a KV head's query heads that a kernel may compute for :meth:`observe`; None: it may not.
 
         ``mean``, ``sum`` or ``apart`` (not at all).
         """

@@ -26,7 +26,7 @@ Numbers = np.ndarray[Any, Any]
 
 @dataclass
 class Layout:
-    """Where the tokens of all layers of a cache lie.
+    """Places of the tokens of all layers of a cache, as tables for the device.
 
     Args:
         shape: for each layer its phases, as pairs (number of the key segment, number of the value segment).

@@ -128,14 +128,14 @@ def unpack(words, shift, registers, levels, BITS: tl.constexpr, ASM_: tl.constex
     Returns:
         A tuple of blocks of fp16 levels in the shape of the words, one per field.
     """
-    found = ()
+    looked_up = ()
     if ASM_:
         if BITS == 2:
-            found = tl.inline_asm_elementwise(
+            looked_up = tl.inline_asm_elementwise(
                 ASM[2], CONSTRAINTS[2], [words[0], registers[0], registers[1]], (tl.float16,) * 8, True, 2
             )
         elif BITS == 3:
-            found = tl.inline_asm_elementwise(
+            looked_up = tl.inline_asm_elementwise(
                 ASM[3],
                 CONSTRAINTS[3],
                 [words[0], words[1], shift, registers[0], registers[1], registers[2], registers[3]],
@@ -144,7 +144,7 @@ def unpack(words, shift, registers, levels, BITS: tl.constexpr, ASM_: tl.constex
                 2,
             )
         else:
-            found = tl.inline_asm_elementwise(
+            looked_up = tl.inline_asm_elementwise(
                 ASM[4],
                 CONSTRAINTS[4],
                 [
@@ -163,8 +163,8 @@ def unpack(words, shift, registers, levels, BITS: tl.constexpr, ASM_: tl.constex
                 code = (words[0] >> (2 * i)) & 3
             if BITS == 3:
                 code = (code << 1) | ((words[1] >> (shift + 2 * i)) & 1)
-            found = found + (tl.load(levels + code.to(tl.int32)).to(tl.float16),)
-    return found
+            looked_up = looked_up + (tl.load(levels + code.to(tl.int32)).to(tl.float16),)
+    return looked_up
 
 
 @triton.jit

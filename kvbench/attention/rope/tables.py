@@ -94,16 +94,16 @@ def tables(
     owner = getattr(rotation, "__self__", rotation)
     if getattr(getattr(owner, "module", None), "rope_type", "") == "longrope":
         raise NotServed("the frequencies of this model's RoPE change with the length")
-    kept = _known.setdefault(owner, {})
+    by_device = _known.setdefault(owner, {})
     key, blocks = (device, channels), -(-positions // FINE) + 1
-    if key in kept and len(kept[key][2]) >= blocks:
-        return kept[key]
+    if key in by_device and len(by_device[key][2]) >= blocks:
+        return by_device[key]
     with torch.inference_mode(False), torch.no_grad():
         fine = angles(rotation, torch.arange(FINE), channels, device)
         coarse = angles(rotation, FINE * torch.arange(blocks + blocks // 2), channels, device)
         check(rotation, fine, coarse, channels, device)
-    kept[key] = (fine, fine.half(), coarse)
-    return kept[key]
+    by_device[key] = (fine, fine.half(), coarse)
+    return by_device[key]
 
 
 def angles(rotation: Callable[..., Tensor], positions: Tensor, channels: int, device: torch.device) -> Tensor:
