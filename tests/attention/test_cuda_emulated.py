@@ -15,15 +15,25 @@ from tests.attention.emulated import attend
 BF16, FP16 = torch.bfloat16, torch.float16
 
 
+#: `make test-slow`: a compiler for each build, two seconds
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("kind", "bits", "axis", "groups", "dims", "rows", "changes", "dtype"),
     [
         # group of keys, of values; channels; query heads, new tokens; warps and what they share
         pytest.param("affine", 4, "channel", (128, 128), 128, (1, 1), {"one_column": True}, BF16, id="one row"),
         pytest.param(
-            *("affine", 3, "channel", (32, 64), 128, (1, 5)), {"stages": 3}, BF16, id="3 bits, rings of three slots"
+            *("affine", 3, "channel", (32, 64), 128, (1, 5)),
+            {"stages": 3},
+            BF16,
+            id="3 bits, rings of three slots",
+            marks=SLOW,
         ),
-        pytest.param("window 42", 2, "channel", (42, 64), 128, (1, 1), {"one_column": True}, BF16, id="W 42, one row"),
+        pytest.param(
+            "window 42", 2, "channel", (42, 64), 128, (1, 1), {"one_column": True}, BF16, id="W 42, one row", marks=SLOW
+        ),
         pytest.param(
             *("window 85", 4, "channel", (43, 64), 64, (2, 3)),
             {"team": 2, "shares": 2, "blocks": 3},
@@ -31,7 +41,16 @@ BF16, FP16 = torch.bfloat16, torch.float16
             id="W 85, six rows, groups of 43 and 42",
         ),
         pytest.param(
-            "window 30", 2, "channel", (30, 32), 64, (1, 2), {"blocks": 2}, BF16, id="W 30, five groups a tile"
+            "window 30",
+            2,
+            "channel",
+            (30, 32),
+            64,
+            (1, 2),
+            {"blocks": 2},
+            BF16,
+            id="W 30, five groups a tile",
+            marks=SLOW,
         ),
         pytest.param(
             *("hierarchical", 8, "channel", (128, 128), 128, (4, 5)),
@@ -40,7 +59,11 @@ BF16, FP16 = torch.bfloat16, torch.float16
             id="20 rows of two nibbles",
         ),
         pytest.param(
-            *("affine", 2, "token", (32, 64), 64, (3, 4)), {"blocks": 2}, FP16, id="keys per token, two blocks a warp"
+            *("affine", 2, "token", (32, 64), 64, (3, 4)),
+            {"blocks": 2},
+            FP16,
+            id="keys per token, two blocks a warp",
+            marks=SLOW,
         ),
         pytest.param(
             *("affine", 3, "channel", (64, 32), 64, (4, 8)),
@@ -49,16 +72,37 @@ BF16, FP16 = torch.bfloat16, torch.float16
             id="3 bits, 32 rows, four warps a tile",
         ),
         pytest.param(
-            *("atom", 2, "token", (64, 64), 64, (5, 4)), {"team": 2, "shares": 2, "blocks": 3}, BF16, id="atom, 20 rows"
+            *("atom", 2, "token", (64, 64), 64, (5, 4)),
+            {"team": 2, "shares": 2, "blocks": 3},
+            BF16,
+            id="atom, 20 rows",
+            marks=SLOW,
         ),
         pytest.param(
-            "affine", 3, "channel", (32, 32), 96, (1, 2), {"one_column": True}, BF16, id="96 channels, 3 bits"
+            "affine",
+            3,
+            "channel",
+            (32, 32),
+            96,
+            (1, 2),
+            {"one_column": True},
+            BF16,
+            id="96 channels, 3 bits",
+            marks=SLOW,
         ),
         pytest.param(
-            *("hierarchical", 8, "channel", (64, 80), 80, (4, 5)), {"team": 3}, BF16, id="80 channels, two nibbles"
+            *("hierarchical", 8, "channel", (64, 80), 80, (4, 5)),
+            {"team": 3},
+            BF16,
+            id="80 channels, two nibbles",
+            marks=SLOW,
         ),
         pytest.param(
-            *("affine", 4, "channel", (16, 32), 256, (1, 5)), {"teams": 1}, FP16, id="256 channels, groups of 16"
+            *("affine", 4, "channel", (16, 32), 256, (1, 5)),
+            {"teams": 1},
+            FP16,
+            id="256 channels, groups of 16",
+            marks=SLOW,
         ),
     ],
 )

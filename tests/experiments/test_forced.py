@@ -87,7 +87,9 @@ def test_a_case_that_was_not_finished_does_not_hide_another_file(tmp_path: Path)
     assert forced.measured("llama2-7b", "kv", COLUMN, tmp_path).reason == "failed on made-up GPU"
 
 
-@pytest.mark.parametrize("item", [table4.ITEM, table7.ITEM, figure1.ITEM], ids=lambda item: item.id)
+@pytest.mark.parametrize(
+    "item", [pytest.param(table4.ITEM, marks=pytest.mark.slow), table7.ITEM, figure1.ITEM], ids=lambda item: item.id
+)
 def test_tables_take_forced_speeds_from_the_files(item: Grid, folder: Path, tmp_path: Path) -> None:
     plan = Plan(runs=tmp_path / "runs")
     names = {column.name for column in item.columns if column.figure in forced.FIGURES}

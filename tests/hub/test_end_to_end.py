@@ -88,6 +88,7 @@ def test_a_checkpoint_in_4_bits_as_typed(hub: Hub, capsys: pytest.CaptureFixture
     assert "already quantized" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_all_tasks_of_ruler(hub: Hub) -> None:
     command = ["method=kivi", "model=llama2-7b", "dataset=ruler", "dataset.lengths=[1024]"]
     assert main([*command, "dataset.limit=1", *SHORT]) == 0

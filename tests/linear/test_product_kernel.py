@@ -61,6 +61,7 @@ def close(out: torch.Tensor, exact: torch.Tensor) -> bool:
             Build(16, bf16=False, wide=True, warps=2, stages=4, tiles=2, keep=False, early=3, spread=True),
             *(16, 72, 384, 2),
             id="16 bits fp16 wide",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             Build(16, unit=64, warps=2, stages=4, direct=True, early=1, spread=True),
@@ -69,6 +70,7 @@ def close(out: torch.Tensor, exact: torch.Tensor) -> bool:
             320,
             2,
             id="16 bits through registers",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -84,7 +86,9 @@ def test_the_source_computes_the_product(
     assert close(out, exact)
 
 
-@pytest.mark.parametrize(("dtype", "half", "group"), [(BF16, True, 128), (FP16, False, 32)])
+@pytest.mark.parametrize(
+    ("dtype", "half", "group"), [(BF16, True, 128), pytest.param(FP16, False, 32, marks=pytest.mark.slow)]
+)
 def test_the_source_dequantizes(dtype: torch.dtype, half: bool, group: int, tmp_path: Path) -> None:
     """Bit for bit, also the last half of a tile."""
     weight = problem(1, 40, 256, group, half, dtype)[1]
