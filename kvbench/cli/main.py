@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.cli import settings, sweep
 from kvbench.cli.arguments import parse as arguments_of
+from kvbench.cli.choice_help import choice_help
 from kvbench.cli.compose import Composer, run_config
 from kvbench.cli.model_choice import filled
 from kvbench.cli.overrides import as_sweeps, explain
@@ -126,7 +127,7 @@ def _main(argv: list[str]) -> int:
         sys.path.insert(0, str(extra))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(extra), os.environ.get("PYTHONPATH")]))
     if arguments.help:
-        show(help_text(extra))
+        show(choice_help(arguments.overrides, extra) or help_text(extra))
         return 0
     # the default, which Hydra does not accept as a choice
     overrides = [text for text in arguments.overrides if text != "experiment=null"]

@@ -45,6 +45,10 @@ Settings
                      brackets; kvbench.bench accepts the same strings
 
 Options
+  --help GROUP=CHOICE
+                     show the options of a choice (method=cocktail, dataset=ruler, runtime=default, ...): defaults,
+                     types and what they do; --help GROUP lists the choices of a group, --help decoding shows the
+                     options of decoding
   --multirun, -m     run every combination of comma-separated values, one after the other; failures do not stop it;
                      hydra.sweep.dir=DIR is the folder of its record, hydra.launcher.KEY=VALUE configures the launcher
                      (Hydra's other settings are fixed); KVBENCH_MAX_JOBS=N allows more than 10000 jobs
@@ -68,12 +72,20 @@ def help_text(extra: Path | None = None) -> str:
     known = groups()
     parts = [HEAD]
     for group in (*(g for g in ORDER if g in known), *(g for g in known if g not in ORDER)):
-        choices = options(group, extra)
-        width = max(len(choice) for choice in choices)
-        lines = [f"  {group}={choice.ljust(width)}  {summary(path)}".rstrip() for choice, path in choices.items()]
-        if group == "model":
-            lines += ANY_MODEL
-        parts.append("\n".join([group, *lines]) + "\n")
+        parts.append(group_text(group, extra))
     parts.append("decoding\n  decoding.max_new_tokens, .temperature, .top_p, .stop: how answers are generated\n")
     parts.append(EXAMPLES)
     return "\n".join(parts)
+
+
+def group_text(group: str, extra: Path | None = None) -> str:
+    """Return the choices of a configuration group, one per line with its description.
+
+    Args:
+        group: name of the group.
+        extra: folder given by ``--config-dir``; None if it is not given.
+    """
+    choices = options(group, extra)
+    width = max(len(choice) for choice in choices)
+    lines = [f"  {group}={choice.ljust(width)}  {summary(path)}".rstrip() for choice, path in choices.items()]
+    return "\n".join([group, *lines, *(ANY_MODEL if group == "model" else ())]) + "\n"

@@ -21,7 +21,11 @@ class NoLogger:
 
 @dataclass(frozen=True, kw_only=True)
 class CsvLogger:
-    """Settings of the logger ``csv``, which writes one row per run to the CSV file `path`."""
+    """Settings of the logger ``csv``, which writes one row per run to a CSV file.
+
+    Args:
+        path: the CSV file.
+    """
 
     name: Literal["csv"]
     path: str = "results/runs.csv"

@@ -14,10 +14,21 @@ from kvbench.util.schema import MOST_TOKENS, bounded
 class Architecture:
     """Sizes of a decoder, sufficient to build it with random weights.
 
-    The fields that are not described here have the meaning of the same keys in transformers' ``config.json``.
+    The fields have the names and meanings of the same keys in transformers' ``config.json``, apart from `rope` and
+    `parameters`.
 
     Args:
         model_type: transformers' name of the architecture (``llama``, ``mistral``, ``qwen2``, ``phi3``).
+        hidden_size: channels of the hidden states.
+        intermediate_size: channels inside a feed-forward layer.
+        num_hidden_layers: number of layers.
+        num_attention_heads: number of query heads.
+        num_key_value_heads: number of heads of keys and values.
+        vocab_size: number of tokens in the vocabulary.
+        max_position_embeddings: longest sequence, in tokens, that the model was trained for.
+        rms_norm_eps: number added to the mean square in RMSNorm.
+        original_max_position_embeddings: longest sequence before RoPE was extended; None if it was not.
+        tie_word_embeddings: True if the output head shares the weights of the embedding.
         head_dim: channels per head; None for hidden_size / num_attention_heads.
         rope: ``rope_parameters`` of transformers 5, with rope_type, rope_theta and the other keys of that type of RoPE.
         sliding_window: number of tokens to which a query can attend; None for all.

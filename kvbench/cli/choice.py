@@ -1,0 +1,212 @@
+"""Options of one choice of a configuration group (``method=cocktail``): keys, defaults, types and explanations.
+
+The keys, their defaults and their comments are those of the choice's YAML file; the types and explanations are those of
+the dataclass that checks the group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvbench.config.logger_config import LOGGERS
+from kvbench.config.run_config import DecodingConfig, RuntimeConfig
+from kvbench.errors import ConfigError, few, nearest
+from kvbench.models.spec import ModelConfig
+from kvbench.quantizers.spec import QuantizerSpec
+from kvbench.util.comments import comments
+from kvbench.util.confdir import conf_dir, options, summary
+from kvbench.util.docargs import field_descriptions
+from kvbench.util.schema import describe, load_class
+
+#: keys of a YAML file that are not options: Hydra's, and those that only the file itself may set
+NOT_OPTIONS = frozenset({"defaults", "_target_", "takes"})
+#: dataclasses of the groups whose class does not depend on the choice
+SCHEMAS: Mapping[str, type] = {"model": ModelConfig, "quantizer": QuantizerSpec, "runtime": RuntimeConfig}
+#: groups whose files set keys of any group
+WHOLE = ("experiment", "launcher")
+#: texts that need no quotes on the command line, as a value and in a list
+_PLAIN, _PLAIN_ITEM = re.compile(r"[\w./:@{}*!+-]+"), re.compile(r"[\w./-]+")
+#: from this number on, a bound only catches typing errors, and is not shown
+_LARGE = 2**16
+
+
+@dataclass(frozen=True)
+class Option:
+    """One key that can be set on the command line.
+
+    Args:
+        key: dotted key, such as ``method.alpha``.
+        default: default of this choice, as one types it.
+        type: type and bounds in words.
+        meaning: explanation from the docstring of the dataclass; may be empty.
+        comment: comment of the key in the YAML file; may be empty.
+    """
+
+    key: str
+    default: str
+    type: str
+    meaning: str
+    comment: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice of a configuration group with its options.
+
+    Args:
+        group: name of the group.
+        name: name of the choice.
+        summary: description in one line.
+        path: the YAML file.
+        target: the class that the choice constructs; None if it constructs none.
+        takes: for a method, the quantizers that it accepts.
+        sets: choices of other groups that it makes, such as ``quantizer=int2``.
+        options: the options, in the order of the file.
+    """
+
+    group: str
+    name: str
+    summary: str
+    path: Path
+    target: type | None
+    takes: tuple[str, ...]
+    sets: tuple[str, ...]
+    options: tuple[Option, ...]
+
+
+def choice(group: str, name: str, extra: Path | None = None) -> Choice:
+    """Return a choice with its options.
+
+    Args:
+        group: name of a configuration group.
+        name: name of one of its choices.
+        extra: folder given by ``--config-dir``; None if it is not given.
+
+    Raises:
+        ConfigError: the group has no such choice, or the class that its file names cannot be imported.
+    """
+    files = options(group, extra)
+    if name not in files:
+        near = nearest(name, files)
+        hint = f"did you mean '{near}'?" if near else f"python -m kvbench --help {group} lists them"
+        raise ConfigError(group, name, f"no such {group}", allowed=few(list(files), name), hint=hint)
+    data, notes = _file(group, files[name], files)
+    target, cls = _classes(group, data)
+    sets = tuple(_overrides(data.get("defaults") or ()))
+    rows = {key: value for key, value in data.items() if key not in NOT_OPTIONS and not _fixed(group, key)}
+    prefix = "" if group in WHOLE else f"{group}."
+    return Choice(
+        group,
+        name,
+        summary(files[name]),
+        files[name],
+        target,
+        tuple(data.get("takes") or ()) if group == "method" else (),
+        sets,
+        tuple(_options(rows, cls, notes, prefix, "")),
+    )
+
+
+def decoding() -> Choice:
+    """Return the options of ``decoding``, a group without choices, which is part of ``conf/config.yaml``."""
+    path = conf_dir() / "config.yaml"
+    text = path.read_text(encoding="utf-8")
+    notes = {key.removeprefix("decoding."): note for key, note in comments(text).items() if key.startswith("decoding.")}
+    rows = tuple(_options(yaml.safe_load(text)["decoding"], DecodingConfig, notes, "decoding.", ""))
+    return Choice("decoding", "", "how answers are generated", path, None, (), (), rows)
+
+
+def _file(group: str, path: Path, files: Mapping[str, Path]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the keys and comments of a file, merged with those of the files of its group that it is based on."""
+    text = path.read_text(encoding="utf-8")
+    own = yaml.safe_load(text) or {}
+    data: dict[str, Any] = {}
+    notes: dict[str, str] = {}
+    for base in own.get("defaults") or ():
+        if isinstance(base, str) and base in files:
+            inherited, its_notes = _file(group, files[base], files)
+            data, notes = data | inherited, notes | its_notes
+    return data | own, notes | comments(text)
+
+
+def _classes(group: str, data: Mapping[str, Any]) -> tuple[type | None, type | None]:
+    """Return the class that a choice constructs, and the dataclass that checks its keys; None if there is none."""
+    if "_target_" in data:
+        target = load_class(f"{group}._target_", data["_target_"], "kvbench.methods.kivi.Kivi")
+        return target, target
+    return None, LOGGERS.get(str(data.get("name"))) if group == "logger" else SCHEMAS.get(group)
+
+
+def _overrides(defaults: Any) -> Iterator[str]:
+    """Yield the choices of other groups that a file makes, ``quantizer=int2`` for ``override /quantizer@...: int2``."""
+    for item in defaults:
+        if isinstance(item, Mapping):
+            for key, value in item.items():
+                group = str(key).removeprefix("override ").strip("/").partition("@")[0]
+                yield f"{group}={value}"
+
+
+def _fixed(group: str, key: str) -> bool:
+    """Return True for names that follow from the choice itself; a model's name can be set."""
+    return key == "name" and group in ("dataset", "quantizer", "logger")
+
+
+def _options(
+    rows: Mapping[str, Any], cls: type | None, notes: Mapping[str, str], prefix: str, path: str
+) -> Iterator[Option]:
+    """Yield the options of nested keys.
+
+    Args:
+        rows: the keys with their values.
+        cls: dataclass with these keys as fields; None if the keys are not those of a dataclass.
+        notes: comments of the file, by dotted key.
+        prefix: beginning of the keys on the command line.
+        path: the same within the file.
+    """
+    is_class = cls is not None and dataclasses.is_dataclass(cls)
+    hints = typing.get_type_hints(cls) if cls is not None and is_class else {}
+    fields = {field.name: field for field in dataclasses.fields(cls)} if cls is not None and is_class else {}
+    meanings = field_descriptions(cls) if cls is not None and is_class else {}
+    for key, value in rows.items():
+        inner = _dataclass(hints.get(key))
+        if isinstance(value, Mapping) and value and (inner is not None or not fields):
+            yield from _options(value, inner, notes, f"{prefix}{key}.", f"{path}{key}.")
+            continue
+        kind = describe(hints[key]) + _bounds(fields[key].metadata) if key in hints else ""
+        yield Option(f"{prefix}{key}", _typed(value), kind, meanings.get(key, ""), notes.get(f"{path}{key}", ""))
+
+
+def _dataclass(hint: Any) -> type | None:
+    """Return the dataclass in a type annotation, such as that of ``Architecture | None``; None if there is none."""
+    for part in (hint, *typing.get_args(hint)):
+        if isinstance(part, type) and dataclasses.is_dataclass(part):
+            return part
+    return None
+
+
+def _bounds(limits: Mapping[str, Any]) -> str:
+    low, above, high = limits.get("minimum"), limits.get("above"), limits.get("maximum")
+    words = [f"at least {low:g}"] if low is not None else []
+    words += [f"greater than {above:g}"] if above is not None else []
+    words += [f"at most {high:g}"] if high is not None and high < _LARGE else []
+    return f", {' and '.join(words)}" if words else ""
+
+
+def _typed(value: Any, plain: re.Pattern[str] = _PLAIN) -> str:
+    """Return a value as one types it on the command line; texts that match `plain` have no quotes."""
+    if isinstance(value, str):
+        return value if plain.fullmatch(value) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_typed(part, _PLAIN_ITEM)}" for key, part in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(_typed(part, _PLAIN_ITEM) for part in value) + "]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
