@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from kvbench.loggers.base import Logger, Safe
 
 
-def load(logger: Any, run_id: str, config: Mapping[str, Any], label: str, say: Callable[[str], None]) -> Logger:
+def load(
+    logger: Any,
+    run_id: str,
+    config: Mapping[str, Any],
+    label: str,
+    say: Callable[[str], None],
+    folder: Path | None = None,
+) -> Logger:
     """Return the logger that the configuration has chosen; if it fails later, the run continues.
 
     Failures are reported through `say` and otherwise ignored.
@@ -19,6 +27,7 @@ def load(logger: Any, run_id: str, config: Mapping[str, Any], label: str, say: C
         config: the resolved configuration of the run.
         label: name of the method and quantizer, for display.
         say: function that shows a line to the user.
+        folder: folder of the run, whose files some loggers send; None to send none.
     """
     if logger.name == "csv":
         from kvbench.loggers.csv import CsvLogger
@@ -27,5 +36,5 @@ def load(logger: Any, run_id: str, config: Mapping[str, Any], label: str, say: C
     if logger.name == "wandb":
         from kvbench.loggers.wandb import WandbLogger
 
-        return Safe(WandbLogger(logger, run_id, config, label, say), logger.name, say)
+        return Safe(WandbLogger(logger, run_id, config, label, say, folder), logger.name, say)
     return Logger()

@@ -1,36 +1,26 @@
-"""Logging to Weights & Biases: the configuration, a history row per sample, and scores, bytes and timings as summary.
+"""Logging to Weights & Biases: a history row per sample, scores, bytes and times as summary, and the run's files.
 
-This is the only module that imports wandb, and it does so only when the first row or the end of a run is logged.
+Only the modules ``kvbench.loggers.wandb*`` import wandb, and they do so only when the first row or the end of a run is
+logged.
 """
 
 from __future__ import annotations
 
-import netrc
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from kvbench.loggers import wandb_rows
 from kvbench.loggers.base import Logger
 from kvbench.loggers.csv import flatten
+from kvbench.loggers.units import charted
+from kvbench.loggers.wandb_service import Service, log_files
 from kvbench.results.store import DONE
 
-#: seconds to wait for the service unless logger.mode=online
-_PATIENCE_S = 20.0
-
-_TABLE = (
-    "id",
-    "task",
-    "length",
-    "prompt_tokens",
-    "truncated",
-    "prompt_head",
-    "prompt_tail",
-    "prediction",
-    "reference",
-    "finish",
-)
+#: files of a run that are sent as an artifact
+FILES = ("metrics.json", "config.yaml", "env.json", "origin.json", "samples.jsonl")
+_GROUPS = ("scores", "mean", "samples", "kv_bytes", "peak_bytes", "ttft_s", "tpot_s", "inter_token", "attention", "env")
+_FACTS = ("status", "tokens_per_s", "error", "run_id", "baseline")
 
 
 class WandbLogger(Logger):
@@ -44,26 +34,31 @@ class WandbLogger(Logger):
         config: the resolved configuration.
         label: method and quantizer, such as ``kivi int2``. In W&B the run is displayed as ``LABEL MODEL DATASET``.
         say: function that shows a line to the user.
+        folder: the run's folder, whose files are sent as an artifact; None to send none.
+        sweep: id of the sweep that the run belongs to; None for a single run.
+        service: an open way to W&B for several runs; None for one of its own.
     """
 
     def __init__(
-        self, settings: Any, run_id: str, config: Mapping[str, Any], label: str, say: Callable[[str], None]
+        self,
+        settings: Any,
+        run_id: str,
+        config: Mapping[str, Any],
+        label: str,
+        say: Callable[[str], None],
+        folder: Path | None = None,
+        sweep: str | None = None,
+        service: Service | None = None,
     ) -> None:
-        self.settings, self.run_id, self.config, self.label, self.say = settings, run_id, config, label, say
+        self.run_id, self.config, self.label = run_id, config, label
+        self.folder, self.sweep = folder, sweep
+        self.service = service or Service(settings, say)
         self._run: Any = None
-        self._went: str | None = None
         self._rows: list[Mapping[str, Any]] = []
 
     def destination(self) -> str | None:
-        """Return a string that identifies where the run is sent: mode, service and project.
-
-        In offline mode it names the local folder instead of service and project.
-        """
-        mode = self._mode()
-        if mode == "offline":
-            return f"wandb offline {Path(self.settings.dir).absolute()}"
-        service = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
-        return f"wandb {mode} {service} {self.settings.entity or ''}/{self.settings.project}"
+        """See :meth:`kvbench.loggers.wandb_service.Service.destination`."""
+        return self.service.destination()
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Remember the rows that the run already has; nothing is sent yet.
@@ -74,7 +69,7 @@ class WandbLogger(Logger):
         self._rows = list(rows)
 
     def sample(self, row: Mapping[str, Any]) -> None:
-        """Log the numbers of a row (score, KV bytes, times) as one step of the W&B history.
+        """Log the figures of a row (score, KV size, times) as one step of the W&B history.
 
         The texts of the row are not sent here, but in the table that :meth:`finish` logs.
         """
@@ -83,7 +78,7 @@ class WandbLogger(Logger):
         run.log(_history(row), step=len(self._rows) - 1)
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
-        """Log a table of all samples, write the figures of `metrics.json` to the W&B summary, and end the W&B run.
+        """Log a table of all samples and the run's files, write the figures to the summary, and end the W&B run.
 
         Keys of the summary have slashes, for example ``scores/needle/score``.
         """
@@ -91,103 +86,54 @@ class WandbLogger(Logger):
 
         run = self._start()
         if self._rows:
-            data = [[*(row.get(name) for name in _TABLE), row["scores"].get("score")] for row in self._rows]
-            table = wandb.Table(columns=[*_TABLE, "score"], data=data)
+            columns, lines = wandb_rows.table(self._rows)
+            table = wandb.Table(columns=columns, data=lines)
             run.log({"samples": table}, step=len(self._rows) - 1)  # its own step would take the next row's number
-        for name in ("scores", "mean", "samples", "kv_bytes", "peak_bytes", "ttft_s", "tpot_s", "attention", "env"):
-            for key, value in flatten(metrics[name], name).items():
-                if value is not None:
-                    run.summary[key.replace(".", "/")] = value
-        for name in ("status", "tokens_per_s", "error", "run_id", "baseline"):
-            if metrics[name] is not None:
-                run.summary[name] = metrics[name]
+        for name, value in summary(metrics).items():
+            run.summary[name] = value
+        if self.folder is not None:
+            log_files(run, f"run-{self.run_id}", "kvbench-run", [self.folder / name for name in FILES])
         run.finish(exit_code=0 if metrics["status"] in (*DONE, "oom") else 1)
         self._run = None
 
     def _start(self) -> Any:
         if self._run is None:
-            import wandb
-
-            mode = self._mode()
-            if mode == "offline" and self.settings.mode == "auto":
-                self.say(
-                    "wandb: no API key is configured, so it runs offline; run `wandb sync "
-                    f"{self.settings.dir}/wandb/offline-run-*` later"
-                )
-            try:
-                self._run = self._init(wandb, mode)
-            except wandb.errors.Error as error:
-                if self.settings.mode != "auto" or mode != "online":
-                    raise
-                self.say(f"wandb: not reachable ({str(error).splitlines()[0]}), so it runs offline")
-                self._went = "offline"
-                self._run = self._init(wandb, "offline")
+            groups = {key: (self.config.get(key) or {}).get("name") for key in ("model", "quantizer", "dataset")}
+            model, dataset = groups["model"], groups["dataset"]
+            method = self.label.split(" ")[0]
+            tags = [method, *(str(name) for name in groups.values() if name not in (None, "none"))]
+            self._run = self.service.start(
+                self.run_id,
+                name=f"{self.label} {model} {dataset}",
+                group=f"sweep {self.sweep}" if self.sweep else f"{model}/{dataset}",
+                tags=[*tags, f"sweep {self.sweep}"] if self.sweep else tags,
+                config=self.config,
+                kind=method,
+            )
             # a resumed online run continues after its last step; an offline run starts with step 0
             for step, row in enumerate(self._rows):
                 if step >= self._run.step:
                     self._run.log(_history(row), step=step)
         return self._run
 
-    def _mode(self) -> str:
-        """Return ``online``, ``offline`` or ``disabled``."""
-        if self._went or self.settings.mode != "auto":
-            return str(self._went or self.settings.mode)
-        return os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
 
-    def _init(self, wandb: Any, mode: str) -> Any:
-        Path(self.settings.dir).mkdir(parents=True, exist_ok=True)
-        model, dataset = self.config["model"].get("name"), self.config["dataset"].get("name")
-        quiet = {} if self.settings.mode == "online" else {"init_timeout": _PATIENCE_S}
-        return wandb.init(
-            project=self.settings.project,
-            entity=self.settings.entity,
-            group=self.settings.group or f"{model}/{dataset}",
-            tags=list(self.settings.tags),
-            name=f"{self.label} {model} {dataset}",
-            id=self.run_id,
-            dir=self.settings.dir,
-            mode=mode,
-            config=plain(self.config),
-            reinit="finish_previous",
-            resume="allow" if mode == "online" else None,
-            settings=wandb.Settings(console="off", silent=True, x_disable_stats=True, **quiet),
-        )
+def summary(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a run for W&B's summary, with units in their names (:mod:`kvbench.loggers.units`)."""
+    flat = {
+        key.replace(".", "/"): value
+        for name in _GROUPS
+        for key, value in flatten(metrics.get(name) or {}, name).items()
+        if value is not None
+    }
+    return charted(flat) | {name: metrics[name] for name in _FACTS if metrics.get(name) is not None}
 
 
 def _history(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the history row of one sample."""
-    measured = row["measured"]
-    key = row["task"] if row["length"] is None else f"{row['task']}@{row['length']}"
-    history = {
-        f"sample/{key}/score": row["scores"].get("score"),
-        f"sample/{key}/nll": (row.get("nll") or {}).get("sum"),
-        "sample/kv_bytes_used": row["kv_bytes"]["used"]["total"] if row.get("kv_bytes") else None,
-        "sample/prompt_tokens": row["prompt_tokens"],
-    }
-    for name, value in flatten(measured.get("point") or {}, f"sample/{key}").items():
-        if isinstance(value, (int, float)):
-            history[name.replace(".", "/")] = value
-    if not measured["warm_up"] and measured["ttft_s"] is not None:
-        history["sample/ttft_s"] = measured["ttft_s"]
-    return {key: value for key, value in history.items() if value is not None}
+    """Return the history row of one sample, with the distribution of its inter-token times as a histogram."""
+    import wandb
 
-
-def has_key() -> bool:
-    """Return True if credentials for W&B are configured, in the environment or in netrc.
-
-    Without them, ``wandb`` would ask for a key in the middle of a run.
-    """
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
-    try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
-
-
-def plain(value: Any) -> Any:
-    """Return a copy of `value` in which all mappings are dicts with string keys, and all tuples are lists."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+    values = wandb_rows.history(row)
+    steps = wandb_rows.inter_token_ms(row)
+    if len(steps) > 1:
+        values["sample/inter_token_ms/histogram"] = wandb.Histogram(steps, num_bins=32)
+    return values

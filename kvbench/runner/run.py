@@ -117,7 +117,9 @@ class _Run:
         wanted = [sample.id for sample in self.samples]
         stored.check(self.rows, wanted, len(missing), self.code, self.checked, label=self.label, say=say)
         ends = {sample.id: remarks.shown(sample) for sample in self.samples}
-        self.logger = loggers.load(self.checked.logger, self.store.run_id, self.config, self.label, say)
+        self.logger = loggers.load(
+            self.checked.logger, self.store.run_id, self.config, self.label, say, self.store.path
+        )
         try:
             if not self.task.adaptive:
                 check_any(self.samples, self.checked.dataset)

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from kvbench import loggers
-from kvbench.loggers.wandb import WandbLogger, has_key
+from kvbench.loggers.wandb import WandbLogger
+from kvbench.loggers.wandb_service import Service, has_key
 from kvbench.results import samples
 from kvbench.runner.run import run
 from tests.loggers.wandb_file import read
@@ -40,10 +41,22 @@ def test_a_run_without_a_key_is_offline_and_complete(tmp_path, capsys):
     summary = found["summary"]
     assert summary["status"] == "ok"
     assert summary["scores/first/score"] == pytest.approx(metrics["scores"]["first"]["score"])
-    assert summary["kv_bytes/used/codes"] == metrics["kv_bytes"]["used"]["codes"]
-    assert summary["tpot_s/median"] == pytest.approx(metrics["tpot_s"]["median"])
-    assert sum("sample/kv_bytes_used" in row for row in found["history"]) == 4
-    assert sum("sample/ttft_s" in row for row in found["history"]) == 3  # the warm-up's time does not count
+    assert summary["kv_MiB/used/codes"] == pytest.approx(metrics["kv_bytes"]["used"]["codes"] / 2**20)
+    assert summary["tpot_ms/median"] == pytest.approx(1000 * metrics["tpot_s"]["median"])
+    assert (found["run_group"], found["job_type"]) == ("toy/toy", "kivi")
+    assert sorted(found["tags"]) == ["int2", "kivi", "toy"]
+    assert sum("sample/kv_MiB" in row for row in found["history"]) == 4
+    timed = [row for row in found["history"] if "sample/ttft_ms" in row]
+    assert len(timed) == 3  # the warm-up's time does not count
+    for row in timed:
+        assert 0 < row["sample/tpot_ms"] <= row["sample/inter_token_ms/p99"]
+        assert row["sample/tokens_per_s"] > 0
+        assert sum(row["sample/inter_token_ms/histogram/values"]) == 2  # of 4 tokens, without the first step
+    assert found["history"][0]["sample/peak_MiB/decode"] > 0  # on a CPU, the first batch is measured
+    files = found["artifacts"][f"run-{metrics['run_id']}"]
+    folder = tmp_path / "r" / metrics["run_id"]
+    assert set(files) == {"metrics.json", "config.yaml", "env.json", "samples.jsonl"}
+    assert all(copy.read_bytes() == (folder / name).read_bytes() for name, copy in files.items())
     (table,) = (tmp_path / "w" / "wandb").glob("offline-run-*/files/media/table/samples*.json")
     content = json.loads(table.read_text())
     assert len(content["data"]) == 4
@@ -91,15 +104,15 @@ def test_an_unreachable_service_is_offline_in_auto(tmp_path, monkeypatch):
     said: list[str] = []
     logger = WandbLogger(settings, "0123456789-0123456789", config(tmp_path), "kivi int2", said.append)
     modes = []
-    real = logger._init
+    real = logger.service._init
 
-    def init(module, mode):
+    def init(module, mode, fixed):
         modes.append(mode)
         if mode == "online":
             raise wandb.errors.CommError("cannot connect")
-        return real(module, mode)
+        return real(module, mode, fixed)
 
-    monkeypatch.setattr(logger, "_init", init)
+    monkeypatch.setattr(logger.service, "_init", init)
     logger._start().finish()
     assert modes == ["online", "offline"]
     assert said == ["wandb: not reachable (cannot connect), so it runs offline"]
@@ -141,7 +154,7 @@ def test_a_finished_run_is_sent_when_it_is_repeated_and_only_once(tmp_path):
     found = read(path)
     assert found["run_id"] == metrics["run_id"]
     assert found["summary"]["scores/first/score"] == pytest.approx(metrics["scores"]["first"]["score"])
-    assert sum("sample/kv_bytes_used" in row for row in found["history"]) == 4
+    assert sum("sample/kv_MiB" in row for row in found["history"]) == 4
     assert [len(ids) for ids in tables(tmp_path)] == [4]
     run(made)
     assert files(tmp_path) == [path]
@@ -168,16 +181,16 @@ def test_a_resumed_run_has_the_samples_of_all_its_sessions(tmp_path, monkeypatch
     first, last = files(tmp_path)
     stored = list(samples.read(next((tmp_path / "r").glob("*/samples.jsonl"))).rows)
     assert tables(tmp_path) == [stored[:2], stored]
-    assert sum("sample/kv_bytes_used" in row for row in read(first)["history"]) == 2
+    assert sum("sample/kv_MiB" in row for row in read(first)["history"]) == 2
     assert (read(first)["exit_code"], read(last)["exit_code"]) == (1, 0)
-    history = [row for row in read(last)["history"] if "sample/kv_bytes_used" in row]
+    history = [row for row in read(last)["history"] if "sample/kv_MiB" in row]
     assert [row["_step"] for row in history] == [0, 1, 2, 3]
 
 
 def test_what_failed_once_is_sent_by_the_next_session(tmp_path, monkeypatch, capsys):
     made = config(tmp_path / "r", dataset={"limit": 2}, logger=logger_config(tmp_path, "offline"))
     with monkeypatch.context() as patch:
-        patch.setattr(WandbLogger, "_init", lambda *_: (_ for _ in ()).throw(ConnectionError("away")))
+        patch.setattr(Service, "_init", lambda *_: (_ for _ in ()).throw(ConnectionError("away")))
         run(made)
     assert "logger wandb failed (ConnectionError: away)" in capsys.readouterr().err
     assert not files(tmp_path)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvbench.loggers.wandb import WandbLogger, plain
+from kvbench.loggers.wandb import WandbLogger
+from kvbench.loggers.wandb_service import distinct, plain
 
 
 class Run:
@@ -36,6 +37,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Any:
     module: Any = SimpleNamespace(errors=SimpleNamespace(Error=Error), inits=[], runs=[], step=0, refuse=False)
     module.Settings = lambda **named: named
     module.Table = lambda columns, data: (columns, data)
+    module.Histogram = lambda values, num_bins: values
 
     def init(**named: Any) -> Run:
         module.inits.append(named)
@@ -68,7 +70,7 @@ def logger(tmp_path, said: list[str] | None = None, **changes: Any) -> WandbLogg
 def row(name: str, **changes: Any) -> dict[str, Any]:
     parts = {"id": name, "task": "t", "length": 64, "scores": {"score": 0.5}, "nll": {"sum": 2.0, "n": 1}}
     parts |= {
-        "kv_bytes": {"used": {"total": 7}},
+        "kv_bytes": {"used": {"total": 7 * 2**20}},
         "prompt_tokens": 9,
         "truncated": 0,
         "prediction": "x",
@@ -81,7 +83,7 @@ def row(name: str, **changes: Any) -> dict[str, Any]:
 METRICS: dict[str, Any] = {
     **{key: {} for key in ("mean", "samples", "peak_bytes", "ttft_s", "tpot_s", "attention", "env")},
     "scores": {"t@64": {"score": 0.5, "stderr": None}},
-    "kv_bytes": {"used": {"total": 7}},
+    "kv_bytes": {"used": {"total": 7 * 2**20}},
     "status": "ok",
     "tokens_per_s": 80.0,
     "error": None,
@@ -97,7 +99,8 @@ def test_a_run_begins_with_its_settings(wandb, tmp_path) -> None:
         "project": "p",
         "entity": None,
         "group": "tiny/mini",
-        "tags": ["a"],
+        "job_type": "kivi",
+        "tags": ["a", "kivi", "tiny", "mini"],
         "name": "kivi int2 tiny mini",
         "id": "the id",
         "dir": str(tmp_path / "w"),
@@ -124,11 +127,11 @@ def test_every_row_is_a_step_and_the_table_is_of_the_last(wandb, tmp_path) -> No
     first = {
         "sample/t@64/score": 0.5,
         "sample/t@64/nll": 2.0,
-        "sample/kv_bytes_used": 7,
+        "sample/kv_MiB": 7,
         "sample/prompt_tokens": 9,
-        "sample/ttft_s": 0.25,
+        "sample/ttft_ms": 250.0,
     }
-    assert run.logged[:3] == [(0, first), (1, first), (2, {"sample/prompt_tokens": 9, "sample/ttft_s": 0.25})]
+    assert run.logged[:3] == [(0, first), (1, first), (2, {"sample/prompt_tokens": 9, "sample/ttft_ms": 250.0})]
     step, table = run.logged[3]
     columns, data = table["samples"]
     assert step == 2 and len(run.logged) == 4
@@ -144,11 +147,17 @@ def test_every_row_is_a_step_and_the_table_is_of_the_last(wandb, tmp_path) -> No
         "reference": "r",
         "finish": "eos",
         "score": 0.5,
+        "kv_MiB": 7,
+        "peak_MiB/prefill": None,
+        "peak_MiB/decode": None,
+        "ttft_ms": 250.0,
+        "tpot_ms": None,
+        "tokens_per_s": None,
     }
-    assert data[2][-1] is None and len(stored) == 2
+    assert data[2][columns.index("score")] is None and len(stored) == 2
     assert run.summary == {
         "scores/t@64/score": 0.5,
-        "kv_bytes/used/total": 7,
+        "kv_MiB/used/total": 7,
         "status": "ok",
         "tokens_per_s": 80.0,
         "run_id": "the id",
@@ -179,8 +188,8 @@ def test_a_warm_up_has_no_time_and_a_point_has_its_figures(wandb, tmp_path) -> N
     point = {"status": "ok", "tpot_s": {"median": 0.5}, "batch": 4}
     log.sample(row("b", measured={"warm_up": False, "ttft_s": None, "point": point}))
     (_, first), (_, second) = wandb.runs[0].logged
-    assert "sample/ttft_s" not in first and "sample/ttft_s" not in second
-    assert second["sample/t@64/tpot_s/median"] == 0.5 and second["sample/t@64/batch"] == 4
+    assert "sample/ttft_ms" not in first and "sample/ttft_ms" not in second
+    assert second["sample/t@64/tpot_ms/median"] == 500 and second["sample/t@64/batch"] == 4
     assert "sample/t@64/status" not in second
 
 
@@ -223,3 +232,25 @@ def test_a_service_that_does_not_answer_is_left_unless_online_was_asked_for(wand
 
 def test_plain_data_have_no_tuples() -> None:
     assert plain({1: ({"a": (1, 2)}, "text")}) == {"1": [{"a": [1, 2]}, "text"]}
+
+
+def test_times_of_a_sample_are_in_milliseconds_without_the_first_step(wandb, tmp_path) -> None:
+    log = logger(tmp_path)
+    measured = {"ttft_s": 0.5, "step_s": [0.4, 0.1, 0.3], "decoded": 3, "batch_rows": 2, "decode_s": 1.2}
+    log.sample(row("a", measured={**measured, "peak_bytes": {"prefill": 3 * 2**20, "decode": None}}))
+    ((_, values),) = wandb.runs[0].logged
+    expected = {"ttft_ms": 500, "first_step_ms": 400, "tpot_ms": 200, "tokens_per_s": 5, "peak_MiB/prefill": 3}
+    assert {name: values[f"sample/{name}"] for name in expected} == pytest.approx(expected)
+    assert values["sample/inter_token_ms/histogram"] == pytest.approx([100, 300])
+    assert "sample/peak_MiB/decode" not in values
+
+
+def test_runs_of_a_sweep_have_its_group_and_tag(wandb, tmp_path) -> None:
+    settings = logger(tmp_path).service.settings
+    WandbLogger(settings, "id", CONFIG, "kivi int2", print, sweep="today").sample(row("a"))
+    assert wandb.inits[0]["group"] == "sweep today"
+    assert wandb.inits[0]["tags"] == ["a", "kivi", "tiny", "mini", "sweep today"]
+
+
+def test_tags_are_such_that_wandb_takes_them() -> None:
+    assert distinct(["a", "", "b", "a", "c" * 100]) == ["a", "b", "c" * 64]

@@ -53,13 +53,14 @@ def read(path: Path, patience_s: float = 20.0) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     from wandb.proto import wandb_internal_pb2
 
-    found: dict[str, Any] = {"config": {}, "history": [], "summary": {}, "run_id": None, "exit": False}
+    found: dict[str, Any] = {"config": {}, "history": [], "summary": {}, "run_id": None, "exit": False, "artifacts": {}}
     for payload in records(path):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(payload)
         kind = record.WhichOneof("record_type")
         if kind == "run":
-            found["run_id"] = record.run.run_id
+            found |= {name: getattr(record.run, name) for name in ("run_id", "display_name", "run_group", "job_type")}
+            found["tags"] = list(record.run.tags)
             found["config"] |= _items(record.run.config.update)
         elif kind == "config":
             found["config"] |= _items(record.config.update)
@@ -67,6 +68,14 @@ def _read(path: Path) -> dict[str, Any]:
             found["history"].append(_items(record.history.item))
         elif kind == "summary":
             found["summary"] |= _items(record.summary.update)
+        elif kind == "artifact":
+            entries = record.artifact.manifest.contents
+            found["artifacts"][record.artifact.name] = {entry.path: Path(entry.local_path) for entry in entries}
+        elif kind == "request" and record.request.WhichOneof("request_type") == "log_artifact":
+            artifact = record.request.log_artifact.artifact
+            found["artifacts"][artifact.name] = {
+                entry.path: Path(entry.local_path) for entry in artifact.manifest.contents
+            }
         elif kind == "exit":
             found["exit"], found["exit_code"] = True, record.exit.exit_code
     return found
