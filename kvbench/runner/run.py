@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,13 @@ from kvbench.results import code as codes
 from kvbench.results import load, summary, tables
 from kvbench.results.environment import environment
 from kvbench.results.identity import content_digest, run_id, short_name
-from kvbench.results.samples import MEASURED, DiskError
+from kvbench.results.samples import MEASURED, DiskError, Row
 from kvbench.results.store import RunStore
 from kvbench.runner import origins, ranks, remarks, resolve, sources, stored
 from kvbench.runner.batching import check_any, check_ids
 from kvbench.runner.failures import Failures, lost
 from kvbench.runner.scoring import rescored
+from kvbench.runner.steps import Batch, Steps, alone
 from kvbench.tasks.base import Sample, Task
 from kvbench.util.failures import describe, is_out_of_memory
 from kvbench.util.progress import Progress, say
@@ -64,14 +65,22 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
         store = RunStore(checked.runtime.results_dir, name, say)
         with store.hold():
             try:
-                return _Run(config, checked, task, store, team).do()
+                return alone(RunSteps(config, checked, task, store, team).steps())
             finally:
                 if team is not None:
                     team.on_failure = None
 
 
-class _Run:
-    """The state of one call of :func:`run` while it holds the run's directory."""
+class RunSteps:
+    """The state of one run while its directory is locked.
+
+    Args:
+        config: the composed configuration, with the group sizes that are really used.
+        checked: the same configuration, checked and typed.
+        task: data set of the run.
+        store: the run's directory, locked by the caller.
+        team: the ranks of the run; None for a single process.
+    """
 
     def __init__(
         self, config: Mapping[str, Any], checked: RunConfig, task: Task, store: RunStore, team: Team | None
@@ -86,8 +95,12 @@ class _Run:
         self._ending = threading.Lock()
         self._ended: dict[str, Any] | None = None
 
-    def do(self) -> dict[str, Any]:
-        """Run the missing samples while the run's lock is held, and return the content of `metrics.json`."""
+    def steps(self) -> Steps:
+        """Run the missing samples, and return the content of `metrics.json`.
+
+        Yields:
+            Each batch of samples whose rows the caller must compute and send (:mod:`kvbench.runner.steps`).
+        """
         before = dict(self.store.metrics() or {})
         if before.get("env"):  # a key that is only there for 4-bit weights is read as None where it is missing
             before["env"] = {key: value for key, value in before["env"].items() if key != "weights" or value}
@@ -126,7 +139,7 @@ class _Run:
             self._rescore()
             self.logger.begin([{**row, **ends[name]} for name, row in self.rows.items() if name in ends])
             if missing:
-                self._generate(missing)
+                yield from self._generate(missing)
         except KeyboardInterrupt:
             self._finish("interrupted")
             raise
@@ -183,7 +196,7 @@ class _Run:
         self.store.append(fresh)
         self.rows.update({row["id"]: row for row in fresh})
 
-    def _generate(self, missing: list[Sample]) -> None:
+    def _generate(self, missing: list[Sample]) -> Generator[Batch, list[Row], None]:
         """Load the model and run the missing samples; the first batch warms up, and its live tensors are counted."""
         from kvbench.models.devices import homes
         from kvbench.profiling.device import device_name
@@ -215,19 +228,23 @@ class _Run:
             done = len(self.samples) - len(missing)
             bar = stack.enter_context(Progress(self.label, len(self.samples), done))
             session.report = bar.within
-            for batch in self._batches(session, missing):
+            for left, batch in self._batches(session, missing):
                 bar.total = len(self.samples)
-                if not self._batch(session, batch, bar):
+                if not (yield from self._batch(Batch(self.team, session, batch, left), bar)):
                     return
             origins.settle(self.store, self.checked, self.task)  # the first search may have fetched the encoder
 
-    def _batches(self, session: Session, missing: list[Sample]) -> Iterator[list[Sample]]:
-        """Yield the batches of the missing samples; an adaptive task is asked again after each batch."""
+    def _batches(self, session: Session, missing: list[Sample]) -> Iterator[tuple[int, list[Sample]]]:
+        """Yield the batches of the missing samples, each with the number of those that follow.
+
+        An adaptive task is asked for its next sample after each batch; the number is then that of known samples.
+        """
         if not self.task.adaptive:
-            yield from session.plan(missing)
+            planned = session.plan(missing)
+            yield from zip(reversed(range(len(planned))), planned, strict=True)
             return
         while missing:
-            yield missing[:1]
+            yield len(missing) - 1, missing[:1]
             missing = self._missing()
 
     def _note_load(self, start: load.Moment) -> None:
@@ -239,10 +256,11 @@ class _Run:
         if busy:
             say(f"{self.label}: {busy}")
 
-    def _batch(self, session: Session, batch: list[Sample], bar: Progress) -> bool:
-        """Run one batch and store its rows; return False if the run must end."""
+    def _batch(self, asked: Batch, bar: Progress) -> Generator[Batch, list[Row], bool]:
+        """Have one batch run and store its rows; return False if the run must end."""
+        session, batch = asked.session, asked.samples
         try:
-            rows = ranks.batch(self.team, session, batch)
+            rows = yield asked
         except Exception as error:
             if is_out_of_memory(error):
                 self.failures.ran_out(error, batch[0].id)

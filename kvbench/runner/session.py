@@ -9,6 +9,7 @@ from kvbench.cache.options import Options
 from kvbench.config.run_config import RunConfig
 from kvbench.decoding.drafting import prepare
 from kvbench.errors import ConfigError
+from kvbench.models import shared
 from kvbench.models.load import LoadedModel, load
 from kvbench.profiling.device import device_name
 from kvbench.results.environment import cpu_name
@@ -42,7 +43,7 @@ class Session:
 
     def __init__(self, config: RunConfig, task: Task) -> None:
         self.config = config
-        loaded = load(config.model, config.runtime)
+        loaded = shared.take(config.model, config.runtime, load)
         prepare(loaded.model, config.method.speculation)
         self._loaded: LoadedModel | None = loaded
         self.device = loaded.device
@@ -75,9 +76,13 @@ class Session:
         return layout | ({"weights": self._loaded.weights} if self._loaded.weights else {})
 
     def close(self) -> None:
-        """Release the model, so that its memory is free for the next run; the session cannot be used afterwards."""
+        """Release the model, so that its memory is free for the next run; the session cannot be used afterwards.
+
+        A shared model stays loaded for the next run, without anything that this run has attached to it.
+        """
         if self._loaded is not None:
             self.config.method.detach(self._loaded.model)
+            shared.give_back(self._loaded)
         self._loaded, self._strategies = None, {}
 
     def rows(self, samples: Sequence[Sample]) -> list[Row]:

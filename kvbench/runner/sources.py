@@ -28,6 +28,7 @@ _SCORING = "kvbench.runner.scoring"
 
 #: modules of the runner that decide which samples run and what is recorded, but not the outputs
 _RECORDING = ("run", "ranks", "remarks", "failures", "origins", "resolve", "sources", "modules", "stored", "scoring")
+_RECORDING += ("steps", "together", "gate", "forecast")
 
 #: the parts that all runs share: for each, its packages, and the modules in them that do not affect outputs
 SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -52,7 +53,9 @@ SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "model": (
         ("kvbench.models",),
-        tuple(f"kvbench.models.{name}" for name in ("devices", "labels", "locate", "served", "tiny", "verify")),
+        tuple(
+            f"kvbench.models.{name}" for name in ("devices", "labels", "locate", "served", "shared", "tiny", "verify")
+        ),
     ),
     # fast paths on a GPU; a run on a CPU does not depend on them
     "kernels": (

@@ -154,7 +154,7 @@ def test_each_module_that_serves_all_is_in_one_part() -> None:
     left_out = {name.split(".")[2] for name in modules.submodules("kvbench.models")[1:]} - {
         name.split(".")[2] for name in parts["model"] if name != "kvbench.models"
     }
-    assert left_out == {"devices", "labels", "locate", "served", "verify"}
+    assert left_out == {"devices", "labels", "locate", "served", "shared", "verify"}
     assert {"kvbench.decoding.step", "kvbench.cache.kernels.pack", "kvbench.attention.triton.kernel"} <= parts[
         "kernels"
     ]

@@ -1,0 +1,166 @@
+"""One loaded model for successive runs of a process, so that a sweep loads a model once for all of its methods.
+
+Sharing must be switched on (:func:`sharing`). A model stays loaded until a run needs another one, or :func:`free` is
+called. Every user must return it as it was: if a run has changed anything about the model (a weight, a buffer, a hook,
+a class, its configuration), the model is discarded, and the next run loads it anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kvbench.models.devices import Runtime
+from kvbench.util.attachment import attached
+from kvbench.util.fingerprint import fingerprint
+from kvbench.util.progress import say
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from kvbench.models.load import LoadedModel
+    from kvbench.models.spec import ModelConfig
+
+
+class LimitedRuntime(Runtime, Protocol):
+    """Protocol of the configuration fields that decide where a model is loaded, and with how much memory."""
+
+    @property
+    def memory_limit_gb(self) -> float | None:
+        """Memory in GiB that the process may use on each device; None for no limit."""
+
+
+@dataclass
+class _Shelf:
+    """The shared model.
+
+    Args:
+        key: what determines the model: its configuration, the content of its files, and its devices.
+        loaded: the model.
+        state: what its users must leave unchanged (:func:`state`).
+        users: number of runs that use it now.
+    """
+
+    key: str
+    loaded: LoadedModel
+    state: dict[str, Any]
+    users: int = 0
+
+
+_shelf: _Shelf | None = None
+_depth = 0
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """Let the runs inside a ``with`` block share a model; it stays loaded after the block, until :func:`free`."""
+    global _depth
+    _depth += 1
+    try:
+        yield
+    finally:
+        _depth -= 1
+
+
+def take(model: ModelConfig, runtime: LimitedRuntime, load: Callable[[Any, Any], LoadedModel]) -> LoadedModel:
+    """Return a loaded model: the shared one if it is the same, else a new one; then pass it to :func:`give_back`.
+
+    A new one becomes the shared model, and the previous one is freed before it is loaded. Nothing is shared outside of
+    :func:`sharing`, with tensor parallelism, or with a limit on memory, which counts the model only if it is loaded
+    under the limit.
+
+    Args:
+        model: the configuration group `model`.
+        runtime: the configuration group `runtime`.
+        load: function that loads a model (:func:`kvbench.models.load.load`).
+    """
+    global _shelf
+    if not _depth or runtime.tensor_parallel is not None or runtime.memory_limit_gb is not None:
+        if _shelf is not None and not _shelf.users:
+            free()
+        return load(model, runtime)
+    key = _key(model, runtime)
+    if _shelf is not None and _shelf.key != key:
+        if _shelf.users:
+            return load(model, runtime)
+        free()
+    if _shelf is None:
+        loaded = load(model, runtime)
+        _shelf = _Shelf(key, loaded, state(loaded.model))
+    _shelf.users += 1
+    return _shelf.loaded
+
+
+def give_back(loaded: LoadedModel) -> None:
+    """Return a model that :func:`take` has lent, after all of kvbench's own changes to it have been undone.
+
+    The last user's return frees the model if it has been changed, or if the process no longer shares models.
+
+    Args:
+        loaded: the model.
+    """
+    if _shelf is None or _shelf.loaded is not loaded:
+        return
+    _shelf.users -= 1
+    if _shelf.users:
+        return
+    now = state(loaded.model)
+    changed = sorted(name for name in {*now, *_shelf.state} if now.get(name) != _shelf.state.get(name))
+    if changed:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        say(f"model {loaded.name}: a run has changed {', '.join(changed[:3])}{more}; the next run loads the model anew")
+        free()
+
+
+def free() -> None:
+    """Free the memory of the shared model, unless a run still uses it."""
+    global _shelf
+    if _shelf is None or _shelf.users:
+        return
+    device, _shelf = _shelf.loaded.device, None
+    from kvbench.profiling.memory import release
+
+    release(device)
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    """Return what a run must not change about a model: a dict from names to values that can be compared.
+
+    It covers the identity, the place and torch's count of changes of every parameter and buffer; the class, the hooks
+    and the attributes of every module; and the configurations of the model and of its generation.
+    """
+    parts: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        hooks = [len(entry) for key, entry in sorted(vars(module).items()) if key.endswith("_hooks") and entry]
+        attributes = sorted(key for key in vars(module) if not key.startswith("_is_full_backward"))
+        parts[f"module {name or 'model'}"] = (id(module), type(module), tuple(hooks), tuple(attributes))
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        parts[name] = (id(tensor), tensor.data_ptr(), _version(tensor), tensor.dtype, str(tensor.device))
+    extra = attached(model)
+    if extra is not None:
+        parts["attachment"] = (extra.attention, extra.rotary is None, len(extra.key_hooks), extra.int4 is None)
+    config = getattr(model, "config", None)
+    if config is not None:
+        parts["config"] = json.dumps(config.to_dict(), sort_keys=True, default=str)
+        parts["attention"] = getattr(config.get_text_config(decoder=True), "_attn_implementation", None)
+    generation = getattr(model, "generation_config", None)
+    if generation is not None:
+        parts["generation_config"] = json.dumps(generation.to_dict(), sort_keys=True, default=str)
+    return parts
+
+
+def _version(tensor: Tensor) -> int:
+    """Return torch's count of in-place changes of a tensor; -1 for tensors of inference mode, which have none."""
+    return -1 if tensor.is_inference() else int(tensor._version)
+
+
+def _key(model: ModelConfig, runtime: LimitedRuntime) -> str:
+    from kvbench.models.devices import homes
+
+    settings = {name: value for name, value in asdict(model).items() if not name.startswith("_")}
+    files = None if model.random else fingerprint(model.folder())
+    seed = runtime.seed if model.random else None
+    return json.dumps([settings, files, seed, runtime.device_map, list(map(str, homes(runtime)))], default=str)

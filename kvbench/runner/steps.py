@@ -1,0 +1,63 @@
+"""Runs step by step: a run asks for the rows of one batch after another, so that several runs can go side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvbench.results.samples import Row
+from kvbench.runner import ranks
+from kvbench.tasks.base import Sample
+
+if TYPE_CHECKING:
+    from kvbench.parallel.team import Team
+    from kvbench.runner.session import Session
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of samples whose rows a run asks for.
+
+    Args:
+        team: the ranks of the run; None for a single process.
+        session: the run's session, which can compute the rows.
+        samples: the samples.
+        left: number of batches of the run that follow this one.
+    """
+
+    team: Team | None
+    session: Session
+    samples: list[Sample]
+    left: int
+
+    def rows(self) -> list[Row]:
+        """Compute the rows with the run's own session (:func:`kvbench.runner.ranks.batch`)."""
+        return ranks.batch(self.team, self.session, self.samples)
+
+
+#: a run under way: it yields batches, is sent their rows or the error that they raised, and returns its metrics
+Steps = Generator[Batch, list[Row], dict[str, Any]]
+
+
+def alone(steps: Steps) -> dict[str, Any]:
+    """Carry out a run by itself, batch by batch, and return its metrics.
+
+    Args:
+        steps: the run.
+
+    Raises:
+        Exception: any error with which the run ends.
+    """
+    try:
+        batch = next(steps)
+        while True:
+            try:
+                rows = batch.rows()
+            except BaseException as error:
+                batch = steps.throw(error)
+            else:
+                batch = steps.send(rows)
+    except StopIteration as end:
+        metrics: dict[str, Any] = end.value
+        return metrics
