@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.cli import report_page
-from kvbench.cli.report_runs import begun, marked
-from kvbench.errors import ConfigError, KvbenchError, nearest
+from kvbench.cli.report_runs import begun, find, marked
+from kvbench.errors import ConfigError, KvbenchError
 from kvbench.results import code as codes
 from kvbench.results import compare, record, ruler, tables
 from kvbench.results.columns import LIST, RunLine, columns
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(arguments: argparse.Namespace) -> int:
     exists(str(arguments.results), "--results")
     if report_page.wanted(arguments):
-        return report_page.main(arguments, _find)
+        return report_page.main(arguments)
     stores = [store for store in find_runs(arguments.results) if not _skipped(store)]
     if not stores:
         raise KvbenchError(
@@ -54,7 +54,7 @@ def _main(arguments: argparse.Namespace) -> int:
             "DIR, or start a run: python -m kvbench method=kivi"
         )
     if arguments.compare:
-        comparison = compare.compare(*(_find(stores, name) for name in arguments.compare))
+        comparison = compare.compare(*(find(stores, name) for name in arguments.compare))
         if arguments.format == "screen":
             print(table.text(compare.screen(comparison)))
         else:
@@ -69,7 +69,7 @@ def _main(arguments: argparse.Namespace) -> int:
             )
         _list(stores)
         return 0
-    chosen = [_find(stores, name) for name in arguments.show]
+    chosen = [find(stores, name) for name in arguments.show]
     runs = []
     for store in chosen:
         metrics = store.metrics()
@@ -119,24 +119,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     report_page.add(parser, what)
     return parser
-
-
-def _find(stores: Sequence[RunStore], name: str) -> RunStore:
-    """Return the run whose id, or its second half, begins with `name`; raise KvbenchError unless exactly one does."""
-    matches = [s for s in stores if s.run_id.startswith(name) or s.run_id.partition("-")[2].startswith(name)]
-    exact = [s for s in matches if s.run_id == name]
-    if len(exact or matches) == 1:
-        return (exact or matches)[0]
-    ids = [store.run_id for store in (matches or stores)]
-    if matches:
-        raise KvbenchError(
-            f"{name} matches {len(matches)} runs: {', '.join(ids)}.\n  hint: type more characters of the run id"
-        )
-    near = nearest(name, ids)
-    raise KvbenchError(
-        f"there is no run {name}."
-        + (f"\n  hint: did you mean {near}?" if near else "\n  hint: use --list to see all runs")
-    )
 
 
 def _list(stores: Sequence[RunStore]) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kvbench.cli import sweep
-from kvbench.cli.report_runs import Code, begun, marked
+from kvbench.cli.report_runs import Code, begun, find, marked, results_above
 from kvbench.config.command import changes, command
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.page import server
@@ -26,8 +26,6 @@ PAGE = Path("results/report.html")
 
 #: the options that need the runs' figures
 _PAGE_OPTIONS = "--html, --serve or --figures"
-
-Find = Callable[[Sequence[RunStore], str], RunStore]
 
 
 def add(parser: argparse.ArgumentParser, what: Any) -> None:
@@ -90,18 +88,17 @@ def wanted(arguments: argparse.Namespace) -> bool:
     return page or plots
 
 
-def main(arguments: argparse.Namespace, find: Find) -> int:
+def main(arguments: argparse.Namespace) -> int:
     """Write the HTML page, serve it, or write its plots, as the options say; return the exit status.
 
     Args:
         arguments: the parsed command line.
-        find: function that takes a list of runs and the beginning of a run id, and returns the run with this id.
 
     Raises:
         KvbenchError: there are no runs, a run of ``--pair`` does not exist, a file cannot be written, or the port
             cannot be used.
     """
-    report = _report(arguments, find)
+    report = _report(arguments)
     if arguments.serve is not None:
         return _serve(report, arguments.serve)
     if arguments.figures is not None:
@@ -109,7 +106,7 @@ def main(arguments: argparse.Namespace, find: Find) -> int:
     return _write(report, arguments.html)
 
 
-def _report(arguments: argparse.Namespace, find: Find) -> Report:
+def _report(arguments: argparse.Namespace) -> Report:
     choose = _chooser(arguments)
     stores = choose()
     if arguments.sweep is not None and not stores and arguments.serve is None:
@@ -130,7 +127,7 @@ def _report(arguments: argparse.Namespace, find: Find) -> Report:
         find=choose,
         read=reader(),
         folder=arguments.results,
-        papers=_results(arguments.results),
+        papers=results_above(arguments.results),
         pairs=pairs,
         say=lambda line: print(f"note: {line}", file=sys.stderr),
     )
@@ -140,22 +137,13 @@ def _chooser(arguments: argparse.Namespace) -> Callable[[], list[RunStore]]:
     """Return a function that returns the runs to show: all of a folder, or those of a sweep."""
     if arguments.sweep is None:
         return lambda: find_runs(arguments.results)
-    folder = sweep.named(_results(arguments.results) / "sweeps", arguments.sweep)
+    folder = sweep.named(results_above(arguments.results) / "sweeps", arguments.sweep)
 
     def choose() -> list[RunStore]:
         ids = sweep.run_ids(folder)
         return [store for store in find_runs(arguments.results) if store.run_id in ids]
 
     return choose
-
-
-def _results(runs: Path) -> Path:
-    """Return the folder that holds the papers' items and the sweeps.
-
-    It is the nearest folder named ``results`` above the folder `runs`, or else that folder's parent.
-    """
-    above = runs.absolute().parents
-    return next((folder for folder in above if folder.name == "results"), runs.parent)
 
 
 def reader() -> Callable[[RunStore], Entry | None]:

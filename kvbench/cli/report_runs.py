@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from kvbench.errors import KvbenchError
+from kvbench.errors import KvbenchError, nearest
 from kvbench.results import code as codes
 from kvbench.results import ranking
 from kvbench.results.columns import UNFINISHED
@@ -74,6 +75,32 @@ def begun(store: RunStore, code: Callable[[Mapping[str, Any]], codes.Code] = sou
         "sources": parts,
         "older": older,
     }
+
+
+def find(stores: Sequence[RunStore], name: str) -> RunStore:
+    """Return the run whose id, or its second half, begins with `name`; raise KvbenchError unless exactly one does."""
+    matches = [s for s in stores if s.run_id.startswith(name) or s.run_id.partition("-")[2].startswith(name)]
+    exact = [s for s in matches if s.run_id == name]
+    if len(exact or matches) == 1:
+        return (exact or matches)[0]
+    ids = [store.run_id for store in (matches or stores)]
+    if matches:
+        raise KvbenchError(
+            f"{name} matches {len(matches)} runs: {', '.join(ids)}.\n  hint: type more characters of the run id"
+        )
+    near = nearest(name, ids)
+    raise KvbenchError(
+        f"there is no run {name}."
+        + (f"\n  hint: did you mean {near}?" if near else "\n  hint: python -m kvbench.report lists all runs")
+    )
+
+
+def results_above(runs: Path) -> Path:
+    """Return the folder that holds the papers' items and the sweeps.
+
+    It is the nearest folder named ``results`` above the folder `runs`, or else that folder's parent.
+    """
+    return next((folder for folder in runs.absolute().parents if folder.name == "results"), runs.parent)
 
 
 class Code:

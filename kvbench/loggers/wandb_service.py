@@ -19,8 +19,8 @@ LONGEST_TAG, LONGEST_GROUP = 64, 128
 class Service:
     """Weights & Biases (W&B) with the settings of the `logger` group.
 
-    One instance may start many runs. If the service cannot be reached and ``logger.mode=auto``, this and all later runs
-    are written offline, so that only the first one waits.
+    One instance may start many runs. If the service cannot be reached, only the first run waits for it: with
+    ``logger.mode=auto``, this and all later runs are written offline; with ``online``, all later ones fail at once.
 
     Args:
         settings: the checked `logger` group (project, entity, group, tags, mode, dir).
@@ -31,6 +31,9 @@ class Service:
         self.settings, self.say = settings, say
         self._went: str | None = None
         self._told = False
+        self._failure: Exception | None = None
+        #: address of the run that was started last, or its local folder
+        self.place = ""
 
     def mode(self) -> str:
         """Return ``online``, ``offline`` or ``disabled``."""
@@ -75,6 +78,8 @@ class Service:
             "tags": distinct([*self.settings.tags, *tags]),
             "config": plain(config),
         }
+        if self._failure is not None:
+            raise self._failure
         mode = self.mode()
         if mode == "offline" and self.settings.mode == "auto" and not self._told and self._went is None:
             self._told = True
@@ -83,13 +88,16 @@ class Service:
                 f"{self.settings.dir}/wandb/offline-run-*` later"
             )
         try:
-            return self._init(wandb, mode, fixed)
+            run = self._init(wandb, mode, fixed)
         except wandb.errors.Error as error:
             if self.settings.mode != "auto" or mode != "online":
+                self._failure = error
                 raise
             self.say(f"wandb: not reachable ({str(error).splitlines()[0]}), so it runs offline")
-            self._went = "offline"
-            return self._init(wandb, "offline", fixed)
+            mode = self._went = "offline"
+            run = self._init(wandb, mode, fixed)
+        self.place = (run.url if mode == "online" else None) or str(Path(run.dir).parent)
+        return run
 
     def _init(self, wandb: Any, mode: str, fixed: Mapping[str, Any]) -> Any:
         Path(self.settings.dir).mkdir(parents=True, exist_ok=True)

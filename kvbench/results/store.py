@@ -18,14 +18,11 @@ import yaml
 from filelock import FileLock, Timeout
 
 from kvbench.errors import KvbenchError
-from kvbench.results import record
+from kvbench.results import deliveries, record
 from kvbench.results import samples as lines
 from kvbench.results.samples import DiskError, Row, Samples
 from kvbench.results.typed import ShapeError
 from kvbench.util import atomic
-
-#: file that records which loggers have received the run
-_DELIVERED = ".delivered.json"
 
 STATUSES: tuple[str, ...] = get_args(record.Status)
 #: statuses of runs whose samples are all done
@@ -210,7 +207,7 @@ class RunStore:
 
         Destinations are named as in :meth:`record_delivery`. The result is empty if nothing was sent.
         """
-        return _read_json(self.path / _DELIVERED) or {}
+        return deliveries.sent(self.path)
 
     def record_delivery(self, destination: str, digest: str) -> None:
         """Record that a logger has sent the run's metrics, so that it does not send the same metrics there again.
@@ -223,7 +220,7 @@ class RunStore:
         Raises:
             DiskError: the record cannot be written.
         """
-        lines.write_atomically(self.path / _DELIVERED, _json({**self.deliveries(), destination: digest}))
+        deliveries.record(self.path, destination, digest)
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Write `metrics.json` atomically; it is written after all other files of a run. Raises DiskError."""

@@ -337,7 +337,7 @@ class RunSteps:
         A delivery is recorded only after it has succeeded, so one that was cut off is repeated when the run is started
         again.
         """
-        place, digest = self.logger.destination(), content_digest(metrics)
+        place, digest = self.logger.destination(), content_digest(self.store.metrics() or metrics)
         if place is not None and self.store.deliveries().get(place) == digest:
             return
         self.logger.finish(metrics)

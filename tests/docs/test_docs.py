@@ -37,6 +37,7 @@ OTHERS = ("git", "cd", "pip", "pre-commit", "pytest")
 PARSERS = {
     "kvbench.bench": ("kvbench.bench.__main__", "parser"),
     "kvbench.report": ("kvbench.cli.report", "_parser"),
+    "kvbench.publish": ("kvbench.publish.command", "_parser"),
     "kvbench.score": ("kvbench.cli.score", "_parser"),
     "kvbench.calibrate": ("kvbench.cli.calibrate", "_parser"),
 }

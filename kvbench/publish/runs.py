@@ -1,0 +1,83 @@
+"""One stored run, sent to Weights & Biases as its logger would have sent it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Literal
+
+from kvbench.errors import KvbenchError
+from kvbench.loggers.wandb import WandbLogger
+from kvbench.loggers.wandb_service import Service
+from kvbench.results.identity import content_digest
+from kvbench.results.store import RunStore
+
+#: ``known``: the destination has it already
+Outcome = Literal["sent", "known", "failed"]
+
+
+def send(store: RunStore, service: Service, sweep: str | None = None, *, again: bool = False) -> Outcome:
+    """Send a run unless the destination has it already; print what was done, or why the run could not be sent.
+
+    Args:
+        store: the run.
+        service: the way to W&B.
+        sweep: id of the sweep whose group the run gets; None for a single run.
+        again: True to send it even if the destination has it already.
+    """
+    try:
+        return guarded(store.run_id, lambda: _send(store, service, sweep, again))
+    except KvbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return "failed"
+
+
+def guarded(name: str, action: Callable[[], Outcome]) -> Outcome:
+    """Return the result of an action that calls wandb.
+
+    Raises:
+        KvbenchError: wandb raised an exception; the message names `name`, the exception and what to do.
+    """
+    try:
+        return action()
+    except KvbenchError:
+        raise
+    except Exception as error:  # wandb raises many types, some of them of the network libraries below it
+        reason = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+        raise KvbenchError(
+            f"{name} could not be sent ({type(error).__name__}: {reason}).\n"
+            "  hint: the results are still on disk; run the same command again, or use --mode offline"
+        ) from error
+
+
+def _send(store: RunStore, service: Service, sweep: str | None, again: bool) -> Outcome:
+    problem = store.problem()
+    if problem:
+        raise KvbenchError(problem)
+    with store.hold(timeout_s=0, quiet=True):
+        metrics, config = store.metrics(), store.config()
+        if config is None:
+            raise KvbenchError(
+                f"{store.path / 'config.yaml'}: cannot be read.\n  hint: run the command of this run again to write it"
+            )
+        if metrics is None:
+            count = len(store.samples().rows)
+            raise KvbenchError(
+                f"run {store.run_id} has not finished: it has {count} samples so far.\n"
+                "  hint: run its command again; python -m kvbench.report --html shows it"
+            )
+        digest = content_digest(metrics)
+        if not again and store.deliveries().get(service.destination()) == digest:
+            print(f"{store.run_id}  {metrics['label']}: there already")
+            return "known"
+        samples = store.samples()
+        left_out = set(metrics["samples"]["left_out"])
+        logger = WandbLogger(
+            service.settings, store.run_id, config, metrics["label"], service.say, store.path, sweep, service
+        )
+        logger.begin([row for name, row in samples.rows.items() if name not in left_out])
+        logger.finish(metrics)
+        store.record_delivery(service.destination(), digest)
+    lost = f" ({len(samples.damaged)} damaged lines of samples.jsonl left out)" if samples.damaged else ""
+    print(f"{store.run_id}  {metrics['label']}: sent{lost}, {service.place}")
+    return "sent"

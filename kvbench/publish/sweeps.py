@@ -1,0 +1,105 @@
+"""A sweep, sent to Weights & Biases as a run of its own: the table of its jobs, plots, and the report of its runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvbench.cli.report_page import reader
+from kvbench.cli.report_runs import results_above
+from kvbench.errors import KvbenchError
+from kvbench.loggers.wandb_service import Service
+from kvbench.loggers.wandb_sweep import SweepContent, log_sweep
+from kvbench.page.data import Report
+from kvbench.page.page import html
+from kvbench.publish import table
+from kvbench.publish.runs import Outcome, guarded
+from kvbench.results import deliveries
+from kvbench.results.identity import content_digest
+from kvbench.results.store import RunStore
+from kvbench.results.sweeps import MANIFEST, Sweep
+from kvbench.util.requirements import installed
+
+#: files of a sweep that are sent as an artifact, beside the records of its jobs
+FILES = (MANIFEST, "table.md", "table.csv")
+
+
+def send(sweep: Sweep, stores: Sequence[RunStore], folder: Path, service: Service, *, again: bool = False) -> Outcome:
+    """Send a sweep's own run unless the destination has it already; print what was done, or why it could not be sent.
+
+    Args:
+        sweep: the sweep.
+        stores: its runs.
+        folder: folder of its runs.
+        service: the way to W&B.
+        again: True to send it even if the destination has it already.
+    """
+    try:
+        return guarded(f"sweep {sweep.manifest.id}", lambda: _send(sweep, stores, folder, service, again))
+    except KvbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return "failed"
+
+
+def run_id(sweep: Sweep) -> str:
+    """Return the id of the sweep's run in W&B; it also differs between sweeps of the same name on two machines."""
+    return f"sweep-{re.sub(r'[^A-Za-z0-9_.-]', '-', sweep.manifest.id)[:80]}-{content_digest(sweep.manifest.token)[:6]}"
+
+
+def _send(sweep: Sweep, stores: Sequence[RunStore], folder: Path, service: Service, again: bool) -> Outcome:
+    manifest = sweep.manifest
+    entries = sweep.progress()
+    lines = table.lines(entries)
+    digest = content_digest(lines)
+    if not again and deliveries.sent(sweep.folder).get(service.destination()) == digest:
+        print(f"sweep {manifest.id}: there already")
+        return "known"
+    quality = "score" if any(line["score"] is not None for line in lines) else "perplexity"
+    points = [line for line in lines if line["KV MiB"] is not None and line[quality] is not None]
+    methods = dict.fromkeys(line["method"] for line in lines if line["method"])
+    with tempfile.TemporaryDirectory() as scratch:
+        data = _data(stores, folder) if stores else None
+        content = SweepContent(
+            id=manifest.id,
+            run_id=run_id(sweep),
+            config={
+                "sweep": manifest.id,
+                "command": shlex.join(["python", "-m", "kvbench", *manifest.command]),
+                "created": manifest.created,
+                "launcher": manifest.launcher,
+                "jobs": len(manifest.jobs),
+            },
+            tags=list(methods),
+            counts={str(state): count for state, count in sweep.counts().items()},
+            table=lines,
+            pareto=("KV MiB", quality) if points else None,
+            page=html(data) if data else "",
+            plots=_plots(data, Path(scratch)) if data else {},
+            files=[*(sweep.folder / name for name in FILES), *sorted(sweep.folder.glob("job-*.json"))],
+        )
+        log_sweep(service, content)
+    deliveries.record(sweep.folder, service.destination(), digest)
+    print(f"sweep {manifest.id}: sent, {service.place}")
+    return "sent"
+
+
+def _data(stores: Sequence[RunStore], folder: Path) -> dict[str, Any]:
+    """Return the data of the page of some runs."""
+    report = Report(lambda: stores, reader(), folder, results_above(folder), say=lambda line: None)
+    return report.data()
+
+
+def _plots(data: dict[str, Any], folder: Path) -> dict[str, Path]:
+    """Draw the plots of the page as pictures, and return them by name; empty, with a message, without matplotlib."""
+    if not installed("matplotlib"):
+        print("note: the plots are sent as a chart and in the page only; pictures need kvbench[plot]", file=sys.stderr)
+        return {}
+    from kvbench.page.figures import figures
+
+    _, files = figures(data, folder)
+    return {file.stem: file for file in files if file.suffix == ".png"}
