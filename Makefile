@@ -30,7 +30,7 @@ QUICKSTART := quickstart/fp16,quickstart/kivi4,quickstart/kivi2,quickstart/atom4
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() or 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-slow lint clean
+.PHONY: help install run test test-slow test-docs docs docs-serve lint clean
 
 help:  ## this list
 	@echo "kvbench: what a KV-cache method costs in accuracy, and what it saves in memory and time"
@@ -59,6 +59,14 @@ test: install  ## all tests that need no GPU and no network (under 8 minutes)
 test-slow:  ## tests that take minutes: the notebooks, and every paper table and figure through a stand-in for the hub
 	$(MAKE) install EXTRAS=test,lint,notebooks,browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1800
+
+docs:  ## the documentation as a site, in build/site (20 seconds, and 15 once to install Zensical)
+	$(MAKE) install EXTRAS=test,lint,docs
+	$(BIN)/python -m experiments.site
+
+docs-serve:  ## the same at http://localhost:8000, made anew when a page in build/pages changes
+	$(MAKE) install EXTRAS=test,lint,docs
+	$(BIN)/python -m experiments.site --serve
 
 lint: install  ## style, types, and the directions in which modules may import each other
 	$(BIN)/ruff check .

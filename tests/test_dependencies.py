@@ -39,6 +39,8 @@ USED_OTHERWISE = {
     "nbclient": "runs the notebooks for make test-slow",
     "wonderwords": "its word lists are read as files",
     "ipykernel": "the kernel of the notebooks",
+    "zensical": "builds the documentation, as a command",
+    "mkdocstrings_python": "found by zensical",
     "nvidia_cuda_nvrtc": "the compiler that cuda.bindings loads",
 }
 #: imported, and not declared: with the reason

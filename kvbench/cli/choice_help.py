@@ -46,7 +46,12 @@ def choice_help(words: Sequence[str], extra: Path | None = None) -> str | None:
 def plain(docstring: str) -> str:
     """Return a text of a docstring as one reads it on a terminal: without markup, and with values as one types them."""
     text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"\1", docstring).replace("``", "").replace("`", "")
-    return re.sub(r"\b(None|True|False)\b", lambda match: _WORDS[match[0]], text)
+    return as_typed(text)
+
+
+def as_typed(docstring: str) -> str:
+    """Return a text of a docstring with values as one types them: null, true and false for None, True and False."""
+    return re.sub(r"\b(None|True|False)\b", lambda match: _WORDS[match[0]], docstring)
 
 
 def _free(group: str, name: str) -> bool:

@@ -1,0 +1,59 @@
+"""The page of the models: presets, their sizes, and what their keys and values take in full precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import yaml
+
+from kvbench.cli.choice import Option, choice
+from kvbench.methods.bytes import kv_bytes
+from kvbench.methods.load import load_method
+from kvbench.models.spec import ModelConfig
+from kvbench.util.confdir import options
+from kvbench.util.schema import build
+
+HEAD = """\
+# Model presets
+
+A preset names a checkpoint with its context, chat wrapper, dtype and licence. Any other causal language model of the
+hub or of a folder runs too: [Models](../models.md) says which ones are served. KiB are those of the keys and values of
+one token in 16 bits.
+
+| `model=` | checkpoint | parameters | layers | query / KV heads | channels of a head | context | KiB | licence |
+|---|---|--:|--:|--:|--:|--:|--:|---|
+"""
+
+
+def page(table: Callable[[Iterable[Option]], str]) -> str:
+    """Return the page.
+
+    Args:
+        table: function that returns the table of options.
+    """
+    lines = []
+    for name, path in options("model").items():
+        model: ModelConfig = build(ModelConfig, yaml.safe_load(path.read_text(encoding="utf-8")), "model")
+        numbers = model._numbers()
+        layers, heads = int(numbers["num_hidden_layers"]), int(numbers["num_attention_heads"])
+        kv_heads, channels = int(numbers.get("num_key_value_heads") or heads), model.head_dim()
+        assert channels is not None, name
+        shape = {"layers": layers, "query_heads": heads, "heads": kv_heads, "channels": channels}
+        kib = kv_bytes(load_method("fp16"), 1024, **shape).total / 2**20
+        count = model.architecture.parameters if model.architecture else None
+        where = model.hub_id or "bundled with kvbench"
+        size = f"{count / 1e9:.1f} billion" if count else "12 million" if name == "tiny" else "-"
+        lines.append(
+            f"| `{name}` | {where} | {size} | {layers} | {heads} / {kv_heads} | {channels} | {model.max_length:,} "
+            f"| {kib:,.0f} | {model.licence}{' (gated)' if model.gated else ''} |"
+        )
+    notes = [
+        f"- `{name}`: {note}"
+        for name, path in options("model").items()
+        if (note := yaml.safe_load(path.read_text(encoding="utf-8")).get("note"))
+    ]
+    gated = "For a gated model, the hub asks you to accept its licence first; the preset says where.\n"
+    first = next(name for name in options("model") if name != "tiny")
+    rows = table(choice("model", first).options)
+    tail = f"\n## Options of a model\n\nThe defaults are those of `model={first}`.\n\n{rows}"
+    return HEAD + "\n".join(lines) + f"\n\n{gated}\n" + "\n".join(notes) + "\n" + tail
