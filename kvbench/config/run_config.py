@@ -8,6 +8,7 @@ runs before weights or data are touched.
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ from kvbench.util.schema import MOST_GIB, MOST_ROWS, MOST_TOKENS, bounded, build
 
 #: groups of a run's configuration, in the order in which they are checked and shown
 GROUPS = ("model", "quantizer", "method", "dataset", "decoding", "runtime", "logger")
+
+#: upper bound of the number of worker processes of a run
+MOST_WORKERS = 256
 
 #: lowest temperature above 0; below it, sampling would always draw the most likely token
 COLDEST = 0.01
@@ -90,6 +94,8 @@ class RuntimeConfig:
         device_map: ``auto`` spreads the model's layers evenly over all GPUs; None uses one device.
         tensor_parallel: ``auto`` splits every layer over the processes that torchrun started, so that each holds some
             of the heads and their cache; None for one process.
+        workers: number of processes that share the samples of a run, each with the whole model: one per GPU, or several
+            on a CPU. ``auto`` is one per GPU, and 1 without a GPU. The rows are those of a single process.
         retry: ``oom`` also repeats runs that ran out of memory; None repeats only failed and interrupted ones.
         rerun: True to repeat samples whose stored results were made by older code.
         mix_code: what to do if samples are missing, other stored samples were made by older code, and `rerun` is False:
@@ -114,6 +120,7 @@ class RuntimeConfig:
     memory_limit_gb: float | None = bounded(None, minimum=0.01, maximum=MOST_GIB)
     device_map: Literal["auto"] | None = None
     tensor_parallel: Literal["auto"] | None = None
+    workers: Literal["auto"] | int = bounded(1, minimum=1, maximum=MOST_WORKERS)
     retry: Literal["oom"] | None = None
     rerun: bool = False
     mix_code: bool = False
@@ -136,6 +143,7 @@ class RuntimeConfig:
                 hint="set runtime.device=auto or runtime.device_map=null",
             )
         self._check_processes()
+        self._check_workers()
         check_writable(self.results_dir, "runtime.results_dir")
 
     def _check_processes(self) -> None:
@@ -172,6 +180,29 @@ class RuntimeConfig:
                 f"gives each process its own GPU, but runtime.device={self.device} names a single device",
                 hint="runtime.device=auto",
             )
+
+    def _check_workers(self) -> None:
+        """Raise ConfigError if `workers` contradicts `device_map`, `tensor_parallel` or `device`."""
+        if self.workers == 1:
+            return
+        key = "runtime.workers"
+        for other in ("device_map", "tensor_parallel"):
+            if getattr(self, other):
+                raise ConfigError(
+                    key,
+                    self.workers,
+                    f"gives each worker a whole model, whereas runtime.{other} divides one model",
+                    hint=f"{key}=1, or runtime.{other}=null",
+                )
+        if self.device.startswith("cuda:"):
+            raise ConfigError(
+                key,
+                self.workers,
+                f"gives each worker its own GPU, but runtime.device={self.device} names a single one",
+                hint="runtime.device=auto",
+            )
+        if sys.platform == "win32":
+            raise ConfigError(key, self.workers, "is not supported on Windows", allowed="1")
 
 
 @dataclass(frozen=True)
@@ -276,6 +307,13 @@ def _combinations(checked: RunConfig) -> None:
                 "4 bits already, and the draft uses them",
                 hint="method.draft_weights=same",
             )
+    if checked.runtime.workers != 1 and (checked.task.single_process or checked.task.adaptive):
+        raise CombinationError(
+            "runtime.workers",
+            checked.runtime.workers,
+            f"cannot be used with dataset={checked.dataset.get('name')}, which measures a single process",
+            hint="runtime.workers=1",
+        )
     for key, new in (
         ("decoding.max_new_tokens", decoding.max_new_tokens),
         ("dataset.max_new_tokens", getattr(checked.task, "max_new_tokens", None)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ class Moment:
         at: monotonic time in seconds.
         average: load average over the last minute.
         busy: CPU time in seconds used by all processes since boot, summed over the processors.
-        own: CPU time in seconds used by this process.
+        own: CPU time in seconds used by this process, and by its worker processes if it has any.
         held_back: seconds in total for which this process's container was throttled by its CPU limit.
         mhz: mean clock frequency of the processors in MHz.
     """
@@ -36,6 +36,15 @@ class Moment:
     own: float = field(default_factory=time.process_time)
     held_back: float | None = field(default_factory=lambda: _held_back())
     mhz: float | None = field(default_factory=lambda: _mhz())
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Return the CPU time in seconds that other processes have used so far, from /proc; 0 for what cannot be read."""
+    ticks = 0.0
+    for pid in pids:
+        fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+        ticks += sum(map(float, fields[11:13]))  # utime and stime
+    return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
 
 def between(start: Moment, end: Moment) -> dict[str, Any]:

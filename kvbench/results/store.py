@@ -180,6 +180,21 @@ class RunStore:
         """Append rows to `samples.jsonl`, and return once they are on disk. Raises DiskError."""
         lines.append(self.samples_path, rows)
 
+    def arrange(self, order: Sequence[str]) -> None:
+        """Rewrite `samples.jsonl` so that rows which several processes made are in the order of a single process.
+
+        All rows are on disk before and after this; if the file cannot be rewritten, it stays as it is.
+
+        Args:
+            order: sample ids. Rows of these samples follow all others, in this order.
+        """
+        rows = self.samples().rows
+        last = {name: rows[name] for name in order if name in rows}
+        arranged = {**{name: row for name, row in rows.items() if name not in last}, **last}
+        if list(arranged) != list(rows):
+            with suppress(DiskError):
+                lines.write_atomically(self.samples_path, b"".join(lines.encode(row) for row in arranged.values()))
+
     def metrics(self) -> dict[str, Any] | None:
         """Return the content of `metrics.json`, with defaults for the keys that an older version did not write.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvbench import loggers
@@ -17,7 +18,7 @@ from kvbench.results.environment import environment
 from kvbench.results.identity import content_digest, run_id, short_name
 from kvbench.results.samples import MEASURED, DiskError, Row
 from kvbench.results.store import RunStore
-from kvbench.runner import origins, ranks, remarks, resolve, sources, stored
+from kvbench.runner import origins, ranks, remarks, resolve, sources, stored, workers
 from kvbench.runner.batching import check_any, check_ids
 from kvbench.runner.failures import Failures, lost
 from kvbench.runner.scoring import rescored
@@ -29,6 +30,7 @@ from kvbench.util.progress import Progress, say
 if TYPE_CHECKING:
     from kvbench.parallel.team import Team
     from kvbench.runner.session import Session
+    from kvbench.runner.workers import Outcome, Workers
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,14 +205,20 @@ class RunSteps:
 
         self.checked.method.ready()
         origins.settle(self.store, self.checked, self.task)  # before weights are loaded, if they are on this machine
-        device = homes(self.checked.runtime)[0]
-        self.environment = environment(str(device), device_name(device))
+        several = workers.number(self.checked)
+        if several == 1:
+            device = homes(self.checked.runtime)[0]
+            self.environment = environment(str(device), device_name(device))
         if self.team is not None:
             self.team.on_failure = self._lost
             self.team.tell([sample.id for sample in missing])
         with ExitStack() as stack:
             try:
-                session = stack.enter_context(ranks.opened(self.checked, self.task, self.team))
+                session = stack.enter_context(
+                    ranks.opened(self.checked, self.task, self.team)
+                    if several == 1
+                    else workers.opened(self.config, self.checked, missing, several)
+                )
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -224,15 +232,35 @@ class RunSteps:
             if others:
                 say(f"{self.label}: earlier samples ran in {', '.join(map(str, others))}, these run in {machine.dtype}")
             self.store.write_environment(self.environment)
-            stack.callback(self._note_load, load.Moment())
+            stack.callback(self._note_load, load.Moment(), session)
             done = len(self.samples) - len(missing)
             bar = stack.enter_context(Progress(self.label, len(self.samples), done))
-            session.report = bar.within
-            for left, batch in self._batches(session, missing):
-                bar.total = len(self.samples)
-                if not (yield from self._batch(Batch(self.team, session, batch, left), bar)):
-                    return
+            if isinstance(session, workers.Workers):
+                self._from_workers(session, bar)
+            else:
+                session.report = bar.within
+                for left, batch in self._batches(session, missing):
+                    bar.total = len(self.samples)
+                    if not self._keep((yield from _asked(Batch(self.team, session, batch, left))), bar):
+                        return
             origins.settle(self.store, self.checked, self.task)  # the first search may have fetched the encoder
+
+    def _from_workers(self, crew: Workers, bar: Progress) -> None:
+        """Store the rows of worker processes as they come, and order the file as a single process would have left it.
+
+        If the run is interrupted, the rows that have come by then are stored too.
+        """
+        try:
+            for outcome in crew.outcomes():
+                if not self._keep(outcome, bar):
+                    crew.stop()
+        except BaseException:
+            for outcome in crew.unseen():
+                if outcome[0][0].id not in self.rows:
+                    self._keep(outcome, bar)
+            raise
+        finally:
+            self.store.arrange(crew.order())
 
     def _batches(self, session: Session, missing: list[Sample]) -> Iterator[tuple[int, list[Sample]]]:
         """Yield the batches of the missing samples, each with the number of those that follow.
@@ -247,27 +275,30 @@ class RunSteps:
             yield len(missing) - 1, missing[:1]
             missing = self._missing()
 
-    def _note_load(self, start: load.Moment) -> None:
+    def _note_load(self, start: load.Moment, session: Session | Workers) -> None:
         """Record how busy the machine was since `start`, with a message if that distorts times."""
-        self.environment["load"] = load.between(start, load.Moment())
+        end, pids = load.Moment(), []
+        if isinstance(session, workers.Workers):
+            self.environment |= session.layout()  # now with the devices of all workers
+            pids = session.pids
+        self.environment["load"] = load.between(start, replace(end, own=end.own + load.cpu_seconds(pids)))
         with suppress(DiskError):  # metrics.json holds it too, and raises if it cannot be written
             self.store.write_environment(self.environment)
         busy = load.busyness(self.environment["load"])
         if busy:
             say(f"{self.label}: {busy}")
 
-    def _batch(self, asked: Batch, bar: Progress) -> Generator[Batch, list[Row], bool]:
-        """Have one batch run and store its rows; return False if the run must end."""
-        session, batch = asked.session, asked.samples
-        try:
-            rows = yield asked
-        except Exception as error:
-            if is_out_of_memory(error):
-                self.failures.ran_out(error, batch[0].id)
+    def _keep(self, outcome: Outcome, bar: Progress) -> bool:
+        """Store the rows of a batch, or record its exception; return False if the run must end."""
+        batch, rows = outcome
+        if isinstance(rows, Exception):
+            if is_out_of_memory(rows):
+                self.failures.ran_out(rows, batch[0].id)
                 return False
-            return self.failures.add(batch[0].id, error, bar.say) and not (self.team is not None and self.team.broken)
+            return self.failures.add(batch[0].id, rows, bar.say) and not (self.team is not None and self.team.broken)
+        on_gpu = str(self.environment["device"]).startswith("cuda")
         for row in rows:
-            row[MEASURED]["code"] = codes.used(self.code, on_gpu=session.device.type == "cuda")
+            row[MEASURED]["code"] = codes.used(self.code, on_gpu=on_gpu)
         self.store.append(rows)
         self.rows.update({row["id"]: row for row in rows})
         samples = {sample.id: sample for sample in batch}
@@ -345,3 +376,11 @@ class RunSteps:
         if place is not None and not self.logger.failed:
             with suppress(DiskError):  # then it is sent once more
                 self.store.record_delivery(place, digest)
+
+
+def _asked(batch: Batch) -> Generator[Batch, list[Row], Outcome]:
+    """Have one batch run by the caller of the steps, and return it with its rows or the exception that it raised."""
+    try:
+        return batch.samples, (yield batch)
+    except Exception as error:
+        return batch.samples, error

@@ -28,7 +28,7 @@ _SCORING = "kvbench.runner.scoring"
 
 #: modules of the runner that decide which samples run and what is recorded, but not the outputs
 _RECORDING = ("run", "ranks", "remarks", "failures", "origins", "resolve", "sources", "modules", "stored", "scoring")
-_RECORDING += ("steps", "together", "gate", "forecast")
+_RECORDING += ("steps", "together", "gate", "forecast", "workers")
 
 #: the parts that all runs share: for each, its packages, and the modules in them that do not affect outputs
 SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

@@ -1,0 +1,166 @@
+"""One run on several worker processes: its rows, its file and its end are those of a single process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.config.run_config import check
+from kvbench.errors import CombinationError, ConfigError
+from kvbench.models import devices
+from kvbench.parallel.crew import WorkerDiedError
+from kvbench.results import load, samples
+from kvbench.results.samples import outputs
+from kvbench.runner import ranks, sources, workers
+from kvbench.runner.run import run
+from tests.run_files import read
+from tests.run_support import config
+from tests.runner.workers_support import MadeUp
+
+ROOT = Path(__file__).parents[2]
+
+
+def rows_of(metrics: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a repetition must reproduce of each row, in the order of the file."""
+    content = samples.read(Path(metrics["run_dir"]) / "samples.jsonl")
+    assert not content.damaged
+    return [outputs(row) for row in content.rows.values()]
+
+
+def settings(folder: Path, count: int | str, **dataset: Any) -> dict[str, Any]:
+    deadly = {"_target_": "tests.runner.workers_support.Deadly", "limit": 7, "folder": str(folder), **dataset}
+    return config(folder, dataset=deadly, runtime={"workers": count, "batch_size": 2})
+
+
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs without a model, in this process and in workers."""
+
+    @contextmanager
+    def opened(checked: Any, task: Any, team: None) -> Iterator[MadeUp]:
+        session = MadeUp()
+        session.task = task
+        yield session
+
+    monkeypatch.setattr(ranks, "opened", opened)
+    monkeypatch.setattr(workers, "SERVER", "tests.runner.workers_support:serve")
+    monkeypatch.setattr(sources, "code", lambda config: {"method": "m" * 12, "scorer": "s" * 12})
+    monkeypatch.setattr(devices, "homes", lambda runtime: ["cpu"])
+
+
+def compared(one: dict[str, Any], two: dict[str, Any]) -> None:
+    assert rows_of(two) == rows_of(one), "also their order"
+    for key in ("run_id", "status", "scores", "mean", "samples", "kv_bytes", "attention", "errors"):
+        assert two[key] == one[key], key
+    lines = (Path(two["run_dir"]) / "samples.jsonl").read_bytes().splitlines()
+    assert len(lines) == 7, "none is made twice"
+
+
+def test_two_workers_of_which_one_is_killed_give_the_rows_of_one_process(tmp_path: Path, light: None) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "one" / "died").touch()  # kills nobody
+    one, two = (run(settings(tmp_path / name, n, victim="second/3")) for name, n in (("one", 1), ("two", 2)))
+    assert (tmp_path / "two" / "died").exists(), "a worker was killed"
+    compared(one, two)
+    assert set(two["timings"]) == {"a cpu (shared by 2 workers)"}
+    assert read(two["run_dir"])["env"]["devices"] == ["cpu"] * len(two["env"]["devices"])
+    before = rows_of(two)
+    more = run(settings(tmp_path / "two", 3, limit=9))
+    assert rows_of(more)[:7] == before and more["samples"]["done"] == 9, "only the missing ones are made"
+
+
+def test_errors_and_memory_of_a_worker_end_a_run_as_those_of_one_process(
+    tmp_path: Path, light: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error, status in (("memory", "oom"), ("a bad record", "error")):
+        ends = []
+        for count in (1, 2):
+            capsys.readouterr()
+            folder = tmp_path / f"{status}{count}"
+            done = run(settings(folder, count, victim="second/5", error=error))
+            lines = capsys.readouterr().err.splitlines()
+            message = next(line for line in lines if "second/5" in line or "first/4" in line)
+            ends.append((done["status"], done["oom"] and done["oom"]["bytes_asked"], done["error"], message))
+            assert [entry["type"] for entry in done["errors"]] == ["ValueError"] * (status == "error")
+        assert ends[0] == ends[1] and ends[0][0] == status
+
+
+def test_a_sample_that_kills_every_worker_is_an_error_that_keeps_the_other_rows(tmp_path: Path, light: None) -> None:
+    with pytest.raises(WorkerDiedError, match="worker processes died"):
+        run(settings(tmp_path, 2, victim="second/5", always=True))
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    stored = read(folder)
+    assert stored["status"] == "error" and "killed by signal 9" in stored["error"]
+    kept = rows_of({"run_dir": folder})
+    assert stored["samples"]["done"] == len(kept) < 7
+    again = run(settings(tmp_path, 2))
+    assert again["status"] == "ok" and rows_of(again)[: len(kept)] == kept
+
+
+def test_workers_share_gpus_or_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def number(count: int | str, device: str = "auto") -> int:
+        return workers.number(check(config(tmp_path, runtime={"workers": count, "device": device})))
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(workers, "_gpu_count", lambda: 3)
+    assert [number("auto"), number(2), number("auto", "cpu"), number(5, "cpu")] == [3, 2, 1, 5]
+    with pytest.raises(ConfigError, match="each worker its own GPU, but this machine has 3"):
+        number(4)
+    assert workers.environments(2, on_cpu=False) == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,GPU-a,3")
+    assert workers.environments(2, on_cpu=False) == [{"CUDA_VISIBLE_DEVICES": "6"}, {"CUDA_VISIBLE_DEVICES": "GPU-a"}]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert workers.environments(2, on_cpu=True) == [{}, {}], "the user has chosen"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    assert workers.environments(5, on_cpu=True) == [{"OMP_NUM_THREADS": "2"}] * 5
+
+
+@pytest.mark.parametrize(
+    ("runtime", "message"),
+    [
+        ({"device_map": "auto"}, "whereas runtime.device_map divides one model"),
+        ({"device": "cuda:1"}, "but runtime.device=cuda:1 names a single one"),
+        ({"workers": 0}, "must be"),
+    ],
+)
+def test_workers_and_what_contradicts_them(tmp_path: Path, runtime: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(config(tmp_path, runtime={"device": "auto", "workers": 2, **runtime}))
+
+
+def test_times_of_one_process_are_not_measured_on_several(tmp_path: Path) -> None:
+    efficiency = {"_target_": "kvbench.tasks.efficiency.Efficiency", "name": "efficiency"}
+    with pytest.raises(CombinationError, match="which measures a single process"):
+        check({**config(tmp_path, runtime={"workers": 2}), "dataset": efficiency})
+
+
+def test_processor_time_of_other_processes_is_read() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        while load.cpu_seconds([child.pid]) == 0.0:
+            assert child.poll() is None
+        assert load.cpu_seconds([child.pid]) > 0
+    finally:
+        child.kill()
+        child.wait()
+    assert load.cpu_seconds([child.pid]) == 0.0 == load.cpu_seconds([])
+
+
+@pytest.mark.slow  # starts the model three times: 15 s on two idle processors
+def test_a_real_model_on_two_workers_of_which_one_is_killed(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "one" / "died").touch()
+    one, two = (run(settings(tmp_path / name, n, victim="second/3")) for name, n in (("one", 1), ("two", 2)))
+    assert (tmp_path / "two" / "died").exists()
+    compared(one, two)
+    assert two["env"]["devices"] == ["cpu", "cpu"]
