@@ -1,23 +1,15 @@
-"""Documents against the tree: links lead somewhere, paths exist, commands are taken by the programs that they call."""
+"""Documents against the tree: links lead somewhere, and paths exist."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import io
 import re
-import shlex
 import tomllib
-from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
 
-from kvbench.cli.arguments import parse
-from kvbench.cli.compose import Composer
-from kvbench.cli.fetch import configurations
-from kvbench.errors import ConfigError
+from tests.docs.commands import GUIDES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
@@ -29,28 +21,8 @@ DOCUMENTS = sorted(
         *(ROOT / "kvbench").rglob("*.md"),
     ]
 )
-#: those that are about the tree as it is; the others tell of measurements and of earlier states
-GUIDES = [path for path in DOCUMENTS if "results" not in path.parts and path.name != "CHANGELOG.md"]
-#: commands that no program of this repository takes: their own arguments are not ours
-OTHERS = ("git", "cd", "pip", "pre-commit", "pytest")
-#: modules whose options are given by a function that makes their parser
-PARSERS = {
-    "kvbench.bench": ("kvbench.bench.__main__", "parser"),
-    "kvbench.report": ("kvbench.cli.report", "_parser"),
-    "kvbench.publish": ("kvbench.publish.command", "_parser"),
-    "kvbench.score": ("kvbench.cli.score", "_parser"),
-    "kvbench.calibrate": ("kvbench.cli.calibrate", "_parser"),
-}
-FOLDERS = r"kvbench|conf|tests|experiments|examples|docs|results|\.ci|\.github"
-#: a word of a command or a path that a reader replaces
-PLACEHOLDER = re.compile(r"\b(?:foo|NAME|FILES|RUN|DIR|N|FILE_OR_FOLDER|REPOSITORY)\b|[<>|]")
-#: a model that is on the hub, or in a reader's own folder
-NAMED_MODEL = re.compile(r"model=(?:\./)?[\w.-]*/?[\w.-]+")
-
-
-def of_this_machine(word: str) -> bool:
-    """Return False for an override that needs the hub or a reader's own files."""
-    return not PLACEHOLDER.search(word) and ("/" not in word or not NAMED_MODEL.fullmatch(word))
+#: a path that a reader replaces
+PLACEHOLDER = re.compile(r"\b(?:foo|NAME|FILES|RUN|DIR|N)\b|[<>|]")
 
 
 def ids(path: Path) -> str:
@@ -88,84 +60,6 @@ def test_paths_that_are_named_exist(path: Path) -> None:
 
 def text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
-
-
-def commands(path: Path) -> list[str]:
-    """Indented or fenced shell lines, and commands in backquotes; a backslash at its end joins a line to the next."""
-    page = re.sub(r"\\\n\s*", "", text(path))
-    lines = re.findall(r"^ {4,}(\S.*)$", re.sub(r"^```(?:python|yaml).*?^```", "", page, flags=re.M | re.S), re.M)
-    for block in re.findall(r"^```(?:sh|shell|bash|console)\n(.*?)^```", page, re.M | re.S):
-        lines += block.splitlines()
-    lines += re.findall(r"`((?:python -m |make )[^`]+)`", page)
-    starts = ("python -m ", "make ", "torchrun ")
-    return [line.partition(" #")[0].strip() for line in lines if line.startswith(starts)]
-
-
-CASES = [pytest.param(path, line, id=f"{ids(path)}: {line}") for path in GUIDES for line in sorted(set(commands(path)))]
-
-
-@cache
-def composer(folder: str | None) -> Composer:
-    return Composer(ROOT / folder if folder else None)
-
-
-@pytest.mark.parametrize(("path", "line"), CASES)
-def test_commands_are_taken(path: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.syspath_prepend(str(ROOT / "examples" / "configs"))  # as --config-dir has it
-    words = shlex.split(line)
-    if words[0] == "torchrun":
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-            monkeypatch.setenv(name, "2" if name == "WORLD_SIZE" else "0")
-    if words[0] == "make":
-        return check_make(words[1:])
-    words = words[words.index("-m") + 1 :]
-    module, words = words[0], words[1:]
-    if module == "kvbench":
-        return check_run(words)
-    found = importlib.util.find_spec(module)
-    assert found is not None, module
-    assert found.submodule_search_locations is None or importlib.util.find_spec(f"{module}.__main__"), module
-    if module in PARSERS and words:
-        check_options(module, words)
-    elif module == "kvbench.fetch":
-        assert list(configurations([word for word in words if "=" in word]))
-
-
-def check_make(words: list[str]) -> None:
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert all(word in targets for word in words if "=" not in word), words
-
-
-def check_run(words: list[str]) -> None:
-    """An override that names a placeholder is left out; a sweep's values are those that a reader would sweep over."""
-    arguments = parse(words)
-    overrides = [word for word in arguments.overrides if of_this_machine(word)]
-    folder = arguments.config_dir
-    if folder and PLACEHOLDER.search(folder):
-        return
-    try:
-        composer(folder).check(overrides, multirun=arguments.multirun)
-    except ConfigError as error:
-        raise AssertionError(f"{' '.join(words)}: {error}") from error
-
-
-def check_options(module: str, words: list[str]) -> None:
-    place, name = PARSERS[module]
-    parser = getattr(importlib.import_module(place), name)()
-    errors = io.StringIO()
-    with contextlib.redirect_stderr(errors):
-        status = 0
-        try:
-            parser.parse_args(words)
-        except SystemExit as end:
-            status = end.code or 0
-    assert status == 0, f"{module} {' '.join(words)}: {errors.getvalue()}"
-
-
-def test_there_are_commands_to_check() -> None:
-    assert len(CASES) > 25
-    assert {path.name for path in GUIDES} >= {"README.md", "CONTRIBUTING.md", "architecture.md", "running.md"}
 
 
 def test_every_package_is_on_the_map() -> None:

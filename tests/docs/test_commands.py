@@ -1,0 +1,136 @@
+"""Every command of README.md and the documents is taken by its program: parsed, and composed where it starts a run."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import io
+import re
+import shlex
+import sys
+from functools import cache
+
+import pytest
+
+from experiments.registry import chosen
+from kvbench.cli.arguments import parse
+from kvbench.cli.choice_help import choice_help
+from kvbench.cli.compose import Composer
+from kvbench.cli.fetch import configurations
+from kvbench.errors import ConfigError
+from tests.docs.commands import NEEDS, ROOT, Command, _blocks, _needs, all_commands
+
+COMMANDS = all_commands()
+#: a word that a reader replaces
+PLACEHOLDER = re.compile(r"\b(?:foo|NAME|FILES|RUN|DIR|N|FILE_OR_FOLDER|REPOSITORY)\b|[<>|]")
+#: a model that is on the hub, or in a reader's own folder
+NAMED_MODEL = re.compile(r"model=(?:\./)?[\w.-]*/?[\w.-]+")
+
+
+class Taken(Exception):
+    """Raised when a program has parsed its command line."""
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_commands_are_taken(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "configs"))  # as --config-dir has it
+    words = shlex.split(command.text)
+    if words[0] == "torchrun":
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            monkeypatch.setenv(name, "2" if name == "WORLD_SIZE" else "0")
+    if words[0] == "make":
+        return check_make(words[1:])
+    words = words[words.index("-m") + 1 :]
+    module, words = words[0], words[1:]
+    if module == "kvbench":
+        return check_run(words, command.needs == "files")
+    check_program(module, words, monkeypatch)
+    if module == "kvbench.fetch":
+        assert list(configurations([word for word in words if "=" in word]))
+    if module == "experiments":
+        chosen([word for word in words if "/" in word and "=" not in word])
+
+
+def check_make(words: list[str]) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert all(word in targets for word in words if "=" not in word), words
+
+
+@cache
+def composer(folder: str | None) -> Composer:
+    return Composer(ROOT / folder if folder else None)
+
+
+def check_run(words: list[str], own_files: bool) -> None:
+    """An override that names a placeholder is left out; a sweep's values are those that a reader would sweep over."""
+    arguments = parse(words)
+    overrides = [word for word in arguments.overrides if of_this_machine(word)]
+    folder = arguments.config_dir
+    if folder and (PLACEHOLDER.search(folder) or own_files):
+        return
+    try:
+        if arguments.help:
+            choice_help(overrides, ROOT / folder if folder else None)
+        else:
+            composer(folder).check(overrides, multirun=arguments.multirun)
+    except ConfigError as error:
+        raise AssertionError(f"{' '.join(words)}: {error}") from error
+
+
+def of_this_machine(word: str) -> bool:
+    """Return False for an override that needs the hub or a reader's own files."""
+    return not PLACEHOLDER.search(word) and ("/" not in word or not NAMED_MODEL.fullmatch(word))
+
+
+def check_program(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a program parse its command line, and no more: the parser raises :class:`Taken` when it has."""
+    found = importlib.util.find_spec(module)
+    assert found is not None, module
+    name = f"{module}.__main__" if found.submodule_search_locations else module
+    assert importlib.util.find_spec(name), module
+    if not words or module == "kvbench.fetch":
+        return
+    original = argparse.ArgumentParser.parse_args
+
+    def parsed(self: argparse.ArgumentParser, *args: object, **kwargs: object) -> None:
+        original(self, *args, **kwargs)  # type: ignore[call-overload]
+        raise Taken
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    monkeypatch.setattr(sys, "argv", [module, *words])
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors), pytest.raises(Taken):
+            importlib.import_module(name).main()
+    except SystemExit as end:
+        raise AssertionError(f"{module} {' '.join(words)}: {end.code}: {errors.getvalue()}") from end
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(COMMANDS) > 100
+    documents = {command.document for command in COMMANDS}
+    assert documents >= {"README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/running.md"}
+    run = [command for command in COMMANDS if not command.inline and command.needs is None]
+    assert len(run) > 25
+    assert {command.needs for command in COMMANDS} - {None} <= set(NEEDS)
+
+
+def test_blocks_and_their_marks() -> None:
+    text = (
+        "Words:\n\n    a 1\n\n    a 2\n\n<!-- needs: gpu -->\n    b 1\n\nmore\n\n<!-- needs: weights 2 -->\n\n"
+        "```sh\nc 1\nc 2\n```\n\n```python\nd\n```\n- an item:\n\n      e\n"
+    )
+    assert [(mark, [line.strip() for line in block if line.strip()]) for mark, block in _blocks(text)] == [
+        ("", ["a 1", "a 2"]),
+        ("gpu", ["b 1"]),
+        ("weights 2", ["c 1", "c 2"]),
+        ("", ["e"]),
+    ]
+    assert _needs("gpu", 2, "x.md") == {1: "gpu", 2: "gpu"}
+    assert _needs("weights 2-3, network 5", 5, "x.md") == {2: "weights", 3: "weights", 5: "network"}
+    for wrong in ("gpus", "gpu 3", "gpu two"):
+        with pytest.raises(ValueError, match=r"x\.md"):
+            _needs(wrong, 2, "x.md")
