@@ -5,6 +5,9 @@ step takes only the GPU's time. Between two replays the host lets the method pac
 on the same stream) and updates a table. It stays one step ahead, so that the device never waits: it reads the tokens of
 a step only after queueing the next step. When the last row ends, one step too many has therefore been started and is
 rolled back.
+
+If the model's layers lie on several GPUs, there is one graph for each run of layers on one of them, and hidden states
+are copied from one to the next (:mod:`kvbench.decoding.segments`).
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -25,6 +27,7 @@ from kvbench.cache import KVCache
 from kvbench.decoding import compiled
 from kvbench.decoding.passes import check_cache
 from kvbench.decoding.sampling import Sampling
+from kvbench.decoding.segments import Segments, aside
 from kvbench.decoding.step import Recorded
 from kvbench.decoding.stopping import Stopping
 from kvbench.errors import CacheError
@@ -73,8 +76,11 @@ def refuses(
         return f"{steps} steps: too few for a capture" if steps > 0 else "no steps"
     if cache.follower is not None and speculation is None:
         return "the cache shares its prompt with another one"
-    if len({p.device for p in model.parameters()}) > 1:
-        return "layers on several devices"
+    devices = {p.device for p in model.parameters()}
+    if len(devices) > 1 and not devices <= set(placement(model).devices):
+        return "layers on several devices, on which kvbench has not placed them (runtime.device_map)"
+    if len(devices) > 1 and graphs != "always":
+        return "layers on several devices, which are not captured unless runtime.graphs=always"
     if placement(model).team is not None and graphs != "always":
         return "tensor parallelism, whose collectives are not recorded unless runtime.graphs=always"
     return None
@@ -100,15 +106,20 @@ class Captured:
     def __init__(self, step: Recorded, *, compile: bool = False, capture: bool = True, drafting: bool = False) -> None:
         self.step, self.compile, self.capture, self.drafting = step, compile, capture, drafting
         self.seconds, self.captures, self._version = 0.0, 0, 0
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._segments: Segments | None = None
 
     @property
     def stepping(self) -> str:
-        """Text for results on how steps run: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
+        """Text for results on how steps run: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``.
+
+        If layers lie on several devices, it begins with the number of graphs of a step, such as ``3 graphs``.
+        """
+        graphs = self._segments.graphs if self._segments is not None else 1
+        how = "graph" if graphs == 1 else f"{graphs} graphs"
         if not self.compile:
-            return "graph"
+            return how
         layers = compiled.decoder_layers(self.step.model)
-        return "graph, compiled" if layers else "graph (not compiled: no list of decoder layers)"
+        return f"{how}, compiled" if layers else f"{how} (not compiled: no list of decoder layers)"
 
     def first(self) -> None:
         """Prepare the cache for the first step and capture the pass; call :meth:`replay` to run the step.
@@ -156,8 +167,8 @@ class Captured:
 
     def replay(self) -> None:
         """Queue the prepared step on the device, without waiting for its result."""
-        if self._graph is not None:
-            self._graph.replay()
+        if self._segments is not None:
+            self._segments.replay()
             return
         with (
             torch.inference_mode(False),
@@ -176,25 +187,19 @@ class Captured:
         """
         started = time.perf_counter()
         step = self.step
-        self._graph = None  # frees its memory before the next capture
+        self._segments = None  # frees their memory before the next capture
         if self.capture:
-            stream = side_stream(step.device)
-            with (
-                torch.cuda.device(step.device),
-                recording(step.model, step.serve, before_rope=step.before_rope),
-            ):
-                stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(stream):
+            with recording(step.model, step.serve, before_rope=step.before_rope):
+                with aside(step.devices):
                     rehearse(step)  # without compilation first, which finds what cannot be served
                 with compiled.around(step.model, self.compile, rows=step.tokens.numel(), drafting=self.drafting):
-                    with torch.cuda.stream(stream):
+                    with aside(step.devices):
                         for _ in range(WARM_UPS):
                             rehearse(step)
-                    stream.synchronize()
-                    graph = torch.cuda.CUDAGraph()
-                    with torch.cuda.graph(graph, stream=stream):
+                    segments = Segments(step.carried)
+                    with segments.recording(step.device), step.crossing(segments.cross):
                         step.run()
-            self._graph = graph
+            self._segments = segments
         self._version = step.version
         self.captures += 1
         self.seconds += time.perf_counter() - started
@@ -211,15 +216,6 @@ def rehearse(step: Recorded) -> None:
     step.run()
     for x, before in zip(step.changed(), copies, strict=True):
         x.copy_(before)
-
-
-@cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the CUDA stream on which graphs are captured; it is always the same one for a device.
-
-    Kernels keep a workspace per stream, so a new stream for each capture would take more memory.
-    """
-    return torch.cuda.Stream(device)
 
 
 def reason(error: BaseException) -> str:

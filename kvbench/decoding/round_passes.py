@@ -20,6 +20,7 @@ from kvbench.cache.kernels.append import append
 from kvbench.decoding.acceptance import accept_greedy, accept_sampled, chance
 from kvbench.decoding.ledger import Ledger
 from kvbench.decoding.sampling import Sampling, draw, probabilities
+from kvbench.decoding.segments import Twins
 from kvbench.decoding.step import Recorded
 from kvbench.decoding.tables import Layout, Numbers, Upload
 
@@ -212,7 +213,12 @@ class Verification(Recorded):
         ledger, batch = self.draft.ledger, len(self.tokens)
         assert ledger.layout is not None
         spans = ledger.layout.spans(batch)
-        self.following = [ledger.tables[middle:last].view(batch, 2) for _, middle, last in spans]
+        tables = Twins(ledger.tables, ledger.cache.layers if ledger is not self.ledger else ())
+        self.twins.append(tables)
+        self.following = [
+            tables.on(layer.device)[middle:last].view(batch, 2)
+            for layer, (_, middle, last) in zip(ledger.cache.layers, spans, strict=True)
+        ]
 
     def serve(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
         """Compute a layer's attention as :meth:`Recorded.serve` does, and give a draft's own cache the same tokens.

@@ -8,7 +8,8 @@ appending, attention over everything stored, and the choice of the next token an
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -29,7 +30,9 @@ from kvbench.cache.kernels.pack_together import together
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.decoding.sampling import Sampling, draw, probabilities
+from kvbench.decoding.segments import Pair, Twins, copy
 from kvbench.decoding.tables import Layout, Upload, laid_out
+from kvbench.parallel.spread import Mover, moved, moving
 
 
 @dataclass
@@ -43,12 +46,15 @@ class Place:
             host updates before each step.
         places: for each row, the index in the buffers at which its next key and its next value are written, int32
             ``[B, 2]``; also a view of that buffer.
+        sent: the same numbers in the first device's buffer, which the host updates; `places` itself if the layer is on
+            the first device.
         kernel: name and module of the kernel that computes attention in the layer; None before the first pass.
     """
 
     layer: KVLayer
     work: Work
     places: Tensor
+    sent: Tensor
     kernel: tuple[str, ModuleType] | None = None
 
 
@@ -63,11 +69,13 @@ class Recorded:
         cache: the cache, which already contains the prompts.
         batch: number of rows.
         count: number of new tokens per row.
-        device: device of tokens and positions.
+        device: device of tokens and positions: the first one, if layers are spread over several.
         upper: True: attention reads only the upper nibble of codes with two nibbles (QuantSpec's draft).
 
     Attributes:
         tokens, positions: input of the next pass, ``[B, count]``, at fixed addresses.
+        state: tables of all layers on the first device, int32.
+        twins: tensors of which layers on other devices read copies: :attr:`state` and, in a subclass, more.
         version: number that increases when buffers have been reallocated, after which earlier recordings are invalid.
     """
 
@@ -91,6 +99,8 @@ class Recorded:
         self.through = PassThrough()
         self.version = 0
         self.layers: list[Place] = []
+        self.twins: list[Twins] = []
+        self._mover: Mover = self.copied
         self._layout: Layout | None = None
         self._turn = 0
 
@@ -108,7 +118,7 @@ class Recorded:
 
     def changed(self) -> list[Tensor]:
         """Return the input tensors that a pass changes, so that their values can be restored after a warm-up."""
-        return [self.tokens, self.positions, *(place.places for place in self._packing())]
+        return [self.tokens, self.positions, *(place.sent for place in self._packing())]
 
     def pretend(self) -> None:
         """Make the next passes store no tokens where storing them twice would do harm, until :meth:`changed` is undone.
@@ -116,7 +126,7 @@ class Recorded:
         Tokens in full precision, and codes, may be overwritten; outliers would be added a second time.
         """
         for place in self._packing():
-            place.places.fill_(-1)
+            place.sent.fill_(-1)
 
     def _packing(self) -> list[Place]:
         return [place for place in self.layers if place.layer.packed_at_once() is not None]
@@ -142,13 +152,14 @@ class Recorded:
             NotServed: the model did not run attention exactly once per layer.
         """
         self._turn = 0
-        logits: Tensor = self.model(
-            input_ids=self.tokens,
-            position_ids=self.positions,
-            past_key_values=self.through,
-            use_cache=True,
-            **keep,
-        ).logits
+        with moving(self._mover):
+            logits: Tensor = self.model(
+                input_ids=self.tokens,
+                position_ids=self.positions,
+                past_key_values=self.through,
+                use_cache=True,
+                **keep,
+            ).logits
         if self._turn != len(self.layers):
             raise NotServed(f"the model ran attention {self._turn} times for {len(self.layers)} layers")
         return logits
@@ -186,6 +197,35 @@ class Recorded:
                             seen.add(key)
                             warm(segment, store.tail.buffer[:, :, :1])
 
+    # -- layers on several devices ----------------------------------------------------------------------------------
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """The devices of the pass, the first one in front."""
+        return list(dict.fromkeys([self.device, *(layer.device for layer in self.cache.layers)]))
+
+    def carried(self, device: torch.device) -> list[Pair]:
+        """Return what must be copied to `device` before the pass goes on there, besides the model's own tensors."""
+        return [pair for twins in self.twins for pair in twins.pairs(device)]
+
+    def copied(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        """Copy tensors of the model, and the tables of the pass, to the device on which it goes on."""
+        copy(self.carried(device))
+        return moved(tensors, device)
+
+    @contextmanager
+    def crossing(self, by: Mover) -> Iterator[None]:
+        """Let another function than :meth:`copied` copy tensors from device to device within a ``with`` block.
+
+        Args:
+            by: the function, which must also copy what :meth:`carried` returns.
+        """
+        self._mover = by
+        try:
+            yield
+        finally:
+            self._mover = self.copied
+
     # -- the host's part --------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
@@ -218,15 +258,18 @@ class Recorded:
         batch = len(self.tokens)
         with torch.inference_mode(False):
             self.state = torch.zeros(len(layout.numbers), dtype=torch.int32, device=self.device)
-        self.layers = []
+        self.layers, tables = [], Twins(self.state, self.cache.layers)
+        self.twins = [tables]
         views = zip(self.cache.layers, layout.shape, layout.counts, layout.spans(batch), strict=True)
         for layer, order, counts, (first, middle, last) in views:
             fused.check(layer, None, self.count)
-            table = self.state[first:middle].view(batch, len(order), FIELDS)
+            state = tables.on(layer.device)
+            table = state[first:middle].view(batch, len(order), FIELDS)
             work = assembled(layer, order, counts, table, self.upper)
             if layer.method.observe_steps:
                 work.received = phases.receiving(layer, self.count)
-            self.layers.append(Place(layer, work, self.state[middle:last].view(batch, 2)))
+            places, sent = (x[middle:last].view(batch, 2) for x in (state, self.state))
+            self.layers.append(Place(layer, work, places, sent))
         self._layout = layout
         self.version += 1
 
@@ -266,7 +309,8 @@ class Recorded:
             nuq.quantize(*packed, key, value, place.places)
         else:
             append(key, value, keys.tail.buffer, values.tail.buffer, place.places)
-        return place.kernel[1].attend(query, place.work, scaling)
+        with torch.cuda.device_of(query):  # kernels are launched on the current device
+            return place.kernel[1].attend(query, place.work, scaling)
 
 
 class Step(Recorded):

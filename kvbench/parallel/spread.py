@@ -8,7 +8,9 @@ checkpoints onto the devices, because its hooks would copy inputs before every l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -16,6 +18,9 @@ from torch import Tensor, nn
 
 from kvbench.errors import ModelError
 from kvbench.util.attachment import Placement, record_placement
+
+#: function that copies tensors to a device, and returns the copies
+Mover = Callable[[Sequence[Tensor], torch.device], list[Tensor]]
 
 
 def balanced(model: Any, devices: Sequence[torch.device]) -> dict[str, torch.device]:
@@ -184,6 +189,30 @@ def connect(model: Any, where: Mapping[str, torch.device]) -> None:
     model.register_forward_hook(lambda module, inputs, output: carrier.back(output, first))
 
 
+def moved(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Copy tensors to `device` without waiting for it, and return the copies."""
+    return [tensor.to(device, non_blocking=True) for tensor in tensors]
+
+
+#: function that copies tensors between devices in forward passes of this context
+_mover: ContextVar[Mover] = ContextVar("kvbench_mover", default=moved)
+
+
+@contextmanager
+def moving(by: Mover) -> Iterator[None]:
+    """Let another function than :func:`moved` copy tensors between devices in forward passes of a ``with`` block.
+
+    Args:
+        by: the function. It is called once wherever a pass goes on to another device, with all tensors that are needed
+            there.
+    """
+    token = _mover.set(by)
+    try:
+        yield
+    finally:
+        _mover.reset(token)
+
+
 class Carrier:
     """Forward hooks of a model on several devices, which copy tensors to the device that needs them next.
 
@@ -214,8 +243,14 @@ class Carrier:
         """
 
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            hidden = tuple(self._moved(x, device, keep=False) for x in args)
-            return hidden, {key: self._moved(value, device, keep=True) for key, value in kwargs.items()}
+            hidden = {id(x): x for x in elsewhere(args, device)}
+            shared = {id(x): x for x in elsewhere(tuple(kwargs.values()), device)}
+            fresh = {key: x for key, x in shared.items() if (key, device) not in self._copies}
+            wanted = {**fresh, **hidden}
+            copies = dict(zip(wanted, _mover.get()(list(wanted.values()), device), strict=True)) if wanted else {}
+            self._copies.update({(key, device): (x, copies[key]) for key, x in fresh.items()})
+            kept = {key: self._copies[key, device][1] for key in shared}
+            return replaced(args, copies), {key: replaced(value, kept) for key, value in kwargs.items()}
 
         return hook
 
@@ -230,20 +265,26 @@ class Carrier:
             The same `output` object.
         """
         self._copies.clear()
-        if isinstance(getattr(output, "logits", None), Tensor):
-            output.logits = output.logits.to(device)
+        logits = getattr(output, "logits", None)
+        if isinstance(logits, Tensor) and logits.device != device:
+            [output.logits] = _mover.get()([logits], device)
         return output
 
-    def _moved(self, value: Any, device: torch.device, keep: bool) -> Any:
-        if isinstance(value, Tensor):
-            if value.device == device:
-                return value
-            if not keep:
-                return value.to(device, non_blocking=True)
-            pair = self._copies.get((id(value), device))
-            if pair is None:
-                pair = self._copies[id(value), device] = (value, value.to(device, non_blocking=True))
-            return pair[1]
-        if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
-            return type(value)(self._moved(x, device, keep) for x in value)
-        return value
+
+def elsewhere(value: Any, device: torch.device) -> list[Tensor]:
+    """Return the tensors in a value, or in tuples and lists of values, that are not on `device`."""
+    if isinstance(value, Tensor):
+        return [value] if value.device != device else []
+    return [x for item in value for x in elsewhere(item, device)] if type(value) in (tuple, list) else []
+
+
+def replaced(value: Any, copies: Mapping[int, Tensor]) -> Any:
+    """Return a value, or tuples and lists of values, with tensors replaced by their copies.
+
+    Args:
+        value: a tensor, a tuple or list, or anything else, which is returned as it is.
+        copies: copies by the ``id`` of the tensors that they replace.
+    """
+    if isinstance(value, Tensor):
+        return copies.get(id(value), value)
+    return type(value)(replaced(item, copies) for item in value) if type(value) in (tuple, list) else value

@@ -101,7 +101,9 @@ def test_reasons_to_capture_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "with another one" in str(reason()) and reason(how=speculation) is None
     cache.lead(None)
     model.lm_head.to("meta")
-    assert reason() == "layers on several devices"
+    assert "on which kvbench has not placed them" in str(reason())
+    record_placement(model, Placement(devices=(torch.device("cpu"), torch.device("meta"))))
+    assert reason("always") is None and reason("always", how=speculation) is None
 
 
 def started(method: Any) -> tuple[Any, graphs.Captured]:

@@ -1,0 +1,168 @@
+"""A captured pass over layers on several devices: one CUDA graph for each run of layers, and copies between the graphs.
+
+A CUDA graph of torch takes memory on one device only. So wherever a forward pass goes on to another device, the capture
+of one graph ends and that of the next begins. Tensors that the next device reads (hidden states, rotary angles, tables)
+are copied to fixed addresses there. A replay queues graphs and copies in this order on the devices' current streams,
+and the copies make each device wait for the one before it, never the host. A pass over one device is one graph.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache, partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kvbench.cache.layer import KVLayer
+
+#: a tensor and its copy on another device
+Pair = tuple[Tensor, Tensor]
+
+
+class Twins:
+    """A tensor on the first device with a copy on each other device that holds layers of a cache.
+
+    Args:
+        home: the tensor itself, which the host or the first device changes.
+        layers: the layers.
+    """
+
+    def __init__(self, home: Tensor, layers: Iterable[KVLayer]) -> None:
+        devices = dict.fromkeys(layer.device for layer in layers if layer.device != home.device)
+        self.home = home
+        with torch.inference_mode(False):
+            self._copies = {device: torch.zeros_like(home, device=device) for device in devices}
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return what layers on `device` read: the copy there, or the tensor itself if it is there."""
+        return self._copies.get(device, self.home)
+
+    def pairs(self, device: torch.device) -> list[Pair]:
+        """Return the tensor and its copy on `device`, as a list of one pair; an empty list if there is no copy."""
+        return [(self.home, self._copies[device])] if device in self._copies else []
+
+
+class Replayable(Protocol):
+    """A recorded graph."""
+
+    def replay(self) -> Any:
+        """Queue the graph's work."""
+        ...
+
+
+#: starts to record work on a device; the context ends the recording and contains the graph
+Opening = Callable[[torch.device], AbstractContextManager[Replayable]]
+
+
+@contextmanager
+def graph_on(device: torch.device) -> Iterator[torch.cuda.CUDAGraph]:
+    """Capture the work of a ``with`` block, all of it on one GPU, as a CUDA graph.
+
+    Args:
+        device: the GPU.
+    """
+    graph, stream = torch.cuda.CUDAGraph(), side_stream(device)
+    with torch.cuda.device(device), torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+        yield graph
+
+
+class Segments:
+    """The graphs of one pass and the copies between them, in the order in which they run.
+
+    Record the pass inside :meth:`recording`, and call :meth:`cross` where it goes on to another device.
+
+    Args:
+        carried: function from a device to the tensors that must be copied there besides those of the model.
+        opening: function that starts a graph on a device; another one than :func:`graph_on` for tests without a GPU.
+
+    Attributes:
+        graphs: number of graphs so far.
+    """
+
+    def __init__(self, carried: Callable[[torch.device], list[Pair]], opening: Opening = graph_on) -> None:
+        self._carried, self._opening = carried, opening
+        self._parts: list[Callable[[], object]] = []
+        self._open = ExitStack()
+        self.graphs = 0
+
+    @contextmanager
+    def recording(self, device: torch.device) -> Iterator[None]:
+        """Record the work of a ``with`` block, which begins on `device`."""
+        self._begin(device)
+        try:
+            yield
+        except BaseException:
+            self._open.__exit__(*sys.exc_info())
+            raise
+        self._open.close()
+
+    def cross(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        """Go on to another device: end the graph, add copies of tensors to fixed addresses, and begin the next graph.
+
+        Args:
+            tensors: tensors that the pass reads on the next device.
+            device: the next device.
+
+        Returns:
+            Their copies, which contain nothing until the first replay.
+        """
+        self._open.close()
+        pairs = [(x, torch.empty_like(x, device=device)) for x in tensors]
+        self._parts.append(partial(copy, [*self._carried(device), *pairs]))
+        self._begin(device)
+        return [target for _, target in pairs]
+
+    def replay(self) -> None:
+        """Queue all graphs and copies, without waiting for any device."""
+        for part in self._parts:
+            part()
+
+    def _begin(self, device: torch.device) -> None:
+        self._open = ExitStack()
+        self.graphs += 1
+        self._parts.append(self._open.enter_context(self._opening(device)).replay)
+
+
+def copy(pairs: Sequence[Pair]) -> None:
+    """Queue copies of tensors to other devices.
+
+    The copies run on the current stream of the source's device, after what is queued there and on the target's device;
+    what is queued on the target's device later waits for them.
+
+    Args:
+        pairs: sources and targets.
+    """
+    for source, target in pairs:
+        target.copy_(source, non_blocking=True)
+
+
+@contextmanager
+def aside(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Make the streams on which graphs are captured the current ones of several GPUs for a ``with`` block.
+
+    They begin after what is queued on the current streams now. At the end of the block, the host waits for them.
+
+    Args:
+        devices: the GPUs; the first of them becomes the current device.
+    """
+    streams = [side_stream(device) for device in devices]
+    with ExitStack() as stack:
+        for stream in reversed(streams):
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+            stack.enter_context(torch.cuda.stream(stream))  # also makes its device the current one
+        yield
+    for stream in streams:
+        stream.synchronize()
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the CUDA stream on which graphs are captured; it is always the same one for a device.
+
+    Kernels keep a workspace per stream, so a new stream for each capture would take more memory.
+    """
+    return torch.cuda.Stream(device)
