@@ -14,7 +14,7 @@ import yaml
 from kvbench.errors import ConfigError
 from kvbench.tasks import load
 from kvbench.tasks.mini import Mini
-from kvbench.tasks.mini.catalogue import TASKS
+from kvbench.tasks.mini.catalogue import HARD, TASKS
 from kvbench.tasks.mini.tokens import encoder
 from kvbench.tasks.mini.vocabulary import WORDS
 
@@ -37,6 +37,9 @@ PINNED: dict[str, str] = {
     "arithmetic": "29ff44725ea82165",
     "code_line": "98a232cdbb108b7b",
     "several": "412eeae4d3032f0d",
+    "many": "bc71bebd5666824a",
+    "strings": "e0add80835538014",
+    "copies": "9c843b97c3eb1e0f",
 }
 
 
@@ -161,6 +164,23 @@ def test_several_questions_share_their_context():
         task.score_questions(sample, right[:3])
 
 
+@pytest.mark.parametrize(("name", "questions"), [("many", 32), ("strings", 4), ("copies", 4)])
+def test_hard_tasks_want_all_answers_right(name, questions):
+    task = Mini()
+    sample = task.sample(name, 2048, 0)
+    right = [question.answer for question in sample.work.questions]
+    assert len(set(right)) == len(right) == questions
+    assert all(answer in sample.prompt[: sample.work.shared] for answer in right)
+    assert task.score_questions(sample, right) == {"score": 1.0, "questions": 1.0, "all": 1.0}
+    wrong = {"score": 0.0, "questions": 1 - 1 / questions, "all": 0.0}
+    assert task.score_questions(sample, [right[0] + "x", *right[1:]]) == wrong
+
+
+def test_all_names_the_tasks_that_are_not_hard():
+    assert set(Mini(tasks="all").names) == set(TASKS) - set(HARD)
+    assert Mini(tasks="hard").names == HARD
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_right_and_wrong_answers(name):
     task = Mini()
@@ -223,12 +243,12 @@ def test_every_preset_loads(path):
     name = str(path.relative_to(CONF).with_suffix(""))
     assert task.name == name
     if name not in ("mini", "mini/full"):
-        assert task.names == (path.stem,)
+        assert task.names == (HARD if path.stem == "hard" else (path.stem,))
     assert task.limit == (100 if name == "mini/full" else 8)  # a single task is as quick to try as all five of mini
 
 
 def test_there_is_a_preset_for_every_task():
-    assert {path.stem for path in (CONF / "mini").glob("*.yaml")} == {"full", *TASKS}
+    assert {path.stem for path in (CONF / "mini").glob("*.yaml")} == {"full", "hard", *TASKS}
 
 
 def test_loading_imports_neither_torch_nor_transformers():

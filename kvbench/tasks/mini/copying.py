@@ -40,6 +40,13 @@ def copy_long(setting: Setting) -> Draft:
     return _marked(setting, setting.count(4, 300), setting.size(60, 30, 70))
 
 
+def copies(setting: Setting) -> Draft:
+    """Generate the task ``copies``: ``copy_long`` with a question about every passage, all of which must be right."""
+    if not setting.vary:
+        setting.questions = 4
+    return copy_long(setting)
+
+
 def _item(rng: Rng) -> str:
     kind = rng.below(3)
     if kind == 0:
@@ -53,9 +60,21 @@ def repeat(setting: Setting) -> Draft:
     A string is a record of 20 items (about 48 tokens), each a number, a noun or a made-up word, so its continuation
     cannot be guessed. The question quotes the first four items, and the answer is the other sixteen.
     """
-    rng, n = setting.rng, setting.count(4, 150)
-    size = setting.size(20, 8, 28)
-    given = setting.size(4, 3, 6)
+    return _strings(setting, setting.count(4, 150), setting.size(20, 8, 28))
+
+
+def strings(setting: Setting) -> Draft:
+    """Generate the task ``strings``: ``repeat`` with a question about each of four strings, all of which must be right.
+
+    A string has 28 items, the most that the bundled model was trained on; the answer is the last 24 (about 60 tokens).
+    """
+    if not setting.vary:
+        setting.questions = 4
+    return _strings(setting, setting.count(4, 150), setting.size(28, 8, 28))
+
+
+def _strings(setting: Setting, n: int, size: int) -> Draft:
+    rng, given = setting.rng, setting.size(4, 3, 6)
     strings = [[_item(rng) for _ in range(size)] for _ in range(n)]
     records = [f"String: {' '.join(items)}." for items in strings]
     questions = []

@@ -121,6 +121,16 @@ def several(setting: Setting) -> Draft:
     return key_value_hex(setting)
 
 
+def many(setting: Setting) -> Draft:
+    """Generate the task ``many``: ``key_value_hex`` with 32 questions about one context, all of which must be right.
+
+    Samples of fewer than 1,792 tokens have fewer lines than that, and are asked about all of them.
+    """
+    if not setting.vary:
+        setting.questions = 32
+    return key_value_hex(setting)
+
+
 def multi_value(setting: Setting) -> Draft:
     """Generate the task ``multi_value``: the model must list all values of one key, in the order of the text.
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvbench.errors import ConfigError
 from kvbench.models.spec import BUNDLED
 from kvbench.tasks.base import Sample, Setup, Task
-from kvbench.tasks.mini.catalogue import TASKS
+from kvbench.tasks.mini.catalogue import HARD, TASKS
 from kvbench.tasks.mini.compose import Document, compose, tails
 from kvbench.tasks.mini.draft import Draft, Question, Setting
 from kvbench.tasks.mini.filler import CodeFiller, ProseFiller
@@ -22,6 +22,8 @@ from kvbench.tasks.work import AskQuestions, Generate, Work
 from kvbench.tasks.work import Question as Asked
 from kvbench.util.schema import MOST, bounded
 
+#: groups of tasks by name: all but the hard ones, and these (:data:`kvbench.tasks.mini.catalogue.HARD`)
+GROUPS = {"all": tuple(name for name in TASKS if name not in HARD), "hard": HARD}
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
@@ -36,7 +38,7 @@ class Mini(Task):
 
     Args:
         name: the data set's name in results.
-        tasks: names of tasks, or ``all``.
+        tasks: names of tasks; or one of :data:`GROUPS`, ``all`` or ``hard``.
         lengths: nominal lengths in tokens, chosen from :data:`LENGTHS`.
         limit: number of samples for each task and length.
         seed: random seed of the samples.
@@ -62,7 +64,7 @@ class Mini(Task):
             )
         for task in self.names:
             if task not in TASKS:
-                raise ConfigError("dataset.tasks", task, "is not a task of dataset=mini", allowed=("all", *TASKS))
+                raise ConfigError("dataset.tasks", task, "is not a task of dataset=mini", allowed=(*GROUPS, *TASKS))
         for length in self.lengths:
             if length not in LENGTHS:
                 raise ConfigError("dataset.lengths", length, "is not a length of dataset=mini", allowed=LENGTHS)
@@ -97,7 +99,7 @@ class Mini(Task):
     def names(self) -> tuple[str, ...]:
         """Names of the selected tasks, in the order in which they run."""
         if isinstance(self.tasks, str):
-            return tuple(TASKS) if self.tasks == "all" else (self.tasks,)
+            return GROUPS.get(self.tasks, (self.tasks,))
         return self.tasks
 
     def samples(self) -> Iterator[Sample]:
@@ -170,6 +172,23 @@ class Mini(Task):
             ``score``, between 0 and 1, and further scores that depend on the task (:mod:`kvbench.tasks.mini.scoring`).
         """
         return _score(sample.task, prediction, sample.answers[0], sample.meta)
+
+    def score_questions(self, sample: Sample, predictions: Sequence[str]) -> dict[str, float]:
+        """Score the answers to all questions of a sample.
+
+        Args:
+            sample: the sample with the questions.
+            predictions: the text that the model generated for each question, in the order of the questions.
+
+        Returns:
+            ``all``, which is 1.0 if every question has the score 1 and 0.0 otherwise, ``questions``, the mean of the
+            questions' scores, and ``score``, which is one of these two
+            (:attr:`kvbench.tasks.mini.catalogue.Entry.all_right`).
+        """
+        scores = super().score_questions(sample, predictions)
+        if not TASKS[sample.task].all_right:
+            return scores
+        return {"score": scores["all"], "questions": scores["score"], "all": scores["all"]}
 
 
 def _score(task: str, prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
