@@ -57,14 +57,17 @@ test: install  ## all tests that need no GPU and no network (under 8 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-slow:  ## tests that take minutes: the notebooks, and every paper table and figure through a stand-in for the hub
-	$(MAKE) install EXTRAS=test,lint,notebooks,browser
+	$(MAKE) install EXTRAS=test,lint,notebooks,browser,docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1800
+
+test-docs: install  ## the commands of README and docs that need no GPU, network or weights, in a copy of the tree
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m docs --timeout 1800 tests/docs/test_run_commands.py
 
 docs:  ## the documentation as a site, in build/site (20 seconds, and 15 once to install Zensical)
 	$(MAKE) install EXTRAS=test,lint,docs
 	$(BIN)/python -m experiments.site
 
-docs-serve:  ## the same at http://localhost:8000, made anew when a page in build/pages changes
+docs-serve:  ## the same at http://localhost:8000, made anew when a page changes
 	$(MAKE) install EXTRAS=test,lint,docs
 	$(BIN)/python -m experiments.site --serve
 

@@ -26,9 +26,7 @@ def rules() -> Iterator[Rule]:
 
 def _mini() -> Iterator[Rule]:
     stock, kivi, wide = (mini.to_fp16(name) for name in ("hf_quantized 2 (hqq)", "kivi 2", "kivi 2, G 64"))
-    pattern = (
-        "that costs {} ± {} points (`method=hf_quantized`, with hqq), where KIVI at the same 2 bits costs {} ± {} ("
-    )
+    pattern = "that costs {} ± {} points (`method=hf_quantized`, with hqq), where KIVI at the same 2 bits costs {} ± {}"
     yield Text(PAGE, pattern, [*stock, *kivi], mini.SCORES)
     yield Text(PAGE, "instead of 32 cost KIVI {} ± {} instead of {} ± {} points", [*wide, *kivi], mini.SCORES)
     count, error = mini.setting("kivi 2")["mean"]["n"], kivi[1]

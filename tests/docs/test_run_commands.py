@@ -55,7 +55,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment() -> dict[str, str]:
     """The environment of a reader without network, whose Python is first on the path."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return os.environ | {"PATH": path, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
+    return os.environ | {"PATH": path, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
 
 
 def completed(text: str, tree: Path) -> str:
