@@ -103,6 +103,15 @@ static u32 fma2(u32 a, u32 b, u32 c) {
   return half2_of(float_of_half(a) * float_of_half(b) + float_of_half(c),
                   float_of_half(a >> 16) * float_of_half(b >> 16) + float_of_half(c >> 16));
 }
+static u32 most_of(u32 a, u32 b) {
+  return half2_of(max(float_of_half(a), std::fabs(float_of_half(b))),
+                  max(float_of_half(a >> 16), std::fabs(float_of_half(b >> 16))));
+}
+static int in_order(float x) {
+  const int y = (int)__float_as_uint(x);
+  return y ^ (y >> 31 & 0x7fffffff);
+}
+static float float_in_order(int x) { return __uint_as_float((u32)(x ^ (x >> 31 & 0x7fffffff))); }
 static u32 chosen(u32 mask, u32 a, u32 b) { return (mask & a) | (~mask & b); }
 static float exp2_of(float x) { return std::exp2(x); }
 static float inverse_of(float x) { return 1.f / x; }
@@ -148,6 +157,25 @@ static void mma_exact(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32
   if (NEW) c[0] = c[1] = c[2] = c[3] = 0.f;
   mma(c, exchange({a0, a1, a2, a3, b0, b1}), from_exact);
 }
+// The fragments of mma.m16n8k32 with unsigned and signed bytes.
+template <bool NEW = false>
+static void mma_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  if (NEW) c[0] = c[1] = c[2] = c[3] = 0;
+  const Words* all = exchange({a0, a1, a2, a3, b0, b1});
+  for (int i = 0; i < 4; i++) {
+    const int row = lane_of() / 4 + 8 * (i / 2), column = lane_of() % 4 * 2 + i % 2;
+    for (int k = 0; k < 32; k++) {
+      const u32 a = all[row % 8 * 4 + k % 16 / 4].word[row / 8 + 2 * (k / 16)] >> (k % 4 * 8) & 255;
+      const u32 b = all[column * 4 + k % 16 / 4].word[4 + k / 16] >> (k % 4 * 8) & 255;
+      c[i] += (int)a * (int)(signed char)b;
+    }
+  }
+}
+static int largest(int x) {
+  const Words* all = exchange({(u32)x});
+  for (int i = 0; i < 32; i++) x = max(x, (int)all[i].word[0]);
+  return x;
+}
 static u32 transposed(u32 x) {
   const Words* all = exchange({x});
   const int row = lane_of() / 4, column = lane_of() % 4 * 2;
@@ -170,6 +198,7 @@ static u8* place(u32 address, int width) {
 static u32 load_u32(u32 a) { u32 x; memcpy(&x, place(a, 4), 4); return x; }
 static u32 load_u16(u32 a) { u16 x; memcpy(&x, place(a, 2), 2); return x; }
 static void load64(u32& x, u32& y, u32 a) { memcpy(&x, place(a, 8), 4), memcpy(&y, bytes + a + 4, 4); }
+static void store_float(u32 a, float x) { memcpy(place(a, 4), &x, 4); }
 static void load128(u32 (&x)[4], u32 a) { memcpy(x, place(a, 16), 16); }
 static void ldsm(u32 (&r)[4], u32 a) {
   place(a, 16);

@@ -25,6 +25,26 @@ SLOW = pytest.mark.slow
         # group of keys, of values; channels; query heads, new tokens; warps and what they share
         pytest.param("affine", 4, "channel", (128, 128), 128, (1, 1), {"one_column": True}, BF16, id="one row"),
         pytest.param(
+            *("affine", 2, "channel", (32, 64), 128, (1, 1)),
+            {"one_column": True, "integer": True},
+            BF16,
+            id="integers, groups of 32 and 64",
+        ),
+        pytest.param(
+            *("affine", 2, "channel", (64, 128), 128, (1, 1)),
+            {"one_column": True, "integer": True, "stages": 3},
+            FP16,
+            id="integers, groups of 64 and 128",
+            marks=SLOW,
+        ),
+        pytest.param(
+            *("affine", 2, "channel", (128, 16), 64, (1, 1)),
+            {"one_column": True, "integer": True},
+            BF16,
+            id="integers, 64 channels, groups of 128 and 16",
+            marks=SLOW,
+        ),
+        pytest.param(
             *("affine", 3, "channel", (32, 64), 128, (1, 5)),
             {"stages": 3},
             BF16,

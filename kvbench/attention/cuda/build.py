@@ -25,6 +25,7 @@ PARTS = (
     "window_scores.cuh",
     "softmax.cuh",
     "values.cuh",
+    "integer.cuh",
     "walk.cuh",
     "queries.cuh",
     "merge.cuh",

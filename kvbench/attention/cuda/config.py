@@ -60,6 +60,8 @@ class Build:
             them.
         shares: number of warps of a team that serve the same query rows (``SHARES``): 1, or 2 that take every second
             16 tokens of a tile each, which halves the scores that a warp keeps in registers.
+        integer: True if there is one query row, which multiplies codes of 2 bits as integers (``INTEGER``); requires
+            one warp per team (:func:`multiplies_integers`).
     """
 
     channels: int
@@ -74,6 +76,7 @@ class Build:
     sinks: int = 0
     blocks: int = 1
     shares: int = 1
+    integer: bool = False
 
     @property
     def rows(self) -> int:
@@ -144,6 +147,7 @@ class Build:
             "SLOT": self.slot,
             "SOFTCAP": int(self.softcap),
             "SINKS": self.sinks,
+            "INTEGER": int(self.integer),
             "NPHASES": len(self.phases),
             "PHASE_TABLE": "{" + table + "}",
             "WINDOW_TABLE": "{" + ", ".join(str(key.window) for key, _ in self.phases) + "}",
@@ -205,6 +209,24 @@ def columns_of_row(phases: Signature) -> int:
         phases: one pair per phase, the format of its keys and the format of its values.
     """
     return max((groups_met(key) for key, _ in phases if key.window), default=1)
+
+
+def multiplies_integers(phases: Signature, channels: int, rows: int, softcap: bool) -> bool:
+    """Return True if some 2-bit codes can be multiplied as integers (``cuda/integer.cuh``).
+
+    Args:
+        phases: one pair per phase, the format of its keys and the format of its values.
+        channels: number of channels of a head.
+        rows: number of query rows of a KV head.
+        softcap: True if scores have a softcap.
+    """
+    return (
+        rows == 1
+        and channels in (64, 128)
+        and not softcap
+        and columns_of_row(phases) == 1
+        and any((f.kind, f.bits) == ("affine", 2) for f, _ in phases)
+    )
 
 
 def shared_memory(capability: tuple[int, int]) -> int:
@@ -278,6 +300,7 @@ def build(
     forms = [form for pair in phases for form in pair if form.kind != "full"]
     fine, dense = any(form.group < 32 and not form.window for form in forms), any(form.bits == 3 for form in forms)
     for option in options(columns, channels > 128, fine, dense):
+        integer = option["team"] == 1 and multiplies_integers(phases, channels, rows, softcap)
         candidate = Build(
             channels,
             one_column=columns <= 4,
@@ -285,7 +308,7 @@ def build(
             phases=phases,
             softcap=softcap,
             sinks=sinks,
-            **{**option, **dict(tuning)},
+            **{"integer": integer, **option, **dict(tuning)},
         )
         if candidate.fits(shared):
             break

@@ -26,6 +26,7 @@
 //   SLOTS        columns that a query row takes: most groups of such keys in a tile (windows.cuh); 1 without any
 //   SLOT         bytes of a slot: the largest item of any phase
 //   SOFTCAP      1: scores are capped
+//   INTEGER      1: there is one query row, which multiplies codes of 2 bits as integers (integer.cuh)
 //   SINKS        each query head has one more logit, 1: of the query's type, 2: fp32; 0: none
 //
 // Template parameters that recur: P, a phase; MT, blocks of 16 tokens (rows of a matrix instruction) that a warp takes

@@ -26,6 +26,14 @@ __device__ __forceinline__ void mma_exact(float (&c)[4], u32 a0, u32 a1, u32 a2,
   MMA("f16");
 #endif
 }
+// c += a b: 16 x 32 unsigned bytes by 32 x 8 signed ones, accumulated in 32-bit integers; with NEW c = a b.
+template <bool NEW = false>
+__device__ __forceinline__ void mma_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  if constexpr (NEW) c[0] = c[1] = c[2] = c[3] = 0;
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
 // Four 8 x 8 blocks of 16-bit numbers from shared memory; each lane gives the address of one row.
 __device__ __forceinline__ void ldsm(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -54,6 +62,12 @@ __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
   u32 d;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
+}
+// The larger of two pairs of magnitudes, of which the first are not negative.
+__device__ __forceinline__ u32 most_of(u32 a, u32 b) {
+  u32 c;
+  asm("{.reg .b32 t; abs.f16x2 t, %2; max.f16x2 %0, %1, t;}" : "=r"(c) : "r"(a), "r"(b));
+  return c;
 }
 __device__ __forceinline__ u32 half2_of(float low, float high) {
   u32 c;
@@ -100,6 +114,13 @@ __device__ __forceinline__ float inverse_of(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// The largest integer of a warp's lanes; floats as integers in the same order, and back.
+__device__ __forceinline__ int largest(int x) { return __reduce_max_sync(~0u, x); }
+__device__ __forceinline__ int in_order(float x) {
+  const int y = (int)__float_as_uint(x);
+  return y ^ (y >> 31 & 0x7fffffff);
+}
+__device__ __forceinline__ float float_in_order(int x) { return __uint_as_float((u32)(x ^ (x >> 31 & 0x7fffffff))); }
 // 16 bytes from global to shared memory without waiting; past L1, with a prefetch of 128 bytes into L2.
 __device__ __forceinline__ void copy16(u32 to, const u8* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from));
@@ -130,6 +151,10 @@ __device__ __forceinline__ void load64(u32& x, u32& y, u32 a) {
 }
 __device__ __forceinline__ void load128(u32 (&x)[4], u32 a) {
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(a));
+}
+// A store to shared memory.
+__device__ __forceinline__ void store_float(u32 a, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(a), "f"(x) : "memory");
 }
 // Waits for the other warps of a group: a barrier of its own, numbered from 1 (0 is the CTA's).
 template <int THREADS>

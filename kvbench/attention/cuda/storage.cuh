@@ -136,6 +136,9 @@ struct Shape {
   static constexpr int VGROUPS = VP ? D / VG : 1;  // groups of channels in a token
   static constexpr int VPARAM = VP ? 128 * VGROUPS * 2 : 0;
   static constexpr int VCODES = VP ? room(false, VB) : 0;
+  // codes are multiplied as integers (integer.cuh)
+  static constexpr bool INT = INTEGER && KP && VP && KK == AFFINE && VK == AFFINE && KB == 2 && VB == 2 &&
+                              KA == CHANNEL && KG >= 32 && !WINDOWS[P] && VGROUPS <= 4;
 };
 
 // A line of the table of phases: first token in the key segment, in the value segment, tokens.

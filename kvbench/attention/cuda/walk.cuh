@@ -57,6 +57,54 @@ __device__ __forceinline__ void begin_after(const Args& args, const Job& job, u3
   }
 }
 
+// Waits for item I of a tile of phase P, and has the one STAGES - 1 later loaded into the slot read last.
+//   more  the team has a tile after this one in the phase
+template <int P, int I>
+__device__ __forceinline__ void arrive(const Args& args, const Job& job, const Ring& ring, int tile, bool more) {
+  constexpr int ITEMS = Shape<P>::ITEMS, AHEAD = I + STAGES - 1;
+  wait<STAGES - 2>();
+  team_sync(job.team);
+  if (AHEAD < ITEMS || more)
+    issue<P, AHEAD % ITEMS>(args.phase[P], job.range[P], job.bh, tile + AHEAD / ITEMS * job.step,
+                            ring.slot(STAGES - 1), job.id);
+  else if constexpr (AHEAD >= ITEMS) begin_after<P, AHEAD - ITEMS>(args, job, ring.slot(STAGES - 1));
+  commit();
+}
+
+// run() for a phase of 2-bit codes and one query row (integer.cuh).
+template <int P>
+__device__ __forceinline__ void run_integer(State& st, const Args& args, const Job& job, Ring& ring, u32 queries,
+                                            int lane) {
+  if (job.count[P] == 0) return;
+  const Range& r = job.range[P];
+  const float sl = __shfl_sync(~0u, st.sl[0][0], 0);  // of the first row
+  Parts<P> parts;
+  parts.top = -1e30f, parts.total = 0.f;
+#pragma unroll
+  for (int k = 0; k < Parts<P>::VG; k++) parts.low[k] = 0.f;
+#pragma unroll
+  for (int a = 0; a < KS; a++) parts.acc[a][0] = parts.acc[a][1] = 0.f;
+  for (int j = 0; j < job.count[P]; j++) {
+    const int tile = job.first[P] + j * job.step;
+    const bool more = j + 1 < job.count[P];
+    float s[4], p[8], shrink;
+    arrive<P, 0>(args, job, ring, tile, more);
+    integer_scores<P>(s, ring.slot(0), queries, sl, lane);
+    const int lo = into<P>(r) - tile * 128, until = lo + r.count;
+    if (lo > 0 || until < 128) {
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        if (token_of(i, lane) < lo || token_of(i, lane) >= until) s[i] = __int_as_float(0xff800000);
+    }
+    integer_weights<P>(parts, s, p, shrink, ring.slot(0), lane);
+    ring.advance();
+    arrive<P, 1>(args, job, ring, tile, more);
+    integer_values<P>(parts, p, shrink, ring.slot(0), lane);
+    ring.advance();
+  }
+  fold<P>(st, parts, lane);
+}
+
 // Walks this team's tiles of phase P: for each, scores of its key items, softmax, products of its value items.
 //   st       the warp's running softmax
 //   ring     slots of the team; on entry the first STAGES - 1 items of the first tile are on their way
@@ -72,16 +120,7 @@ __device__ __forceinline__ void run(State& st, const Args& args, const Job& job,
   constexpr bool LAST = P == NPHASES - 1;
   for (int j = 0; j < job.count[P]; j++) {
     const int tile = job.first[P] + j * job.step;
-    auto turn = [&](auto tag) {  // waits for this item, and has the one STAGES - 1 later loaded into the slot read last
-      constexpr int AHEAD = decltype(tag)::value + STAGES - 1;
-      wait<STAGES - 2>();
-      team_sync(job.team);
-      if (AHEAD < S::ITEMS || j + 1 < job.count[P])
-        issue<P, AHEAD % S::ITEMS>(args.phase[P], r, job.bh, tile + AHEAD / S::ITEMS * job.step, ring.slot(STAGES - 1),
-                                   job.id);
-      else if constexpr (AHEAD >= S::ITEMS) begin_after<P, AHEAD - S::ITEMS>(args, job, ring.slot(STAGES - 1));
-      commit();
-    };
+    auto turn = [&](auto tag) { arrive<P, decltype(tag)::value>(args, job, ring, tile, j + 1 < job.count[P]); };
     float s[NT][S::MT][4], shrink[NT][NC];
     u32 p[NT][S::MT][2];
     Linear linear;
@@ -125,7 +164,8 @@ template <int P>
 __device__ __forceinline__ void run_all(State& st, const Args& args, const Job& job, Ring& ring, u32 queries, int row0,
                                         int part, int lane) {
   if constexpr (P < NPHASES) {
-    run<P>(st, args, job, ring, queries, row0, part, lane);
+    if constexpr (Shape<P>::INT) run_integer<P>(st, args, job, ring, queries, lane);
+    else run<P>(st, args, job, ring, queries, row0, part, lane);
     run_all<P + 1>(st, args, job, ring, queries, row0, part, lane);
   }
 }
