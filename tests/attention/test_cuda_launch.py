@@ -95,10 +95,25 @@ def test_a_configuration_is_the_fastest_that_fits() -> None:
         for name, value in (
             ("D", 128), ("TEAM", 1), ("SHARES", 1), ("NT", 1), ("ONECOL", 1), ("BF16", 1),
             ("TEAMS", 4), ("STAGES", 2), ("MINB", 2),
-            ("SLOT", 8704), ("SOFTCAP", 1), ("SINKS", 2), ("NPHASES", 1),
+            ("SLOT", 8704), ("SOFTCAP", 1), ("SINKS", 2), ("INTEGER", 0), ("NPHASES", 1),
             ("PHASE_TABLE", "{{1, 4, 0, 128, 1, 4, 1, 128}}"), ("WINDOW_TABLE", "{0}"), ("SLOTS", 1),
         )
     ]  # fmt: skip
+
+
+def test_one_query_row_multiplies_two_bits_as_integers() -> None:
+    """Not several rows, other bits, keys per token, groups that fit no tile, softcaps, or two warps for a tile."""
+    two = ((Format("affine", 2, "channel", 32), Format("affine", 2, "token", 64)), (FULL, FULL))
+    assert config.build(two, 128, 1, True, H200).integer
+    assert "#define INTEGER 1\n" in config.build(two, 64, 1, False, H200).macros()
+    assert not config.build(two, 128, 4, True, H200).integer
+    assert not config.build(two, 80, 1, True, H200).integer
+    assert not config.build(two, 128, 1, True, H200, softcap=True).integer
+    assert not config.build(two, 128, 1, True, H200, (("team", 2), ("shares", 2))).integer
+    for key in (Format("affine", 4, "channel", 32), Format("affine", 2, "token", 64), Format("atom", 2, "channel", 32)):
+        assert not config.build(((key, two[0][1]), (FULL, FULL)), 128, 1, True, H200).integer
+    windows = ((Format("affine", 2, "channel", 42, 42), two[0][1]), *two)
+    assert not config.build(windows, 128, 1, True, H200).integer
 
 
 def test_a_row_takes_a_column_for_each_group_that_a_tile_may_meet() -> None:
@@ -129,7 +144,7 @@ def test_no_pragma_stands_where_nvcc_drops_what_follows() -> None:
 
 def test_the_source_is_all_of_its_files_in_order() -> None:
     text = cuda_build.source()
-    assert text.index("struct Args") < text.index("decode(") and len(cuda_build.PARTS) == 13
+    assert text.index("struct Args") < text.index("decode(") and len(cuda_build.PARTS) == 14
 
 
 @pytest.mark.parametrize("splits", [None, 3, 500, 0])

@@ -225,7 +225,7 @@ def multiplies_integers(phases: Signature, channels: int, rows: int, softcap: bo
         and channels in (64, 128)
         and not softcap
         and columns_of_row(phases) == 1
-        and any((f.kind, f.bits) == ("affine", 2) for f, _ in phases)
+        and any((key.kind, key.bits, key.axis) == ("affine", 2, "channel") for key, _ in phases)
     )
 
 
@@ -300,7 +300,8 @@ def build(
     forms = [form for pair in phases for form in pair if form.kind != "full"]
     fine, dense = any(form.group < 32 and not form.window for form in forms), any(form.bits == 3 for form in forms)
     for option in options(columns, channels > 128, fine, dense):
-        integer = option["team"] == 1 and multiplies_integers(phases, channels, rows, softcap)
+        values = {**option, **dict(tuning)}
+        integer = values["team"] == 1 and multiplies_integers(phases, channels, rows, softcap)
         candidate = Build(
             channels,
             one_column=columns <= 4,
@@ -308,7 +309,7 @@ def build(
             phases=phases,
             softcap=softcap,
             sinks=sinks,
-            **{"integer": integer, **option, **dict(tuning)},
+            **{"integer": integer, **values},
         )
         if candidate.fits(shared):
             break
