@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvbench.errors import ConfigError, nearest
+from kvbench.util.confdir import groups
 
 #: options without a value, and the attributes of :class:`Arguments` that they set
 SWITCHES = {
@@ -18,6 +19,7 @@ SWITCHES = {
     "--run": "run",
     "-r": "run",
     "--resolve": "resolve",
+    "--with-fp16": "with_fp16",
 }
 #: options with a value: the attributes that they set, and the allowed values (empty: any)
 VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -27,6 +29,7 @@ VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "-p": ("package", ()),
     "--config-dir": ("config_dir", ()),
     "-cd": ("config_dir", ()),
+    "--resume": ("resume", ()),
 }
 #: values of ``--info``
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -56,6 +59,8 @@ class Arguments:
     multirun: bool = False
     run: bool = False
     resolve: bool = False
+    with_fp16: bool = False
+    resume: str | None = None
     cfg: str | None = None
     package: str | None = None
     config_dir: str | None = None
@@ -110,6 +115,17 @@ def parse(argv: Sequence[str]) -> Arguments:
     if (arguments.resolve or arguments.package is not None) and arguments.cfg is None:
         name = "--resolve" if arguments.resolve else "--package"
         raise ConfigError(name, None, "can only be used together with --cfg", hint=f"--cfg job {name}")
+    if arguments.with_fp16 and not arguments.multirun:
+        raise ConfigError(
+            "--with-fp16", None, "adds a run to a sweep, but this command is a single run", hint="add --multirun"
+        )
+    if arguments.resume is not None and len(argv) > (1 if f"--resume={arguments.resume}" in argv else 2):
+        raise ConfigError(
+            "--resume",
+            arguments.resume,
+            "continues a sweep with the command that started it, so nothing else can be set",
+            hint=f"--resume {arguments.resume}",
+        )
     if arguments.multirun and (arguments.cfg or arguments.run):
         raise ConfigError(
             "--multirun",
@@ -125,7 +141,8 @@ def parse(argv: Sequence[str]) -> Arguments:
 def _take(arguments: Arguments, name: str, value: str | None) -> None:
     field, allowed = VALUES[name]
     if not value or (value.startswith("-") and value.lstrip("-")):
-        example = f"{name} {allowed[0] if allowed else 'DIR' if field == 'config_dir' else 'GROUP'}"
+        placeholder = {"config_dir": "DIR", "resume": "ID"}.get(field, "GROUP")
+        example = f"{name} {allowed[0] if allowed else placeholder}"
         raise ConfigError(name, value or None, "this option needs a value", allowed=allowed, hint=example)
     if allowed and value not in allowed:
         raise ConfigError(name, value, "is not a value of this option", allowed=allowed)
@@ -137,7 +154,7 @@ def _take(arguments: Arguments, name: str, value: str | None) -> None:
 
 def _unknown(word: str, name: str) -> ConfigError:
     flags = sorted([*SWITCHES, *VALUES, "--info", "-i"])
-    near = nearest(name, flags)
     bare = name.lstrip("-") or "KEY"
+    near = None if bare.partition(".")[0] in groups() else nearest(name, flags)
     hint = f"did you mean '{near}'?" if near else f"write overrides without dashes: {bare}=VALUE"
     return ConfigError(word, None, "no such option", allowed=", ".join(flags), hint=hint)

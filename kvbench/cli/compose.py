@@ -109,6 +109,24 @@ class Composer:
             self._check_jobs(jobs, launcher if here else None)
         return jobs
 
+    def typed(self, texts: Sequence[str]) -> list[list[str]]:
+        """Return the overrides of each job of a checked sweep as they would be typed to run the job alone.
+
+        Settings stay as they are, and options of Hydra and of the launcher are left out.
+
+        Args:
+            texts: overrides as typed.
+        """
+        values = settings.chosen(texts, True)
+        kept = [text for text in texts if not text.startswith(("hydra.", "hydra/", "launcher="))]
+        place = next((i for i, text in enumerate(kept) if text.startswith(f"{settings.KEY}=")), None)
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            parsed = [self._parse(text) for i, text in enumerate(kept) if i != place]
+        jobs = [list(job) for job in BasicSweeper.split_arguments(parsed, None)[0]]
+        if place is None:
+            return jobs
+        return [[*job[:place], f"{settings.KEY}={value.text}", *job[place:]] for value in values for job in jobs]
+
     def _jobs(self, texts: Sequence[str], multirun: bool, times: int) -> list[list[str]]:
         """Check the overrides of one setting and return the overrides of each of its jobs.
 
@@ -182,6 +200,19 @@ class Composer:
         Raises:
             ConfigError: Hydra cannot compose the configuration, or the checkpoint's files cannot be read.
         """
+        return self._composed(texts, fill)[0]
+
+    def chosen(self, texts: Sequence[str]) -> tuple[DictConfig, dict[str, Any]]:
+        """Return the configuration of a job, as :meth:`compose` does, and the choice of each group.
+
+        Unlike :meth:`compose`, it may be called in a process that has not checked the overrides.
+        """
+        for text in texts:
+            if text.startswith("model="):
+                accept(self._parse(text).value(), self.groups["model"], HELP, self.extra)
+        return self._composed(texts, True)
+
+    def _composed(self, texts: Sequence[str], fill: bool) -> tuple[DictConfig, dict[str, Any]]:
         search = [f"hydra.searchpath=[file://{self.extra}]"] if self.extra else []
         try:
             config = compose("config", overrides=[*texts, *search], return_hydra_config=True)
@@ -194,10 +225,10 @@ class Composer:
                 "the defaults lists of the YAML files refer to each other in a circle",
                 hint="remove one of the references under 'defaults:' in the files of --config-dir",
             ) from error
-        choice = config.hydra.runtime.choices.get("model")
+        choices = dict(config.hydra.runtime.choices)
         with open_dict(config):
             del config["hydra"]
-        return filled(config, choice, texts, self.extra) if fill else config
+        return (filled(config, choices.get("model"), texts, self.extra) if fill else config), choices
 
     def _parse(self, text: str) -> Override:
         parser = OverridesParser.create(GlobalHydra.instance().config_loader())

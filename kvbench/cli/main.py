@@ -5,13 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
-import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -20,28 +16,22 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from kvbench.cli import settings, sweep
+from kvbench.cli import job, multirun, plan, settings
+from kvbench.cli.arguments import Arguments
 from kvbench.cli.arguments import parse as arguments_of
 from kvbench.cli.choice_help import choice_help
-from kvbench.cli.compose import Composer, run_config
-from kvbench.cli.model_choice import filled
-from kvbench.cli.overrides import as_sweeps, explain
+from kvbench.cli.compose import Composer
+from kvbench.cli.overrides import explain
 from kvbench.cli.parser import help_as_text
 from kvbench.cli.usage import help_text
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.parallel import launch
-from kvbench.results.load import SIDE_BY_SIDE
-from kvbench.util.confdir import conf_dir, groups
+from kvbench.results.sweeps import SWEEPS, named, read_manifest
+from kvbench.util.confdir import conf_dir
 from kvbench.util.progress import say, show, silence
-from kvbench.util.requirements import check_writable
 
-#: exit status of an interrupted run: 128 + SIGINT, as in shells
-INTERRUPTED = 130
-#: environment variable with the number of jobs in a sweep, for messages; inherited by the workers of a launcher
-JOBS = "KVBENCH_SWEEP_JOBS"
-
-#: outcomes of the jobs that ran in this process
-_outcomes: list[dict[str, Any]] = []
+#: outcome of a single run
+_outcomes: list[job.Outcome] = []
 
 
 def main(argv: Sequence[str]) -> int:
@@ -76,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         return _left(refusal.exit_code)
     except KeyboardInterrupt:
         say("interrupted; run the same command again to resume")
-        return _left(INTERRUPTED)
+        return _left(multirun.INTERRUPTED)
 
 
 def _check_launcher(overrides: Sequence[str]) -> None:
@@ -121,6 +111,8 @@ def _main(argv: list[str]) -> int:
         show(f"kvbench {kvbench.__version__}")
         return 0
     arguments = arguments_of(argv)
+    if arguments.resume is not None:
+        return _main(_resumed(arguments.resume))
     extra = Path(arguments.config_dir).absolute() if arguments.config_dir is not None else None
     composer = Composer(extra)
     if extra is not None:  # the folder may contain Python modules of external methods next to the folders of groups
@@ -133,174 +125,85 @@ def _main(argv: list[str]) -> int:
     overrides = [text for text in arguments.overrides if text != "experiment=null"]
     if arguments.hydra_help:
         return _hydra(arguments.argv(overrides))
-    multirun = arguments.multirun
-    if multirun:
+    if arguments.multirun:
         _check_launcher(overrides)
-    jobs = composer.check(overrides, multirun, here=not (arguments.cfg or arguments.info))
+    jobs = composer.check(overrides, arguments.multirun, here=not (arguments.cfg or arguments.info))
     if arguments.cfg == "job" and not arguments.info:
         show(composer.shown(jobs[0], arguments.package, arguments.resolve))
         return 0
-    overrides = settings.for_hydra(overrides, multirun)
+    if arguments.multirun and not arguments.info:
+        return _sweep(argv, arguments, composer, overrides)
+    overrides = settings.variants(overrides, arguments.multirun)[0]
     if arguments.cfg or arguments.info:
         return _hydra(arguments.argv(overrides))
-    folder = None
-    if multirun:
-        os.environ[JOBS] = str(len(jobs))
-        os.environ[SIDE_BY_SIDE] = "1" if "launcher=joblib" in overrides else ""
-        named = [text.split("=", 1)[1].strip("'\"") for text in overrides if text.startswith("hydra.sweep.dir=")]
-        if named:
-            check_writable(named[-1], "hydra.sweep.dir")
-            Path(named[-1]).mkdir(parents=True, exist_ok=True)
-        sweep.begin()
-        if launch.rank() > 0:  # only rank 0 records the sweep
-            folder = Path(tempfile.mkdtemp(prefix="kvbench-rank-"))
-        else:
-            folder = Path(named[-1]) if named else sweep.new_folder()
-        overrides = as_sweeps(overrides, groups())
-        overrides = overrides if named else [*overrides, f"hydra.sweep.dir={folder}"]
     _outcomes.clear()
     _hydra(arguments.argv(overrides))
-    done = sweep.outcomes(folder, say) if folder else list(_outcomes)
-    return _conclude(done, expected=len(jobs), folder=folder)
+    return _conclude(_outcomes)
+
+
+def _sweep(argv: Sequence[str], arguments: Arguments, composer: Composer, texts: Sequence[str]) -> int:
+    """Run or continue a sweep, and return the exit status.
+
+    Args:
+        argv: the command line.
+        arguments: the same, parsed.
+        composer: the object that has checked the overrides.
+        texts: the overrides.
+    """
+    from kvbench.models import shared
+
+    call = multirun.prepare(argv, texts, composer.typed(texts), composer.extra, with_fp16=arguments.with_fp16)
+    multirun.forget()
+    interrupted = False
+    try:
+        if call.todo:
+            _hydra(arguments.argv(call.overrides))
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        shared.free()
+    return multirun.conclude(call, interrupted=interrupted)
+
+
+def _resumed(name: str) -> list[str]:
+    """Return the command line of a sweep that is to be continued. Raises KvbenchError if there is no such sweep."""
+    return list(read_manifest(named(SWEEPS, name)).command)
 
 
 def run_job(config: DictConfig) -> str:
-    """Run one job, record its outcome for the final table, and return its status: ``ok``, ``oom`` or ``error``.
+    """Run one job, or the jobs of a unit of a sweep, and return its status: ``ok``, ``oom`` or ``error``.
 
-    Hydra calls this function once per job. Errors are printed and recorded; only an interruption raises an exception.
+    Hydra calls this function. Errors are printed and recorded; only an interruption raises an exception.
 
     Args:
-        config: the configuration as composed by Hydra.
+        config: the configuration as composed by Hydra. That of a sweep has a key ``job``.
     """
-    job = HydraConfig.get()
-    multirun = job.mode == RunMode.MULTIRUN
-    number = int(job.job.num) if multirun else 0
-    texts = [text for text in job.overrides.task if not text.startswith("hydra.")]
-    overrides, spelled = settings.spelled_out(texts, config.get(settings.KEY))
-    if multirun:
-        say(f"\njob {number + 1}/{os.environ.get(JOBS, '?')}: {' '.join(overrides)}")
-    outcome = _run(config, job, spelled) | {"overrides": overrides, "number": number}
+    known = HydraConfig.get()
+    folders = [Path(source.path) for source in known.runtime.config_sources if source.provider == "command-line"]
+    extra = next(iter(folders), None)
+    if known.mode == RunMode.MULTIRUN:
+        return multirun.run_unit(str(config[plan.JOB]), Path(known.sweep.dir), extra)
+    texts = [text for text in known.overrides.task if not text.startswith("hydra.")]
+    outcome = job.run(lambda: job.from_hydra(config, known.runtime.choices, texts, extra), row=False)
     _outcomes.append(outcome)
-    if multirun:
-        sweep.record(Path(job.sweep.dir), number, outcome)
     status: str = outcome["status"]
     return status
 
 
-def _composed(config: DictConfig, job: Any, texts: Sequence[str]) -> dict[str, Any]:
-    """Return the configuration of a job as plain data, with the name of the method's preset in ``method.preset``.
+def _conclude(done: Sequence[job.Outcome]) -> int:
+    """Print the table of a single run and return the exit status.
 
     Args:
-        config: the configuration as composed by Hydra; in a sweep over settings, it has a key `setting`.
-        job: Hydra's configuration of the job.
-        texts: the job's overrides, with the setting replaced by ``method=``, ``quantizer=`` and ``method.KEY=``.
-
-    Raises:
-        ConfigError: a checkpoint's config.json cannot be read, or a value is missing.
+        done: outcome of the run.
     """
-    folders = [Path(source.path) for source in job.runtime.config_sources if source.provider == "command-line"]
-    extra, preset = next(iter(folders), None), job.runtime.choices.get("method")
-    if settings.KEY in config:
-        preset = next(text.partition("=")[2] for text in texts if text.startswith("method="))
-        config = Composer(extra).compose(texts)
-    else:
-        filled(config, job.runtime.choices.get("model"), texts, extra)
-    plain = run_config(config)
-    if preset and isinstance(plain.get("method"), dict):
-        plain["method"] = {**plain["method"], "preset": preset}
-    return plain
-
-
-def _run(config: DictConfig, job: Any, texts: Sequence[str]) -> dict[str, Any]:
-    """Run one job (arguments as in :func:`_composed`) and return its outcome; errors become its message."""
-    import traceback
-
-    began, plain = time.time(), None
-    try:
-        plain = _composed(config, job, texts)
-        from kvbench.runner.run import run
-
-        metrics = run(plain)
-    except KvbenchError as error:
-        say(f"error: {error}")
-        return _failed(job, plain, str(error), error.exit_code)
-    except Exception as error:  # a bug in one method must not end a sweep
-        traceback.print_exc()
-        return _failed(job, plain, f"{type(error).__name__}: {error}", 1)
-    outcome = {"status": metrics["status"], "message": metrics.get("error") or ""}
-    if "rank" in metrics:  # not rank 0 of several processes
-        return outcome
-    outcome["metrics"] = metrics
-    return outcome | {"before": _untouched(metrics, began)}
-
-
-def _failed(job: Any, plain: dict[str, Any] | None, message: str, exit_code: int) -> dict[str, Any]:
-    """Return the outcome of a job that failed; in a sweep with ``metrics`` for a row, if it has a configuration."""
-    outcome = {"status": "error", "message": message, "exit_code": exit_code}
-    if job.mode != RunMode.MULTIRUN or plain is None:
-        return outcome
-    from kvbench.results.ranking import failed
-
-    return outcome | {"metrics": failed(plain, message)}
-
-
-def _untouched(metrics: Mapping[str, Any], began: float) -> bool:
-    """Return True if no sample of a run was stored after the time `began`."""
-    try:
-        return os.stat(Path(metrics["run_dir"]) / "samples.jsonl").st_mtime < began
-    except (KeyError, OSError):
-        return False
-
-
-def _conclude(done: Sequence[dict[str, Any]], expected: int, folder: Path | None) -> int:
-    """Print the table of all jobs and, for a sweep, a line per failed job; return the exit status.
-
-    Args:
-        done: outcomes of the jobs.
-        expected: number of jobs.
-        folder: folder of the sweep's record; None for a single run.
-    """
-    from kvbench.results import ranking, tables
+    from kvbench.results import tables
     from kvbench.results.store import DONE
 
     rows = [outcome["metrics"] for outcome in done if outcome.get("metrics")]
-    rows = ranking.best_first(rows) if folder else rows
     if rows:
         show(tables.summary(rows))
-    failed = [outcome for outcome in done if outcome["status"] not in DONE]
-    if folder:
-        say(_count(done, expected))
-    if folder and rows and launch.rank() == 0:
-        try:
-            say(
-                f"table: {sweep.keep_table(folder, tables.markdown(rows), tables.to_csv(rows))} and, as "
-                "CSV, in the same folder"
-            )
-        except OSError as error:
-            say(f"the sweep's table cannot be written to {folder}: {error.strerror or error}")
-    for outcome in failed if folder else ():
-        first = (outcome["message"] or outcome["status"]).splitlines()[0]
-        say(f"job {outcome['number'] + 1} {outcome['status']}: {' '.join(outcome['overrides'])}: {first}")
-    if len(done) < expected:
-        say(f"{expected - len(done)} of {expected} jobs did not record an outcome in {folder}")
-    if not failed and len(done) == expected:
-        return 0
-    codes = {outcome.get("exit_code", 1) for outcome in failed}
-    return codes.pop() if len(codes) == 1 and not folder else 1
-
-
-def _count(done: Sequence[dict[str, Any]], expected: int) -> str:
-    """Return a line with the number of jobs by status, and how many of them were complete before."""
-    from kvbench.results.store import STATUSES
-
-    ended = Counter(outcome["status"] for outcome in done)
-    before = sum(outcome["status"] == "ok" and outcome.get("before", False) for outcome in done)
-    parts = [
-        f"{ended[status]} {status}" + (f" ({before} of them were already done)" if status == "ok" and before else "")
-        for status in STATUSES
-        if ended[status]
-    ]
-    return f"{expected} jobs: {', '.join(parts)}"
+    codes = [outcome.get("exit_code", 1) for outcome in done if outcome["status"] not in DONE]
+    return codes[0] if codes else 0
 
 
 def _hydra(argv: Sequence[str]) -> int:

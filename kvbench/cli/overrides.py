@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
 
 from kvbench.errors import ConfigError, cut
@@ -143,32 +142,6 @@ def refuse_marks(text: str, override: Override) -> None:
         raise ConfigError(
             text, None, "a group cannot be moved to another place with '@'", hint=f"{key}={value(override)}"
         )
-
-
-def as_sweeps(texts: Sequence[str], groups: Collection[str]) -> list[str]:
-    """Rewrite overrides so that Hydra accepts them in a sweep over a group, as in ``dataset=a,b dataset.path=X``.
-
-    Before Hydra starts the jobs, it composes one configuration from those overrides that have a single value. For this
-    example, it would set ``path`` in the default data set and fail if that data set has no such key. Therefore
-    ``KEY=VALUE`` becomes ``KEY=choice(VALUE)``. This is a sweep over one value, which Hydra applies only to the jobs.
-
-    Args:
-        texts: overrides as typed.
-        groups: names of the configuration groups.
-
-    Returns:
-        The rewritten overrides. They are the same as `texts` if none of them lists several choices of a group.
-    """
-    parser = OverridesParser.create()
-    parsed = [parser.parse_override(text) for text in texts]
-    if not any(override.key_or_group in groups and override.is_sweep_override() for override in parsed):
-        return list(texts)
-    return [
-        f"{override.key_or_group}=choice({text.split('=', 1)[1] or repr('')})"
-        if not (is_hydras(override) or override.key_or_group in groups or override.is_sweep_override())
-        else text
-        for text, override in zip(texts, parsed, strict=True)
-    ]
 
 
 def explain(error: Exception, texts: Sequence[str]) -> ConfigError:

@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvbench.cli import sweep
 from kvbench.cli.report_runs import Code, begun, find, marked, results_above
 from kvbench.config.command import changes, command
 from kvbench.errors import ConfigError, KvbenchError
@@ -17,6 +16,7 @@ from kvbench.page import server
 from kvbench.page.data import Report
 from kvbench.page.entry import Entry
 from kvbench.page.page import html
+from kvbench.results import sweeps
 from kvbench.results.store import RunStore, find_runs
 from kvbench.util import atomic
 from kvbench.util.requirements import Package, check_packages, check_writable
@@ -137,10 +137,10 @@ def _chooser(arguments: argparse.Namespace) -> Callable[[], list[RunStore]]:
     """Return a function that returns the runs to show: all of a folder, or those of a sweep."""
     if arguments.sweep is None:
         return lambda: find_runs(arguments.results)
-    folder = sweep.named(results_above(arguments.results) / "sweeps", arguments.sweep)
+    folder = sweeps.named(results_above(arguments.results) / "sweeps", arguments.sweep)
 
     def choose() -> list[RunStore]:
-        ids = sweep.run_ids(folder)
+        ids = sweeps.run_ids(folder)
         return [store for store in find_runs(arguments.results) if store.run_id in ids]
 
     return choose

@@ -1,14 +1,14 @@
 """``setting=...`` on the main command line: one setting, or with ``--multirun`` a list of settings to sweep over.
 
-A single setting is expanded to ``method=``, ``quantizer=`` and ``method.KEY=`` before it is passed to Hydra. A list is
-one axis of the sweep: Hydra passes each setting to its job as the key ``setting``, and the job expands it.
+A setting is expanded to ``method=``, ``quantizer=`` and ``method.KEY=`` before it is passed to Hydra. A list is one
+axis of the sweep; each job expands its own setting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvbench.config.setting import Setting, parse_list, written
+from kvbench.config.setting import Setting, parse_list
 from kvbench.errors import ConfigError
 
 KEY = "setting"
@@ -74,43 +74,5 @@ def variants(texts: Sequence[str], multirun: bool) -> list[list[str]]:
     ]
 
 
-def for_hydra(texts: Sequence[str], multirun: bool) -> list[str]:
-    """Return the overrides with ``setting=``, which Hydra does not know, rewritten for Hydra.
-
-    One setting is replaced by ``method=``, ``quantizer=`` and ``method.KEY=``. Several settings become a sweep over a
-    new key ``setting``, which each job expands when it starts.
-
-    Args:
-        texts: overrides as typed.
-        multirun: True for a sweep.
-    """
-    settings = chosen(texts, multirun)
-    if len(settings) < 2:
-        return variants(texts, multirun)[0]
-    sweep = f"+{KEY}=choice({','.join(_quoted(setting.text) for setting in settings)})"
-    return [sweep if _is_setting(text) else text for text in texts]
-
-
-def spelled_out(texts: Sequence[str], setting: str | None) -> tuple[list[str], list[str]]:
-    """Return the overrides of a job twice: with its setting as the user typed it, and with the setting expanded.
-
-    In the second list, ``method=``, ``quantizer=`` and ``method.KEY=`` take the place of the setting.
-
-    Args:
-        texts: overrides of the job, as received from Hydra.
-        setting: value of the key ``setting`` in the job's configuration; None if it has none, and both lists are
-            `texts`.
-    """
-    if setting is None:
-        return list(texts), list(texts)
-    as_typed = [f"{KEY}={setting}" if text.startswith(f"+{KEY}=") else text for text in texts]
-    return as_typed, variants(as_typed, multirun=True)[0]
-
-
 def _is_setting(text: str) -> bool:
     return text.startswith(f"{KEY}=")
-
-
-def _quoted(text: str) -> str:
-    """Return `text` quoted for Hydra's grammar, even if it contains both kinds of quotes."""
-    return written(text) if "'" not in text or '"' not in text else "'" + text.replace("'", "\\'") + "'"

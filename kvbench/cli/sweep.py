@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import KvbenchError
-from kvbench.results.record import problem as problem_of
+from kvbench.results import sweeps
+from kvbench.results.sweeps import SWEEPS
 from kvbench.util import atomic
 
-#: folder in which each sweep gets a folder of its own
-SWEEPS = Path("results/sweeps")
 #: environment variable with the id of the sweep, inherited by the workers of a launcher
 TOKEN = "KVBENCH_SWEEP_TOKEN"
 
@@ -70,7 +69,7 @@ def record(folder: Path, number: int, outcome: Mapping[str, Any]) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**outcome, "sweep": os.environ.get(TOKEN)}, indent=1, sort_keys=True) + "\n"
-    atomic.write(folder / f"job-{number:04d}.json", text.encode())
+    atomic.write(sweeps.job_file(folder, number), text.encode())
 
 
 def outcomes(folder: Path, say: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
@@ -84,53 +83,12 @@ def outcomes(folder: Path, say: Callable[[str], None] = lambda line: None) -> li
     """
     records = []
     for path in sorted(folder.glob("job-*.json")):
-        outcome, problem = _read(path)
+        outcome, problem = _read(path, os.environ.get(TOKEN))
         if problem:
             say(f"{path}: {problem}; skipped")
         else:
             records.append(outcome)
     return sorted(records, key=lambda outcome: int(outcome["number"]))
-
-
-def named(sweeps: Path, name: str) -> Path:
-    """Return the folder of a sweep.
-
-    Args:
-        sweeps: folder of all sweeps.
-        name: name of the sweep's folder in `sweeps`, or its beginning.
-
-    Raises:
-        KvbenchError: no folder, or more than one, has a name that begins so.
-    """
-    folders = sorted(path.name for path in sweeps.iterdir() if path.is_dir()) if sweeps.is_dir() else []
-    matches = [name] if name in folders else [folder for folder in folders if name and folder.startswith(name)]
-    if len(matches) == 1:
-        return sweeps / matches[0]
-    if matches:
-        raise KvbenchError(
-            f"{name} matches {len(matches)} sweeps: {', '.join(matches)}.\n  hint: type more characters of the name"
-        )
-    newest = f"; the newest one is {folders[-1]}" if folders else ""
-    raise KvbenchError(f"there is no sweep {name} in {sweeps}.\n  hint: its name is that of its folder{newest}")
-
-
-def run_ids(folder: Path) -> set[str]:
-    """Return the ids of the runs of a sweep's finished jobs; damaged records are left out.
-
-    Args:
-        folder: folder of the sweep.
-    """
-    ids = set()
-    for path in folder.glob("job-*.json"):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        metrics = content.get("metrics") if isinstance(content, dict) else None
-        run_id = metrics.get("run_id") if isinstance(metrics, dict) else None
-        if isinstance(run_id, str):
-            ids.add(run_id)
-    return ids
 
 
 def keep_table(folder: Path, markdown: str, csv: str) -> Path:
@@ -150,7 +108,19 @@ def keep_table(folder: Path, markdown: str, csv: str) -> Path:
     return folder / "table.md"
 
 
-def _read(path: Path) -> tuple[dict[str, Any], str]:
+def outcome(folder: Path, number: int, token: str) -> dict[str, Any] | None:
+    """Return the outcome of a job; None if it has not recorded a valid one.
+
+    Args:
+        folder: folder of the sweep.
+        number: index of the job in the sweep.
+        token: the mark of the sweep's records.
+    """
+    content, problem = _read(sweeps.job_file(folder, number), token)
+    return None if problem else content
+
+
+def _read(path: Path, token: str | None) -> tuple[dict[str, Any], str]:
     """Return a job's outcome and the problem that excludes it, an empty string if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -158,13 +128,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
         return {}, f"cannot be read ({error.strerror or error})"
     except (ValueError, RecursionError):
         return {}, "is not JSON"
-    kinds = {"status": str, "number": int, "overrides": list, "message": str}
-    if not isinstance(content, dict) or not all(isinstance(content.get(key), kind) for key, kind in kinds.items()):
+    if not isinstance(content, dict):
         return {}, "is not a record of a job"
-    sweep, metrics = content.get("sweep"), content.get("metrics")
-    if sweep is not None:
-        return content, "" if sweep == os.environ.get(TOKEN) else "belongs to another sweep"
-    if metrics is not None:  # from a worker that did not inherit the id, or of unknown origin
-        problem = problem_of(metrics)
-        return content, f"is not a record of a job ({problem})" if problem else ""
-    return content, ""
+    problem = sweeps.refusal(content, token)
+    return ({} if problem == "is not a record of a job" else content), problem

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kvbench.runner.workers import Outcome, Workers
 
 
-def run(config: Mapping[str, Any]) -> dict[str, Any]:
+def run(config: Mapping[str, Any], begun: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Run the samples of one configuration that have no stored row yet, and return the run's metrics.
 
     If no sample is missing, no model is loaded. If the scorer has changed, stored answers are scored again.
@@ -41,6 +41,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         config: the composed configuration as plain data: `model`, `method`, `quantizer`, `dataset`, `decoding`,
             `runtime`, `logger`.
+        begun: function that is called with the id of the run before it starts; None for none.
 
     Returns:
         The content of `metrics.json`, and the directory of that file as ``run_dir``. ``status`` is ``ok``; ``older`` if
@@ -63,6 +64,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
         if team is not None and team.rank > 0:
             return ranks.follow(checked, task, team)
         name = run_id(resolve.material(config, checked, task))
+        if begun is not None:
+            begun(name)
         config = resolve.fitted(config, checked)
         store = RunStore(checked.runtime.results_dir, name, say)
         with store.hold():
@@ -214,11 +217,12 @@ class RunSteps:
             self.team.tell([sample.id for sample in missing])
         with ExitStack() as stack:
             try:
-                session = stack.enter_context(
+                opening: AbstractContextManager[Session | Workers] = (
                     ranks.opened(self.checked, self.task, self.team)
                     if several == 1
                     else workers.opened(self.config, self.checked, missing, several)
                 )
+                session = stack.enter_context(opening)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise

@@ -143,7 +143,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str
     """Configurations that would be run."""
     seen: list[Mapping[str, Any]] = []
 
-    def run(config: Mapping[str, Any]) -> dict[str, Any]:
+    def run(config: Mapping[str, Any], begun: Any = None) -> dict[str, Any]:
         seen.append(config)
         return {"status": "ok"}
 
@@ -278,7 +278,7 @@ def test_a_sweeps_folder_that_cannot_be_made(
 def test_a_run_that_is_refused_late_keeps_its_exit_status(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(config: Mapping[str, Any]) -> dict[str, Any]:
+    def refuse(config: Mapping[str, Any], begun: Any = None) -> dict[str, Any]:
         raise ConfigError("runtime.device", "cuda:7", "does not exist on this machine")
 
     monkeypatch.setattr("kvbench.runner.run.run", refuse)

@@ -24,7 +24,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Config]:
 
     seen: list[Config] = []
 
-    def run(config: Config) -> dict[str, Any]:
+    def run(config: Config, begun: Any = None) -> dict[str, Any]:
         seen.append(config)
         return {"status": "ok", "error": None, "label": config["method"]["preset"]}
 

@@ -12,7 +12,6 @@ import pytest
 
 from kvbench.cli import sweep
 from kvbench.cli.main import main
-from kvbench.cli.overrides import as_sweeps
 from kvbench.errors import KvbenchError
 from kvbench.results import aggregate, ranking, tables
 
@@ -221,10 +220,3 @@ def test_presets_of_one_class_have_names_of_their_own(
     assert [row["method"] for row in rows] == ["kivi", "kivi_wide"]
     ids = sorted(path.parent.name for path in tmp_path.glob("results/runs/*/metrics.json"))
     assert len(ids) == 2
-
-
-def test_plain_values_beside_a_sweep_over_choices_stay_as_they_were_typed() -> None:
-    texts = ["dataset=a,b", "dataset.path='x=y,z=1'", "model.revision=", "method.alpha=0.6,0.9"]
-    swept = ["dataset=a,b", "dataset.path=choice('x=y,z=1')", "model.revision=choice('')", "method.alpha=0.6,0.9"]
-    assert as_sweeps(texts, {"dataset"}) == swept
-    assert as_sweeps(texts[1:], {"dataset"}) == texts[1:]

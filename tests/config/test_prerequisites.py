@@ -198,7 +198,7 @@ def test_what_just_fits_is_started(
 ) -> None:
     started: list[Any] = []
 
-    def run(config: Any) -> dict[str, Any]:
+    def run(config: Any, begun: Any = None) -> dict[str, Any]:
         started.append(config)
         return {"status": "ok"}
 

@@ -1,0 +1,339 @@
+"""Sweeps (``--multirun``): the plan is written, the missing jobs run, and every job that ends rewrites the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from kvbench.cli import job, plan, sweep
+from kvbench.cli.job import Outcome
+from kvbench.errors import KvbenchError
+from kvbench.parallel import launch
+from kvbench.results import ranking, sweeps, tables
+from kvbench.results.load import SIDE_BY_SIDE
+from kvbench.results.store import DONE, STATUSES
+from kvbench.results.sweeps import Job, Manifest, Sweep
+from kvbench.util import atomic
+from kvbench.util.progress import say, show
+from kvbench.util.requirements import check_writable
+
+#: environment variable with the number of jobs in a sweep, for messages; inherited by the workers of a launcher
+JOBS = "KVBENCH_SWEEP_JOBS"
+#: exit status of an interrupted run: 128 + SIGINT, as in shells
+INTERRUPTED = 130
+#: the table is rewritten by a job that ends if the last rewriting took less than this share of the time since then
+SHARE = 0.05
+
+#: outcomes of the jobs that ran in this process, also those whose record could not be written
+_outcomes: dict[int, Outcome] = {}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of ``python -m kvbench --multirun``.
+
+    Args:
+        sweep: the sweep that the call starts or continues.
+        todo: the jobs that the call runs.
+        ended: outcomes of the jobs that an earlier call has finished and that need not run again.
+        overrides: what to pass to Hydra besides its options.
+    """
+
+    sweep: Sweep
+    todo: Sequence[Job]
+    ended: Sequence[Outcome]
+    overrides: Sequence[str]
+
+
+def prepare(
+    argv: Sequence[str],
+    overrides: Sequence[str],
+    jobs: Sequence[Sequence[str]],
+    extra: Path | None = None,
+    *,
+    with_fp16: bool = False,
+) -> Call:
+    """Write the manifest of a sweep, or find the one of the same command, and return what is to be run.
+
+    Args:
+        argv: arguments of ``python -m kvbench``, as typed.
+        overrides: the overrides among them.
+        jobs: the overrides of each job, without options of Hydra and of the launcher.
+        extra: folder given by ``--config-dir``; None if it is not given.
+        with_fp16: True to add an fp16 job wherever jobs that differ only in the method lack one.
+
+    Raises:
+        KvbenchError: the folder of the sweep cannot be created.
+        OSError: the manifest cannot be written; nothing has been started.
+    """
+    planned = plan.ordered(jobs, with_fp16=with_fp16)
+    named = [text.split("=", 1)[1].strip("'\"") for text in overrides if text.startswith("hydra.sweep.dir=")]
+    launcher = next((text.partition("=")[2] for text in overrides if text.startswith("launcher=")), "local")
+    kept = [text for text in overrides if text.startswith(("hydra.", "hydra/", "launcher="))]
+    os.environ[JOBS] = str(len(planned))
+    os.environ[SIDE_BY_SIDE] = "1" if launcher == "joblib" else ""
+    current = _folder(argv, planned, launcher, named[-1] if named else None)
+    os.environ[sweep.TOKEN] = current.manifest.token
+    todo, ended = list(planned), []
+    if launcher != "local":  # a job of another process costs a start, and a machine without the results repeats it all
+        ended = [outcome for one in planned if (outcome := _finished(current, one, extra)) is not None]
+        over = {outcome["number"] for outcome in ended}
+        todo = [one for one in planned if one.number not in over]
+    text = plan.for_hydra(plan.units(todo)) if todo else ""
+    directory = [] if named else [f"hydra.sweep.dir={current.folder}"]
+    return Call(current, todo, ended, [*kept, *directory, text])
+
+
+def _folder(argv: Sequence[str], planned: Sequence[Job], launcher: str, named: str | None) -> Sweep:
+    """Return the sweep of a command: the latest one with the same command and jobs, or a new one."""
+    command = tuple(argv)
+    manifest = Manifest(
+        id="",
+        token=uuid.uuid4().hex,
+        command=command,
+        created=datetime.now().astimezone().isoformat(timespec="seconds"),
+        results_dir=_results_dir(planned),
+        launcher=launcher,
+        jobs=tuple(planned),
+    )
+    if launch.rank() > 0:  # only rank 0 records the sweep
+        folder = Path(tempfile.mkdtemp(prefix="kvbench-rank-"))
+        return Sweep(folder, replace(manifest, id=folder.name))
+    if named is not None:
+        check_writable(named, "hydra.sweep.dir")
+        folder = Path(named)
+        folder.mkdir(parents=True, exist_ok=True)
+        before = _same(folder, command)
+    else:
+        before = sweeps.newest(sweep.SWEEPS, command)
+        folder = before.folder if before is not None else sweep.new_folder()
+    if before is not None and [(one.number, one.overrides) for one in before.manifest.jobs] == [
+        (one.number, one.overrides) for one in planned
+    ]:
+        counts = before.counts()
+        say(f"sweep {before.manifest.id}: continued; {', '.join(f'{n} {state}' for state, n in counts.items() if n)}")
+        current = before
+    else:
+        folder = folder if named is not None or before is None else sweep.new_folder()
+        current = Sweep(folder, replace(manifest, id=folder.name))
+        current.manifest.write(folder)
+        say(f"sweep {current.manifest.id}: {len(planned)} jobs; `python -m kvbench.report --sweep ID` shows them")
+    atomic.write(current.folder / sweeps.DRIVER, (json.dumps(sweeps.here()) + "\n").encode())
+    return current
+
+
+def _same(folder: Path, command: tuple[str, ...]) -> Sweep | None:
+    """Return the sweep in `folder` if it was started with the same command; else None."""
+    try:
+        found = Sweep.open(folder)
+    except KvbenchError:
+        return None
+    return found if found.manifest.command == command else None
+
+
+def _results_dir(planned: Sequence[Job]) -> str:
+    key = "runtime.results_dir="
+    texts = [text.removeprefix(key).strip("'\"") for text in planned[0].overrides if text.startswith(key)]
+    return texts[-1] if texts else "results/runs"
+
+
+def _finished(current: Sweep, one: Job, extra: Path | None) -> Outcome | None:
+    """Return the outcome of a job that an earlier call has finished; None if the job must run.
+
+    It must run if its record or its run is missing, its run is another one now (its data or weights have changed), the
+    code has changed, rows are missing, or the logger may have something to send.
+    """
+    outcome = sweep.outcome(current.folder, one.number, current.manifest.token)
+    metrics = (outcome or {}).get("metrics") or {}
+    if outcome is None or outcome["status"] not in sweeps.FINAL or not metrics.get("run_dir"):
+        return None
+    from kvbench.cli.report_runs import marked
+    from kvbench.config.run_config import check
+    from kvbench.results.identity import run_id
+    from kvbench.results.store import RunStore
+    from kvbench.runner.resolve import material
+
+    try:
+        config = job.composed(one.overrides, extra)
+        checked = check(config)
+        if checked.logger.name not in ("none", "csv") or checked.runtime.rerun or checked.runtime.retry:
+            return None
+        store = RunStore(checked.runtime.results_dir, run_id(material(config, checked, checked.task)))
+        now = store.metrics()
+        asked = config["dataset"].get("limit") == ((store.config() or {}).get("dataset") or {}).get("limit")
+        if now is None or store.run_id != metrics["run_id"] or not asked:
+            return None
+        current_metrics = marked(store, now, config)
+    except KvbenchError:
+        return None
+    if current_metrics["status"] not in ("ok", "oom"):
+        return None
+    return {**outcome, "metrics": {**current_metrics, "run_dir": str(store.path)}, "before": True}
+
+
+def run_unit(value: str, folder: Path, extra: Path | None) -> str:
+    """Run the jobs of a unit one after the other, or together over one prefill; return the status of the last one.
+
+    Each job's outcome is recorded as soon as it ends.
+
+    Args:
+        value: the jobs, as :func:`kvbench.cli.plan.for_hydra` has encoded them.
+        folder: folder of the sweep.
+        extra: folder given by ``--config-dir``; None if it is not given.
+    """
+    from kvbench.models import shared
+
+    status = "ok"
+    with shared.sharing():
+        for number, texts in plan.decoded(value):
+            say(f"\njob {number + 1}/{os.environ.get(JOBS, '?')}: {' '.join(texts)}")
+            with _running(folder, number) as begun:
+                outcome = job.run(lambda texts=texts: job.composed(texts, extra), row=True, begun=begun)  # type: ignore[misc]
+            _ended(folder, number, {**outcome, "overrides": texts, "number": number})
+            status = outcome["status"]
+    return status
+
+
+@contextmanager
+def _running(folder: Path, number: int) -> Iterator[Callable[[str], None]]:
+    """Mark a job as running inside a ``with`` block; yields a function that adds the id of its run."""
+    path = sweeps.running_file(folder, number)
+
+    def note(run_id: str | None = None) -> None:
+        content = {**sweeps.here(), "sweep": os.environ.get(sweep.TOKEN), "run_id": run_id}
+        with suppress(OSError):  # it only informs those who watch
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write(path, (json.dumps(content) + "\n").encode())
+
+    note()
+    try:
+        yield note
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _ended(folder: Path, number: int, outcome: Outcome) -> None:
+    """Record the outcome of a job, and rewrite the table; what cannot be written is kept in this process."""
+    _outcomes[number] = outcome
+    try:
+        sweep.record(folder, number, outcome)
+    except OSError as error:
+        say(
+            f"job {number + 1}: its record cannot be written to {folder}: {error.strerror or error}. Its samples are "
+            "in the folder of its run; the same command again records it without repeating them"
+        )
+        return
+    if launch.rank() == 0:
+        refresh(folder)
+
+
+def refresh(folder: Path) -> None:
+    """Rewrite the table of a sweep from the records of its jobs, unless another process does so or has just done so.
+
+    Args:
+        folder: folder of the sweep.
+    """
+    table, began = folder / "table.md", time.time()
+    lock = FileLock(folder / ".table.lock")
+    try:
+        with lock.acquire(timeout=0):
+            spent = _read_seconds(folder)
+            with suppress(FileNotFoundError):
+                if began - table.stat().st_mtime < spent / SHARE:
+                    return
+            rows = ranking.best_first([one["metrics"] for one in sweep.outcomes(folder) if one.get("metrics")])
+            if rows:
+                sweep.keep_table(folder, tables.markdown(rows), tables.to_csv(rows))
+                (folder / ".table.seconds").write_text(f"{time.time() - began:.3f}")
+    except (Timeout, OSError):  # the table is written once more when the sweep ends, which reports a full disk
+        pass
+
+
+def _read_seconds(folder: Path) -> float:
+    try:
+        return float((folder / ".table.seconds").read_text())
+    except (OSError, ValueError):
+        return 0.0
+
+
+def forget() -> None:
+    """Forget the outcomes of an earlier sweep of this process."""
+    _outcomes.clear()
+
+
+def conclude(call: Call, *, interrupted: bool = False) -> int:
+    """Print the table of all jobs, a line per failed job, and how to go on; return the exit status.
+
+    Args:
+        call: the call of the command line, whose jobs have ended.
+        interrupted: True if the user has ended it before.
+    """
+    folder, expected = call.sweep.folder, len(call.sweep.manifest.jobs)
+    by_number = {outcome["number"]: outcome for outcome in sweep.outcomes(folder, say)}
+    by_number |= {outcome["number"]: outcome for outcome in call.ended} | _outcomes
+    done = [by_number[number] for number in sorted(by_number)]
+    rows = ranking.best_first([outcome["metrics"] for outcome in done if outcome.get("metrics")])
+    if rows:
+        show(tables.summary(rows))
+    failed = [outcome for outcome in done if outcome["status"] not in DONE]
+    say(_count(done, expected))
+    unwritten = _record_late(folder, call.sweep.manifest.token)
+    if rows and launch.rank() == 0:
+        _keep(folder, rows)
+    for outcome in failed:
+        first = (outcome["message"] or outcome["status"]).splitlines()[0]
+        say(f"job {outcome['number'] + 1} {outcome['status']}: {' '.join(outcome['overrides'])}: {first}")
+    missing = expected - len(done)
+    if missing and not interrupted:
+        say(f"{missing} of {expected} jobs did not record an outcome in {folder}")
+    if interrupted or missing or failed or unwritten:
+        again = f"python -m kvbench --resume {call.sweep.manifest.id}"
+        say(f"{'interrupted; ' if interrupted else ''}to run what is missing: {again} (or the same command again)")
+    if interrupted:
+        return INTERRUPTED
+    return 1 if failed or missing or unwritten else 0
+
+
+def _record_late(folder: Path, token: str) -> int:
+    """Try again to write the records of this process's jobs that could not be written; return how many still cannot."""
+    unwritten = 0
+    for number, outcome in _outcomes.items():
+        if launch.rank() == 0 and sweep.outcome(folder, number, token) is None:
+            try:
+                sweep.record(folder, number, outcome)
+            except OSError:
+                unwritten += 1
+    return unwritten
+
+
+def _keep(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    try:
+        path = sweep.keep_table(folder, tables.markdown(rows), tables.to_csv(rows))
+        say(f"table: {path} and, as CSV, in the same folder")
+    except OSError as error:
+        say(f"the sweep's table cannot be written to {folder}: {error.strerror or error}")
+
+
+def _count(done: Sequence[Outcome], expected: int) -> str:
+    """Return a line with the number of jobs by status, and how many of them were complete before."""
+    ended = Counter(outcome["status"] for outcome in done)
+    before = sum(outcome["status"] == "ok" and outcome.get("before", False) for outcome in done)
+    parts = [
+        f"{ended[status]} {status}" + (f" ({before} of them were already done)" if status == "ok" and before else "")
+        for status in STATUSES
+        if ended[status]
+    ]
+    return f"{expected} jobs: {', '.join(parts) or 'none has ended'}"

@@ -1,0 +1,167 @@
+"""The plan of a sweep: its jobs in the order in which they run, their labels, and the units that a launcher gets.
+
+Hydra receives the jobs as the values of one key, ``job``. Each value holds the overrides of a job, or of several jobs
+that run together (a unit), and is decoded by the process that runs it. So the order of the jobs, and which of them run,
+are decided here and not by Hydra's sweeper.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from urllib.parse import quote, unquote
+
+from kvbench.cli.settings import KEY as SETTING
+from kvbench.results.sweeps import Job
+
+#: key of Hydra's configuration that holds the overrides of a job
+JOB = "job"
+#: names of the options, or of their groups, on which it depends which model is loaded, and where
+MODEL = (
+    *("model", "experiment"),
+    *(f"runtime.{key}" for key in ("device", "device_map", "tensor_parallel", "seed", "memory_limit_gb")),
+)
+#: names of the options, or of their groups, that distinguish methods
+METHOD = ("method", "quantizer", SETTING)
+#: option with which methods share a prefill
+SHARED = "runtime.shared_prefill"
+#: characters of an override that need no encoding inside of Hydra's quotes
+_PLAIN = "=,:/[]{}()+-._~@*!<>^;&?#"
+#: separator of the jobs of a unit
+_NEXT = " | "
+
+
+def ordered(jobs: Sequence[Sequence[str]], *, with_fp16: bool = False) -> list[Job]:
+    """Number and label the jobs of a sweep in the order in which they run.
+
+    Jobs of one model are adjacent, so that it is loaded once. Among these, fp16 comes first, since the others are
+    compared with it. Jobs that share a prefill are adjacent. Otherwise, the order is that of the command line.
+
+    Args:
+        jobs: the overrides of each job, in the order of the command line.
+        with_fp16: True to add an fp16 job wherever jobs that differ only in the method lack one.
+    """
+    jobs = [list(job) for job in jobs]
+    if with_fp16:
+        jobs += _references(jobs)
+    models = _ranks([_part(job, MODEL) for job in jobs])
+    others = _ranks([_rest(job) if shares(job) else () for job in jobs])
+    places = sorted(range(len(jobs)), key=lambda i: (models[i], others[i], not _is_fp16(jobs[i]), i))
+    chosen = [tuple(jobs[place]) for place in places]
+    return [
+        Job(number=number, overrides=job, label=label)
+        for number, (job, label) in enumerate(zip(chosen, labels(chosen), strict=True))
+    ]
+
+
+def labels(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """Name each job by the overrides in which jobs differ: ``kivi int2 residual=64``.
+
+    Keys are shortened to their last part if that is unique. The names of methods, quantizers, settings, models and data
+    sets stand for themselves.
+
+    Args:
+        jobs: the overrides of each job.
+    """
+    counts = Counter(text for job in jobs for text in set(job))
+    varying = [[text for text in job if counts[text] < len(jobs)] for job in jobs]
+    keys = {text.partition("=")[0] for texts in varying for text in texts}
+    short = Counter(key.rpartition(".")[2] for key in keys)
+
+    def shown(text: str) -> str:
+        key, _, value = text.partition("=")
+        if "." not in key:
+            return value.strip("'\"")
+        last = key.rpartition(".")[2]
+        return f"{last if short[last] == 1 else key}={value}"
+
+    names = []
+    for job, texts in zip(jobs, varying, strict=True):
+        chosen = texts or [text for text in job if _named(text, METHOD)] or list(job)
+        names.append(" ".join(map(shown, chosen)) or "fp16")
+    return names
+
+
+def units(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Divide jobs into units: jobs that run together in one process, because they share a prefill.
+
+    With ``runtime.shared_prefill=true``, these are adjacent jobs that differ only in the method; otherwise, every job
+    is a unit of its own.
+
+    Args:
+        jobs: jobs in the order of the manifest.
+    """
+    result: list[list[Job]] = []
+    for job in jobs:
+        before = result[-1][0].overrides if result else None
+        if before is not None and shares(job.overrides) and _rest(before) == _rest(job.overrides):
+            result[-1].append(job)
+        else:
+            result.append([job])
+    return result
+
+
+def shares(overrides: Sequence[str]) -> bool:
+    """Return True if the overrides of a job ask for a shared prefill."""
+    return any(text.lower() in (f"{SHARED}=true", f"{SHARED}=1", f"{SHARED}=yes", f"{SHARED}=on") for text in overrides)
+
+
+def for_hydra(chosen: Sequence[Sequence[Job]]) -> str:
+    """Return the override with which Hydra launches one of its jobs for each unit; :func:`decoded` reads its values."""
+    return f"+{JOB}=choice({','.join(map(encoded, chosen))})"
+
+
+def encoded(unit: Sequence[Job]) -> str:
+    """Return a unit as a quoted value for Hydra: the number and the overrides of each job, in plain characters."""
+    texts = (" ".join([str(job.number), *(quote(text, safe=_PLAIN) for text in job.overrides)]) for job in unit)
+    return f"'{_NEXT.join(texts)}'"
+
+
+def decoded(value: str) -> list[tuple[int, list[str]]]:
+    """Return the number and the overrides of each job of a unit.
+
+    Args:
+        value: value of the key ``job``, from :func:`encoded`.
+    """
+    jobs = []
+    for text in value.split(_NEXT):
+        number, *words = text.split(" ")
+        jobs.append((int(number), [unquote(word) for word in words]))
+    return jobs
+
+
+def _references(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return an fp16 job for each group of jobs that differ only in the method and that has no fp16 job."""
+    present = {_rest(job) for job in jobs if _is_fp16(job)}
+    missing = dict.fromkeys(_rest(job) for job in jobs if _rest(job) not in present)
+    return [["method=fp16", *rest] for rest in missing]
+
+
+def _is_fp16(job: Sequence[str]) -> bool:
+    chosen = _part(job, METHOD)
+    return chosen in (("method=fp16",), (f"{SETTING}=fp16",), ())
+
+
+def _rest(job: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides of a job that do not concern the method."""
+    return _where(job, lambda text: not _named(text, METHOD))
+
+
+def _part(job: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    return _where(job, lambda text: _named(text, names))
+
+
+def _where(job: Sequence[str], wanted: Callable[[str], bool]) -> tuple[str, ...]:
+    return tuple(text for text in job if wanted(text))
+
+
+def _named(text: str, names: Sequence[str]) -> bool:
+    """Return True if an override sets one of the named options, or an option of one of the named groups."""
+    key = text.partition("=")[0]
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _ranks(keys: Sequence[tuple[str, ...]]) -> list[int]:
+    """Return for each key the place of its first occurrence among the different keys."""
+    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    return [places[key] for key in keys]
