@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.loggers.base import Logger, Safe
+from kvbench.results import mirror
 
 
 def load(
@@ -19,7 +20,8 @@ def load(
 ) -> Logger:
     """Return the logger that the configuration has chosen; if it fails later, the run continues.
 
-    Failures are reported through `say` and otherwise ignored.
+    Failures are reported through `say` and otherwise ignored. A job whose results another machine gathers
+    (:mod:`kvbench.results.mirror`) logs nothing; the gathering machine does.
 
     Args:
         logger: the checked settings of the logger (:mod:`kvbench.config.logger_config`).
@@ -29,6 +31,8 @@ def load(
         say: function that shows a line to the user.
         folder: folder of the run, whose files some loggers send; None to send none.
     """
+    if mirror.current() is not None:
+        return Logger()
     if logger.name == "csv":
         from kvbench.loggers.csv import CsvLogger
 

@@ -144,7 +144,19 @@ def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     Raises:
         DiskError: the rows could not be written; the file is unchanged.
     """
-    data = b"".join(encode(row) for row in rows)
+    append_bytes(path, b"".join(encode(row) for row in rows))
+
+
+def append_bytes(path: Path, data: bytes) -> None:
+    """Append encoded rows to a `samples.jsonl` and wait until they are on disk (fsync).
+
+    Args:
+        path: the file; it is created if it does not exist.
+        data: rows, each encoded by :func:`encode`.
+
+    Raises:
+        DiskError: the rows could not be written; the file is unchanged.
+    """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     except OSError as error:

@@ -18,7 +18,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from kvbench.errors import KvbenchError
-from kvbench.results import deliveries, record
+from kvbench.results import deliveries, mirror, record
 from kvbench.results import samples as lines
 from kvbench.results.samples import DiskError, Row, Samples
 from kvbench.results.typed import ShapeError
@@ -42,12 +42,21 @@ class RunStore:
         run_id: id of the run, which is also the name of its directory (:mod:`kvbench.results.identity`).
         say: function that is called with one-line messages for the user, for example about a damaged line or about
             waiting for another process.
+        here: True for the directory of this machine, even in a job whose results another machine gathers.
     """
 
-    def __init__(self, results_dir: Path | str, run_id: str, say: Say = lambda line: None) -> None:
+    def __init__(
+        self, results_dir: Path | str, run_id: str, say: Say = lambda line: None, *, here: bool = False
+    ) -> None:
         self.run_id = run_id
-        self.path = Path(results_dir) / run_id
+        self._mirror = None if here else mirror.current()
+        self._home = Path(results_dir) / run_id  # where the run belongs; only on this machine without a mirror
+        self.path = self._home if self._mirror is None else self._mirror.scratch / run_id
         self.say = say
+
+    def sibling(self, run_id: str) -> RunStore:
+        """Return another run of the same results directory."""
+        return RunStore(self._home.parent, run_id, self.say)
 
     @property
     def samples_path(self) -> Path:
@@ -84,9 +93,33 @@ class RunStore:
         try:
             with suppress(OSError):  # only informs waiting processes; a full disk is reported when a result is lost
                 holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
-            yield
+            with self._fetched():
+                yield
         finally:
             lock.release()
+
+    @contextmanager
+    def _fetched(self) -> Iterator[None]:
+        """Lock the run on the machine that gathers results too, and fetch its files, inside a ``with`` block."""
+        if self._mirror is None:
+            yield
+            return
+        for name, data in self._mirror.begin(self._home).items():
+            lines.write_atomically(self.path / name, data)
+            os.utime(self.path / name, (0, 0))  # what an earlier job has made is not of this one
+        try:
+            yield
+        finally:
+            self._mirror.end(self._home)
+
+    def _write(self, name: str, data: bytes) -> None:
+        """Replace a file of the run, here and on the machine that gathers results. Raises DiskError."""
+        lines.write_atomically(self.path / name, data)
+        if self._mirror is not None:
+            try:
+                self._mirror.write(self._home, name, data)
+            except OSError as error:
+                raise DiskError(self._home / name, error) from error
 
     def _wait(self, lock: FileLock, holder: Path, timeout_s: float, quiet: bool) -> None:
         """Acquire the lock once the process that holds it releases it; raise KvbenchError after `timeout_s`."""
@@ -117,7 +150,7 @@ class RunStore:
         """
         text = yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=120)
         atomic.tidy(self.path)
-        lines.write_atomically(self.path / "config.yaml", text.encode())
+        self._write("config.yaml", text.encode())
         if environment is not None:
             self.write_environment(environment)
 
@@ -130,7 +163,7 @@ class RunStore:
         Raises:
             DiskError: the file cannot be written.
         """
-        lines.write_atomically(self.path / "env.json", _json(environment, sort_keys=True))
+        self._write("env.json", _json(environment, sort_keys=True))
 
     def environment(self) -> dict[str, Any] | None:
         """Return the content of `env.json`, machine and package versions; None if the file is missing or unreadable."""
@@ -145,7 +178,7 @@ class RunStore:
 
     def write_origin(self, origin: Mapping[str, Any]) -> None:
         """Write `origin.json`, the commits and checksums of the run's files from the hub. Raises DiskError."""
-        lines.write_atomically(self.path / "origin.json", _json(origin))
+        self._write("origin.json", _json(origin))
 
     def config(self) -> dict[str, Any] | None:
         """Return the configuration with which the run was last started; None if `config.yaml` cannot be read."""
@@ -174,11 +207,18 @@ class RunStore:
             self.say(f"{self.samples_path} line {number}: {problem}; the line is ignored and its sample is repeated")
         if samples.damaged:
             lines.repair(self.samples_path, samples)
+            if self._mirror is not None:
+                self._write(self.samples_path.name, self.samples_path.read_bytes())
         return samples.rows
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows to `samples.jsonl`, and return once they are on disk. Raises DiskError."""
         lines.append(self.samples_path, rows)
+        if self._mirror is not None:
+            try:
+                self._mirror.append(self._home, b"".join(map(lines.encode, rows)))
+            except OSError as error:
+                raise DiskError(self._home / self.samples_path.name, error) from error
 
     def arrange(self, order: Sequence[str]) -> None:
         """Rewrite `samples.jsonl` so that rows which several processes made are in the order of a single process.
@@ -193,7 +233,7 @@ class RunStore:
         arranged = {**{name: row for name, row in rows.items() if name not in last}, **last}
         if list(arranged) != list(rows):
             with suppress(DiskError):
-                lines.write_atomically(self.samples_path, b"".join(lines.encode(row) for row in arranged.values()))
+                self._write(self.samples_path.name, b"".join(lines.encode(row) for row in arranged.values()))
 
     def metrics(self) -> dict[str, Any] | None:
         """Return the content of `metrics.json`, with defaults for the keys that an older version did not write.
@@ -239,7 +279,7 @@ class RunStore:
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Write `metrics.json` atomically; it is written after all other files of a run. Raises DiskError."""
-        lines.write_atomically(self.path / "metrics.json", _json(metrics))
+        self._write("metrics.json", _json(metrics))
 
 
 def find_runs(results_dir: Path | str) -> list[RunStore]:

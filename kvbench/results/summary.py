@@ -193,7 +193,7 @@ def _pair(metrics: dict[str, Any], counted: Sequence[Row], baseline: RunStore, r
 def _same_setting(store: RunStore) -> list[RunStore]:
     setting = store.run_id.split("-", 1)[0]
     paths = sorted(store.path.parent.glob(f"{setting}-*"))
-    return [RunStore(store.path.parent, path.name) for path in paths if path.is_dir()]
+    return [store.sibling(path.name) for path in paths if path.is_dir()]
 
 
 def older_code(
