@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.cli import report_page
-from kvbench.cli.report_runs import begun, find, marked
+from kvbench.cli.report_runs import RUNS, begun, find, marked
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.results import code as codes
 from kvbench.results import compare, record, ruler, tables
@@ -100,9 +100,7 @@ def _skipped(store: RunStore) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kvbench.report", description="Show the runs on disk as tables.")
-    parser.add_argument(
-        "--results", type=Path, default=Path("results/runs"), help="folder of the runs (default: %(default)s)"
-    )
+    parser.add_argument("--results", type=Path, default=RUNS, help="folder of the runs (default: %(default)s)")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="show one line per run (the default)")
     what.add_argument(

@@ -9,13 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvbench.cli.report_runs import Code, begun, find, marked, results_above
+from kvbench.cli.report_runs import Code, begun, find, marked, results_above, runs_of
 from kvbench.config.command import changes, command
 from kvbench.errors import ConfigError, KvbenchError
-from kvbench.page import server
+from kvbench.page import papers, server
 from kvbench.page.data import Report
 from kvbench.page.entry import Entry
 from kvbench.page.page import html
+from kvbench.page.sweep import FollowedSweep
 from kvbench.results import sweeps
 from kvbench.results.store import RunStore, find_runs
 from kvbench.util import atomic
@@ -60,7 +61,7 @@ def add(parser: argparse.ArgumentParser, what: Any) -> None:
     parser.add_argument(
         "--sweep",
         metavar="ID",
-        help=f"with {_PAGE_OPTIONS}: only the runs of this sweep's finished jobs; ID is the name of a folder in "
+        help=f"with {_PAGE_OPTIONS}: only this sweep, with the state of all its jobs; ID is the name of a folder in "
         "results/sweeps, or its beginning",
     )
     parser.add_argument(
@@ -107,18 +108,21 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> Report:
-    choose = _chooser(arguments)
+    sweep, choose, folder = _chosen(arguments)
     stores = choose()
-    if arguments.sweep is not None and not stores and arguments.serve is None:
-        raise KvbenchError(
-            f"no finished job of the sweep {arguments.sweep} has a run in {arguments.results}.\n"
-            "  hint: name the folder of its runs with --results DIR"
-        )
-    if not stores and (arguments.serve is None or arguments.pair):
-        raise KvbenchError(
-            f"there are no runs in {arguments.results}.\n  hint: name another folder with --results "
-            "DIR, or start a run: python -m kvbench method=kivi"
-        )
+    above = results_above(folder)
+    if not stores and arguments.serve is None and (sweep is None or arguments.figures is not None):
+        if arguments.sweep is not None:
+            raise KvbenchError(
+                f"no finished job of the sweep {arguments.sweep} has a run in {folder}.\n"
+                "  hint: name the folder of its runs with --results DIR"
+            )
+        if arguments.figures is not None or not papers.items(above, set())[0]:
+            raise KvbenchError(
+                f"there are no runs in {folder}.\n  hint: name another folder with --results "
+                "DIR, or start a run: python -m kvbench method=kivi"
+            )
+        print(f"note: there are no runs in {folder}; the page shows the papers' items in {above}", file=sys.stderr)
     pairs = [(find(stores, a).run_id, find(stores, b).run_id) for a, b in arguments.pair]
     for a, b in pairs:
         if a == b:
@@ -126,24 +130,32 @@ def _report(arguments: argparse.Namespace) -> Report:
     return Report(
         find=choose,
         read=reader(),
-        folder=arguments.results,
-        papers=results_above(arguments.results),
+        folder=folder,
+        papers=above,
         pairs=pairs,
         say=lambda line: print(f"note: {line}", file=sys.stderr),
+        sweep=sweep,
     )
 
 
-def _chooser(arguments: argparse.Namespace) -> Callable[[], list[RunStore]]:
-    """Return a function that returns the runs to show: all of a folder, or those of a sweep."""
+def _chosen(arguments: argparse.Namespace) -> tuple[FollowedSweep | None, Callable[[], list[RunStore]], Path]:
+    """Return the sweep to show if there is one, a function that returns the runs to show, and their folder.
+
+    A sweep of an older version has no manifest; then only the runs of its finished jobs are known.
+    """
     if arguments.sweep is None:
-        return lambda: find_runs(arguments.results)
-    folder = sweeps.named(results_above(arguments.results) / "sweeps", arguments.sweep)
+        return None, lambda: find_runs(arguments.results), arguments.results
+    place = sweeps.named(results_above(arguments.results) / "sweeps", arguments.sweep)
+    if not (place / sweeps.MANIFEST).exists():
+        return None, lambda: _among(arguments.results, sweeps.run_ids(place)), arguments.results
+    sweep = sweeps.Sweep.open(place)
+    followed, folder = FollowedSweep(sweep), runs_of(sweep, arguments.results)
+    return followed, lambda: _among(folder, followed.run_ids()), folder
 
-    def choose() -> list[RunStore]:
-        ids = sweeps.run_ids(folder)
-        return [store for store in find_runs(arguments.results) if store.run_id in ids]
 
-    return choose
+def _among(folder: Path, ids: set[str]) -> list[RunStore]:
+    """Return the runs in a folder that have one of the ids."""
+    return [store for store in find_runs(folder) if store.run_id in ids]
 
 
 def reader() -> Callable[[RunStore], Entry | None]:

@@ -12,8 +12,11 @@ from kvbench.results import code as codes
 from kvbench.results import ranking
 from kvbench.results.columns import UNFINISHED
 from kvbench.results.store import DONE, RunStore
+from kvbench.results.sweeps import Sweep
 from kvbench.runner import sources
 
+#: default folder of the runs
+RUNS = Path("results/runs")
 #: groups of a configuration that a line of the list is computed from
 GROUPS = ("model", "method", "quantizer", "dataset", "decoding", "runtime")
 
@@ -101,6 +104,17 @@ def results_above(runs: Path) -> Path:
     It is the nearest folder named ``results`` above the folder `runs`, or else that folder's parent.
     """
     return next((folder for folder in runs.absolute().parents if folder.name == "results"), runs.parent)
+
+
+def runs_of(sweep: Sweep, results: Path) -> Path:
+    """Return the folder of a sweep's runs: the one that its command named, unless the user names another.
+
+    Args:
+        sweep: the sweep.
+        results: value of ``--results``; :data:`RUNS` if the user did not give it.
+    """
+    named = Path(sweep.manifest.results_dir)
+    return named if results == RUNS and named.is_dir() else results
 
 
 class Code:

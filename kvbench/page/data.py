@@ -8,14 +8,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kvbench.page import pairs, papers, runs, settings
+from kvbench.page import board, pairs, papers, runs, settings
 from kvbench.page.entry import Entry
 from kvbench.page.names import names
 from kvbench.page.numbers import cut
+from kvbench.page.sweep import FollowedSweep
 from kvbench.results.store import RunStore
 
 #: version of the data, which the page's script checks
-VERSION = 1
+VERSION = 2
 #: maximum number of damaged runs that the page names
 MOST_SKIPPED = 20
 #: files whose change makes a run worth reading again
@@ -35,6 +36,7 @@ class Report:
         papers: folder of the papers' items (:func:`kvbench.page.papers.items`).
         pairs: ids of the pairs of runs whose samples are compared.
         say: function that shows a line to the user.
+        sweep: the sweep whose jobs are shown; None for all runs.
     """
 
     find: Callable[[], Sequence[RunStore]]
@@ -43,6 +45,7 @@ class Report:
     papers: Path
     pairs: Sequence[tuple[str, str]] = ()
     say: Callable[[str], None] = lambda line: None
+    sweep: FollowedSweep | None = None
     _known: dict[str, tuple[Any, Entry | None, dict[str, Any], dict[str, Any]]] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
 
@@ -75,6 +78,8 @@ class Report:
             "settings": settings.columns(flat, keys),
             "groups": _groups(entries),
             "papers": items,
+            "board": board.board(self.papers),
+            "sweep": self.sweep.data() if self.sweep is not None else None,
             "skipped": [cut(store.problem() or store.run_id) for store in stores if self._of(store)[1] is None][
                 :MOST_SKIPPED
             ],
@@ -82,8 +87,9 @@ class Report:
         }
 
     def signature(self) -> Any:
-        """Return a value that changes when a run is added, removed or changed."""
-        return tuple((store.run_id, _signature(store)) for store in self.find())
+        """Return a value that changes when a run or the sweep's folder does."""
+        runs = tuple((store.run_id, _signature(store)) for store in self.find())
+        return runs if self.sweep is None else (self.sweep.signature(), runs)
 
     def _compared(self, entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
         return [pairs.pair(entries[a], entries[b]) for a, b in self.pairs if a in entries and b in entries]

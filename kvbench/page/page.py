@@ -17,6 +17,7 @@ _ASSETS = Path(__file__).with_name("assets")
 STYLES = ("base.css", "table.css", "plots.css")
 SCRIPTS = (
     "dom.js",
+    "controls.js",
     "format.js",
     "data.js",
     "filter.js",
@@ -26,10 +27,12 @@ SCRIPTS = (
     "plot.js",
     "scatter.js",
     "bars.js",
+    "points.js",
     "heat.js",
     "papers.js",
     "leaderboard.js",
     "samples.js",
+    "jobs.js",
     "views.js",
     "live.js",
     "main.js",

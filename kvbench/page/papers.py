@@ -1,4 +1,4 @@
-"""Tables and figures of papers in which a run of the report is a cell: the paper's number next to ours."""
+"""Tables and figures of papers in `results/`: the papers' numbers and claims next to ours, where ours exist."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from kvbench.page.numbers import cut, encoded, short
+from kvbench.page.numbers import cut, encoded, short, trimmed
 
 #: bytes of all items in the page
-MOST_BYTES = 100_000
+MOST_BYTES = 150_000
 #: maximum number of cells and claims of one item
 MOST_CELLS = 400
+#: significant digits of numbers
+DIGITS = 4
 
 
 def items(folder: Path, runs: Set[str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the papers' items that a report's runs belong to.
+    """Return the papers' items that have a number or a claim, those with a run of the report first.
 
     Args:
         folder: folder with the files ``<paper>/<item>/cells.json`` or ``<paper>/<item>/<variant>/cells.json``, which
@@ -28,54 +30,85 @@ def items(folder: Path, runs: Set[str]) -> tuple[list[dict[str, Any]], list[str]
     """
     chosen: list[dict[str, Any]] = []
     notes: list[str] = []
-    size = 0
     for path in sorted({*folder.glob("*/*/cells.json"), *folder.glob("*/*/*/cells.json")}):
         try:
-            item = _item(json.loads(path.read_text(encoding="utf-8")), runs)
+            content = json.loads(path.read_text(encoding="utf-8"))
+            variant = path.parent.name if len(path.relative_to(folder).parts) == 4 else ""
+            item = _item(content, variant, runs)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             notes.append(f"{path} is not the table of a paper ({type(error).__name__}); skipped")
             continue
-        if item is None:
+        if item is not None:
+            chosen.append(item)
+    fitting: list[dict[str, Any]] = []
+    left_out, size = 0, 0
+    for item in sorted(chosen, key=lambda item: not item["mine"]):  # stable: by name within
+        needed = len(encoded(item))
+        if size + needed > MOST_BYTES:
+            left_out += 1
             continue
-        size += len(encoded(item))
-        if size > MOST_BYTES:
-            notes.append(f"{path} is left out, because the page holds at most {MOST_BYTES // 1000} kB of papers' items")
-            size -= len(encoded(item))
-            continue
-        chosen.append(item)
-    return chosen, notes
+        size += needed
+        fitting.append(item)
+    if left_out:
+        notes.append(
+            f"{left_out} of {len(chosen)} tables and figures of papers are left out, because the page holds at most "
+            f"{MOST_BYTES // 1000} kB of them"
+        )
+    return fitting, notes
 
 
-def _item(content: Mapping[str, Any], runs: Set[str]) -> dict[str, Any] | None:
-    """Return one item for the page; None if no cell is of a run of the report, or nothing has both numbers."""
-    if not any(run in runs for cell in content["cells"] for run in cell.get("runs") or ()):
-        return None
-    cells = list(_cells(content))
+class _Names(dict[str, int]):
+    """Texts that are stored once and named by their index."""
+
+    def of(self, text: Any, longest: int = 200) -> int:
+        """Return the index of a text, which is cut to `longest` characters."""
+        return self.setdefault(cut(text or "", longest), len(self))
+
+
+def _item(content: Mapping[str, Any], variant: str, runs: Set[str]) -> dict[str, Any] | None:
+    """Return one item for the page; None if it has neither a number nor a claim."""
+    names = _Names()
+    cells = list(_cells(content, names, runs))
     claims = [
-        [cut(claim["claim"], 200), cut(claim["model"], 80), *map(short, (claim["paper"], claim["ours"]))]
-        + [short(claim.get("stderr")), cut(claim.get("unit") or "", 20), cut(claim.get("verdict") or "", 60)]
+        trimmed(
+            [
+                names.of(claim["claim"]),
+                names.of(claim["model"], 80),
+                names.of(claim.get("unit"), 20),
+                names.of(claim.get("verdict"), 60),
+                *(short(claim.get(key), DIGITS) for key in ("paper", "ours", "stderr")),
+            ]
+        )
         for claim in content.get("claims", ())
-        if short(claim.get("ours")) is not None
     ]
     if not cells and not claims:
         return None
     return {
         "item": cut(content["item"], 80),
+        "variant": cut(variant, 80),
         "number": cut(content.get("number") or "", 40),
         "title": cut(content.get("title") or "", 160),
+        "mine": sum(len(cell) > 7 for cell in cells),
         "notes": [cut(note, 300) for note in [*content.get("marks", ()), *content.get("notes", ())][:6]],
         "cells": cells[:MOST_CELLS],
         "claims": claims[:MOST_CELLS],
+        "more": max(0, len(cells) - MOST_CELLS),
+        "names": list(names),
     }
 
 
-def _cells(content: Mapping[str, Any]) -> Iterator[list[Any]]:
-    """Yield ``[row, column, model, unit, paper, ours, standard error, run]`` per cell that has both numbers."""
+def _cells(content: Mapping[str, Any], names: _Names, runs: Set[str]) -> Iterator[list[Any]]:
+    """Yield the cells that have a number.
+
+    Each is ``[row, column, model, unit, paper, ours, standard error, run]``; the first four are indices of names, and
+    unknown values at the end are left out. The run is given only if it is in the report.
+    """
     units = {heading["name"]: heading.get("unit") or "" for heading in content["headings"]}
     for cell in content["cells"]:
-        paper, ours = short(cell.get("paper")), short(cell.get("ours"))
-        if paper is None or ours is None:
+        paper, ours = short(cell.get("paper"), DIGITS), short(cell.get("ours"), DIGITS)
+        if paper is None and ours is None:
             continue
-        names = [cut(cell[key], 80) for key in ("row", "column", "model")]
-        run = next(iter(cell.get("runs") or ()), None)
-        yield [*names, cut(units.get(cell["column"], ""), 20), paper, ours, short(cell.get("stderr")), run]
+        texts = [names.of(cell[key], 80) for key in ("row", "column", "model")]
+        run = next((run for run in cell.get("runs") or () if run in runs), None)
+        numbers = [paper, ours, short(cell.get("stderr"), DIGITS)]
+        yield trimmed([*texts, names.of(units.get(cell["column"]), 20), *numbers, run])

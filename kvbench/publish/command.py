@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvbench.cli.report_runs import find, results_above
+from kvbench.cli.report_runs import RUNS, find, results_above, runs_of
 from kvbench.config.logger_config import WandbLogger, logger_of
 from kvbench.errors import KvbenchError
 from kvbench.loggers.wandb_service import Service, has_key
@@ -19,8 +19,6 @@ from kvbench.util.requirements import exists, installed
 
 #: exit status of an interrupted command: 128 + SIGINT, as in shells
 INTERRUPTED = 130
-#: default folder of the runs
-RUNS = Path("results/runs")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,7 +84,7 @@ def _main(arguments: argparse.Namespace) -> int:
     ours: list[RunStore] = []
     if arguments.sweep is not None:
         sweep = Sweep.open(named(results_above(arguments.results) / "sweeps", arguments.sweep))
-    folder = _folder(arguments.results, sweep)
+    folder = arguments.results if sweep is None else runs_of(sweep, arguments.results)
     known = find_runs(folder)
     if arguments.runs and not known:
         raise KvbenchError(f"there are no runs in {folder}.\n  hint: name another folder with --results DIR")
@@ -109,13 +107,6 @@ def _main(arguments: argparse.Namespace) -> int:
         outcomes[sweeps.send(sweep, ours, folder, service, again=arguments.again)] += 1
     _conclude(outcomes, service)
     return 1 if outcomes["failed"] else 0
-
-
-def _folder(results: Path, sweep: Sweep | None) -> Path:
-    """Return the folder of the runs: the one that a sweep used, unless ``--results`` names another."""
-    if sweep is None or results != RUNS:
-        return results
-    return Path(sweep.manifest.results_dir)
 
 
 def _service(arguments: argparse.Namespace) -> Service:

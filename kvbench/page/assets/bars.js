@@ -56,8 +56,7 @@ function timesView(all, redraw) {
   const key = choice.metric;
   const runs = all.filter((run) => run[key]?.[5]).sort((a, b) => a[key][2] - b[key][2]);
   const [title, name] = METRICS[key];
-  const switches = el("div", { class: "switch", role: "group", "aria-label": "Time" }, Object.entries(METRICS).map(([other, [, text]]) =>
-    el("button", { type: "button", "aria-pressed": String(other === key), click: () => { choice.metric = other; redraw(); } }, text)));
+  const switches = switchOf("Time", Object.entries(METRICS).map(([other, [, text]]) => [other, text]), key, (other) => { choice.metric = other; redraw(); });
   if (!runs.length) return [switches, figure(title, el("p", { class: "empty" }, `No run here has samples with a ${name}.`))];
   const shown = runs.slice(0, MOST_BARS);
   const reach = shown.flatMap((run) => [run[key][0], run[key][4]]);

@@ -7,14 +7,15 @@ its error, perplexity, its error], ...]; kv and reserved (bytes); bill [codes,
 scales, window, index]; ratio; peak [prefill, decode]; ttft, tpot, p99 (seconds); rate (tokens per second); ttfts and
 tpots [five percentiles, count]; points [[prompt, batch, status, TTFT, TPOT, p10, p90, rate, KV bytes, peak], ...]. */
 
-const report = { runs: [], settings: [], groups: {}, papers: [], pairs: [], skipped: [], methods: [], taskKeys: [], byId: new Map() };
+const report = { runs: [], settings: [], groups: {}, papers: [], pairs: [], board: [], sweep: null, skipped: [], methods: [], taskKeys: [], byId: new Map() };
 
 const choice = {
-  view: "runs", text: "", filters: {}, sort: { key: "score", down: true }, hidden: null, group: null, status: "", pair: 0,
-  budget: 4, metric: "tpots", model: null,
+  view: null, text: "", filters: {}, sort: { key: "score", down: true }, hidden: null, group: null, status: "", pair: 0,
+  budget: 4, metric: "tpots", model: null, point: "tpot", axis: "prompt", fixed: null, job: "", jobs: 200,
+  paper: "", mine: "", opened: null,
 };
 
-const VERSION = 1;
+const VERSION = 2;
 
 /* Take the data of the page, or new data from the server. */
 function take(data) {

@@ -16,18 +16,28 @@ function ranking(runs, budget) {
   return { quality, runs: [...best.values()].sort(better) };
 }
 
+/* The measured leaderboard that is part of the repository (results/mini), as runs. */
+const BOARD = "results/mini";
+
+function boardRuns() {
+  return report.board.map(([name, method, command, value, error, n, diff, diffError, kv, fp16, device]) => ({
+    id: `${BOARD}/${name}`, name, label: method, method, model: BUNDLED, data: "mini", status: "ok", group: BOARD, command, device,
+    score: [value, error, n, diff, diffError], kv, ratio: fp16 / kv, settings: {},
+  }));
+}
+
 function leaderboardView(all, redraw) {
-  const models = [...new Set(report.runs.map((run) => run.model))];
+  const measured = boardRuns();
+  const everything = [...all, ...measured];
+  const models = [...new Set(everything.map((run) => run.model))];
+  if (!models.length) return el("p", { class: "empty" }, "There are no runs to rank.");
   const model = choice.model || (models.includes(BUNDLED) ? BUNDLED : models[0]);
-  const ofModel = report.runs.filter((run) => run.model === model && done(run) && qualityOf([run]).value(run) !== undefined);
-  const groups = groupsOf(ofModel);
+  const ofModel = everything.filter((run) => run.model === model && done(run) && qualityOf([run]).value(run) !== undefined);
+  const groups = groupsOf(ofModel.filter((run) => run.group !== BOARD));
+  if (model === BUNDLED && measured.length) groups.push({ group: BOARD, size: measured.length, title: `${BOARD}, as measured for this repository` });
   const group = groups.find((g) => g.group === choice.group) || groups[0];
   const runs = ofModel.filter((run) => group && run.group === group.group);
-  const pick = (label, options, value, set) => {
-    const select = el("select", { change: (event) => { set(event.target.value); redraw(); } }, options.map(([key, text]) => el("option", { value: key }, text)));
-    select.value = value;
-    return el("label", {}, label, select);
-  };
+  const pick = (label, options, value, set) => selectOf(label, options, value, (chosen) => { set(chosen); redraw(); });
   const controls = el("div", { class: "tools" },
     pick("Model", models.map((name) => [name, name]), model, (value) => { choice.model = value; }),
     group ? pick("Data", groups.map((g) => [g.group, `${g.title}, ${g.size} runs`]), group.group, (value) => { choice.group = value; }) : null,

@@ -28,8 +28,13 @@ async function poll() {
 /* Show new data; what the reader has chosen stays. */
 function refresh(data) {
   const known = new Set(report.settings.map((column) => column.key));
+  const before = report.runs.length;
   take(data);
   about();
+  if (!before && data.runs.length) {
+    draw();
+    return;
+  }
   const { id, dataset } = document.activeElement || {};
   if (choice.view === "runs" && data.settings.some((column) => !known.has(column.key))) draw();
   else shownView.update?.(false);

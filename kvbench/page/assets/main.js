@@ -24,7 +24,7 @@ function setTheme(name) {
 
 function about(problem) {
   const unfinished = report.runs.filter((run) => run.status === "unfinished").length;
-  const parts = [`${report.runs.length} runs`, unfinished ? `${unfinished} unfinished` : null, report.folder, new Date(report.made).toLocaleString(),
+  const parts = [report.sweep && `sweep ${report.sweep.id}`, `${report.runs.length} run${report.runs.length === 1 ? "" : "s"}`, unfinished ? `${unfinished} unfinished` : null, report.folder, new Date(report.made).toLocaleString(),
     document.body.dataset.live === "true" && !problem ? "live" : null, problem];
   byId("about").textContent = parts.filter(Boolean).join(" · ");
 }
@@ -36,8 +36,7 @@ byId("theme").addEventListener("click", () => {
 });
 setTheme(remembered("kvbench-theme") in THEMES ? remembered("kvbench-theme") : "auto");
 about();
-const wanted = location.hash.slice(1);
-if (VIEWS.some(([key]) => key === wanted)) choice.view = wanted;
+choice.view = firstView();
 drawTabs();
 draw();
 addEventListener("resize", () => {
@@ -54,6 +53,6 @@ addEventListener("keydown", (event) => {
 });
 addEventListener("hashchange", () => {
   const view = location.hash.slice(1);
-  if (view !== choice.view && VIEWS.some(([key]) => key === view)) show(view);
+  if (view !== choice.view && views().some(([key]) => key === view)) show(view);
 });
 follow();

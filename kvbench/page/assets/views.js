@@ -1,27 +1,43 @@
 /* The views behind the tabs, and the choice of runs above them. */
 
 const VIEWS = [
-  ["runs", "Runs"], ["quality", "Quality"], ["differences", "Differences"], ["memory", "Memory"], ["times", "Times"],
-  ["papers", "Papers"], ["samples", "Samples"], ["leaderboard", "Leaderboard"],
+  ["sweep", "Sweep"], ["runs", "Runs"], ["quality", "Quality"], ["differences", "Differences"], ["memory", "Memory"],
+  ["times", "Times"], ["points", "Points"], ["papers", "Papers"], ["samples", "Samples"], ["leaderboard", "Leaderboard"],
 ];
 /* Views of one group of comparable runs; `true` where all runs together make sense too. */
-const COMPARED = { quality: false, differences: false, memory: true, times: true };
+const COMPARED = { quality: false, differences: false, memory: true, times: true, points: true };
 const ALL = "all";
 /* Views that choose their runs themselves. */
-const OWN = new Set(["samples", "leaderboard"]);
+const OWN = new Set(["sweep", "samples", "leaderboard"]);
+/* Views that have something to show without a run. */
+const WITHOUT_RUNS = new Set(["sweep", "papers", "leaderboard"]);
+
+/* The views of the present data: that of a sweep only with a sweep. */
+function views() {
+  return VIEWS.filter(([key]) => key !== "sweep" || report.sweep);
+}
+
+/* The view to begin with: the one that the address names, or else the first that has something to show. */
+function firstView() {
+  const named = location.hash.slice(1);
+  if (views().some(([key]) => key === named)) return named;
+  if (report.sweep) return "sweep";
+  return !report.runs.length && report.papers.length ? "papers" : "runs";
+}
 
 const shownView = { update: null };
 
 function drawTabs() {
-  byId("tabs").replaceChildren(...VIEWS.map(([key, title]) => el("button", {
+  byId("tabs").replaceChildren(...views().map(([key, title]) => el("button", {
     type: "button", role: "tab", id: `tab-${key}`, "aria-controls": "main", "aria-selected": String(choice.view === key),
     tabindex: choice.view === key ? 0 : -1, click: () => show(key),
     keydown: (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!step) return;
       event.preventDefault();
-      const place = VIEWS.findIndex(([other]) => other === choice.view);
-      show(VIEWS[(place + step + VIEWS.length) % VIEWS.length][0]);
+      const all = views();
+      const place = all.findIndex(([other]) => other === choice.view);
+      show(all[(place + step + all.length) % all.length][0]);
       byId(`tab-${choice.view}`).focus();
     },
   }, title)));
@@ -31,7 +47,11 @@ function drawTabs() {
 /* Show a view and remember it in the address. */
 function show(view) {
   choice.view = view;
-  history.replaceState(null, "", `#${view}`);
+  try {
+    history.replaceState(null, "", `#${view}`);
+  } catch {
+    // a page inside another one may have no address of its own
+  }
   drawTabs();
   draw();
 }
@@ -44,7 +64,7 @@ function draw() {
   main.setAttribute("role", "tabpanel");
   main.setAttribute("aria-labelledby", `tab-${choice.view}`);
   main.className = `view-${choice.view}`;
-  if (!report.runs.length) {
+  if (!report.runs.length && !WITHOUT_RUNS.has(choice.view)) {
     shownView.update = draw;
     main.replaceChildren(el("p", { class: "empty" }, `There are no runs in ${report.folder} yet.`));
     return;
@@ -78,22 +98,24 @@ function skippedRuns() {
 
 /* The content of a view over the runs that pass the filters. */
 function viewOf(view, redraw) {
+  if (view === "sweep") return sweepView(redraw);
   if (view === "samples") return samplesView(redraw);
   if (view === "leaderboard") return leaderboardView(report.runs, redraw);
   const passing = chosenRuns(tableColumns());
-  if (view === "papers") return papersView(passing);
-  const group = groupIn(passing, COMPARED[view]);
+  if (view === "papers") return papersView(passing, redraw);
+  const group = groupIn(passing, COMPARED[view], view);
   const runs = group === ALL ? passing : passing.filter((run) => run.group === group);
   if (!runs.length) return el("p", { class: "empty" }, "No run passes the filters.");
   if (view === "quality") return qualityView(runs);
   if (view === "differences") return heatView(runs);
+  if (view === "points") return pointsView(runs, redraw);
   return view === "memory" ? billView(runs) : timesView(runs, redraw);
 }
 
 /* The group of comparable runs to show: the reader's, or else the largest with a quality. */
-function groupIn(runs, allowAll) {
+function groupIn(runs, allowAll, view) {
   if (choice.group === ALL && allowAll) return ALL;
-  const judged = runs.filter((run) => score(run) !== undefined || perplexity(run) !== undefined);
+  const judged = runs.filter((run) => (view === "points" ? run.points : score(run) !== undefined || perplexity(run) !== undefined));
   const groups = groupsOf(judged.length ? judged : runs);
   return (groups.find((g) => g.group === choice.group) || groups[0])?.group;
 }
@@ -101,7 +123,7 @@ function groupIn(runs, allowAll) {
 /* The text filter, the status and, where runs must be comparable, their group. */
 function drawFilters() {
   const box = byId("filters");
-  box.hidden = OWN.has(choice.view);
+  box.hidden = OWN.has(choice.view) || !report.runs.length;
   if (box.hidden) return;
   const text = el("input", { type: "search", id: "search", placeholder: "Filter runs: method, model, setting …", "aria-label": "Filter runs", input: (event) => { choice.text = event.target.value; shownView.update?.(); } });
   text.value = choice.text;
@@ -116,7 +138,7 @@ function drawFilters() {
     const group = el("select", { "aria-label": "Model and data", change: (event) => { choice.group = event.target.value; shownView.update?.(); } },
       groups.map((g) => el("option", { value: g.group }, `${g.title}, ${g.size} runs`)),
       allowAll ? el("option", { value: ALL }, "all runs, comparable or not") : null);
-    group.value = groupIn(chosenRuns(tableColumns()), allowAll) || groups[0]?.group || "";
+    group.value = groupIn(chosenRuns(tableColumns()), allowAll, choice.view) || groups[0]?.group || "";
     parts.push(group);
   }
   const active = Object.values(choice.filters).filter(Boolean).length;

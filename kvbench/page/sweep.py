@@ -1,0 +1,79 @@
+"""A sweep on the page: all its jobs with their states, whether or not they have a run yet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from kvbench.page.numbers import cut, trimmed
+from kvbench.results.sweeps import Progress, Sweep
+
+#: maximum length of the command and of the message of a job, in characters
+LONGEST_COMMAND, LONGEST_MESSAGE = 400, 200
+
+
+class FollowedSweep:
+    """A sweep whose files are read again only after they have changed.
+
+    Args:
+        sweep: the sweep.
+    """
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep = sweep
+        self._known: tuple[Any, list[Progress]] | None = None
+
+    def signature(self) -> Any:
+        """Return a value that changes when a file of the sweep does, or when the process that drives it ends."""
+        stamps = []
+        with os.scandir(self.sweep.folder) as entries:
+            for entry in entries:
+                try:
+                    status = entry.stat()
+                except OSError:  # removed meanwhile
+                    continue
+                stamps.append((entry.name, status.st_mtime_ns, status.st_size))
+        return sorted(stamps), self.sweep.driven()
+
+    def progress(self) -> Sequence[Progress]:
+        """Return how far each job is."""
+        signature = self.signature()
+        if self._known is None or self._known[0] != signature:
+            self._known = signature, self.sweep.progress()
+        return self._known[1]
+
+    def run_ids(self) -> set[str]:
+        """Return the ids of the runs of all jobs, as far as they are known."""
+        return {entry.run_id for entry in self.progress() if entry.run_id is not None}
+
+    def data(self) -> dict[str, Any]:
+        """Return the sweep for the page.
+
+        Returns:
+            A dict: ``id``, ``command``, ``created``, ``launcher``; ``driven``, whether the process that starts its jobs
+            still runs; and ``jobs``, for each job ``[number from 1, label, state, run id, status, command, message]``
+            without the unknown values at the end.
+        """
+        manifest = self.sweep.manifest
+        return {
+            "id": cut(manifest.id, 120),
+            "command": cut(" ".join(["python -m kvbench", *manifest.command]), LONGEST_COMMAND),
+            "created": cut(manifest.created, 40),
+            "launcher": cut(manifest.launcher, 40),
+            "driven": self.sweep.driven(),
+            "jobs": [
+                trimmed(
+                    [
+                        entry.job.number + 1,
+                        cut(entry.job.label, 160),
+                        entry.state,
+                        entry.run_id,
+                        entry.status,
+                        cut(" ".join(["python -m kvbench", *entry.job.overrides]), LONGEST_COMMAND),
+                        cut((entry.message.splitlines() or [""])[0], LONGEST_MESSAGE) or None,
+                    ]
+                )
+                for entry in self.progress()
+            ],
+        }
