@@ -66,6 +66,35 @@ def row(index: int, score: float, prediction: str = "", task: str = "key_value")
     }
 
 
+def point(prompt: int, batch: int, tpot_s: float, kv: int, *, fits: bool = True) -> dict[str, Any]:
+    """Return a row of time and memory at a prompt length and a batch size; one that ran out of memory if not `fits`."""
+    figures: dict[str, Any] = {"status": "ok" if fits else "oom"}
+    if fits:
+        sizes = {"total": kv, "codes": kv, "scales": 0, "window": 0, "index": 0}
+        percentiles = {"p10": 0.9 * tpot_s, "p90": 1.2 * tpot_s, "p99": 1.5 * tpot_s}
+        figures |= {
+            "ttft_s": 1e-4 * prompt * batch,
+            "first_step_s": 2 * tpot_s,
+            "tpot_s": {"median": tpot_s, "mean": tpot_s, **percentiles, "n": 31},
+            "tokens_per_s": batch / tpot_s,
+            "new_tokens": 32,
+            "kv_used": sizes,
+            "kv_reserved": sizes,
+            "kv_fp16": 4 * kv,
+            "peak": {"prefill": 9 * kv * batch, "decode": 6 * kv * batch},
+        }
+    return {
+        "id": f"efficiency@{prompt}/b{batch}",
+        "task": "efficiency",
+        "length": prompt,
+        "status": figures["status"],
+        "prediction": "",
+        "scores": {},
+        "scorer_version": 1,
+        "measured": {"device": DEVICE, "warm_up": False, "batch_rows": batch, "point": figures},
+    }
+
+
 def metrics(run_id: str, made: dict[str, Any], rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     """Return the content of a `metrics.json` for some rows; `more` replaces keys."""
     scores = aggregate.scores(rows, {entry["id"]: {**entry, "scores": {"score": 1.0}} for entry in rows})

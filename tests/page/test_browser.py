@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from experiments.page.browser import chromium, missing
-from experiments.page.made import many, row, run_id, write
+from experiments.page.made import many, point, row, run_id, write
 from kvbench.cli import report
+from kvbench.cli.report_page import reader
+from kvbench.page.data import Report
+from kvbench.page.page import html
+from kvbench.page.sweep import FollowedSweep
+from kvbench.results.store import find_runs
+from kvbench.results.sweeps import Sweep
 from tests.page.test_page import NASTY
 from tests.page.test_papers import item
 from tests.page.test_papers import write as write_item
 from tests.page.test_server import serving
+from tests.publish.sweep_support import put, write_sweep
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "a browser")]
-VIEWS = ("runs", "quality", "differences", "memory", "times", "papers", "samples", "leaderboard")
+VIEWS = ("runs", "quality", "differences", "memory", "times", "points", "papers", "samples", "leaderboard")
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+LONG = "a very long name of a setting " * 20
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +36,15 @@ def browser():
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    """The page of 60 made-up runs, with a pair of runs and an item of a paper."""
+    """The page of 60 made-up runs and two of time and memory, with a pair of runs and an item of a paper."""
     folder = tmp_path_factory.mktemp("results")
     ids = many(folder / "runs", 60)
+    for number, method in enumerate(("fp16", "kivi")):
+        pace = 0.01 * (2 - number)
+        rows = [
+            point(n, batch, pace * n / 4096, 100 * n, fits=n * batch < 32768) for n in (4096, 16384) for batch in (1, 4)
+        ]
+        write(folder / "runs", number, method, setting=99, rows=rows, groups={"dataset": {"name": "efficiency"}})
     write_item(folder, item(ids[1]))
     arguments = ["--results", str(folder / "runs"), "--html", str(folder / "report.html"), "--pair", ids[0], ids[1]]
     assert report.main(arguments) == 0
@@ -57,6 +73,18 @@ def visit(browser):
     assert errors == []
 
 
+def unnamed(page):
+    """Elements that take the keyboard and have no name for a screen reader, and marks without a role."""
+    return page.evaluate("""() => {
+      const all = 'button, a[href], select, input, summary, [role=button], [role=tab], svg[role], table';
+      const named = (node) => node.getAttribute('aria-label') || node.textContent.trim() || node.title
+        || node.labels?.length || node.querySelector('caption');
+      const shown = (node) => node.offsetParent !== null || node.ownerSVGElement;
+      return [...document.querySelectorAll(all)].filter((node) => shown(node) && !named(node))
+        .map((node) => node.outerHTML.slice(0, 200));
+    }""")
+
+
 def names(page):
     return page.locator(".runs .name").all_text_contents()
 
@@ -70,7 +98,7 @@ def numbers(page, column):
 
 def test_the_table_sorts_filters_and_hides_columns(visit, file):
     page = visit(f"file://{file}")
-    assert page.locator("#count").text_content() == "60 runs"
+    assert page.locator("#count").text_content() == "62 runs"
     scores = numbers(page, "score")
     assert len(scores) > 10 and scores == sorted(scores, reverse=True)
     page.locator(".sort", has_text="ratio").click()
@@ -98,8 +126,8 @@ def test_only_the_rows_in_sight_are_in_the_document(visit, file):
     page = visit(f"file://{file}")
     assert page.locator(".runs tbody tr").count() < 60
     last = page.evaluate("() => { const b = document.querySelector('.scroll'); b.scrollTop = b.scrollHeight; }")
-    page.wait_for_function("document.querySelector('.runs tbody tr[aria-rowindex=\"62\"]')")
-    assert last is None and page.locator(".runs").get_attribute("aria-rowcount") == "62"
+    page.wait_for_function("document.querySelector('.runs tbody tr[aria-rowindex=\"64\"]')")
+    assert last is None and page.locator(".runs").get_attribute("aria-rowcount") == "64"
 
 
 def test_the_keyboard_is_enough(visit, file):
@@ -150,7 +178,140 @@ def test_every_view_fits(visit, file, scheme, width):
         page.locator(f"#tab-{view}").click()
         assert page.locator("#main").text_content().strip()
         assert page.locator("#main .empty").count() == 0, view
+        assert unnamed(page) == [], view
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
+
+
+def test_points_are_lines_over_the_prompt_or_the_batch(visit, file):
+    page = visit(f"file://{file}#points", permissions=["clipboard-read", "clipboard-write"])
+    page.locator("#main [data-key=rate]").click()
+    assert page.locator("figcaption").text_content() == "tokens/s by prompt length"
+    page.locator("#main label select").select_option("4")
+    assert page.locator(".plot .line").count() == 2 and page.locator(".plot .lost").count() == 2
+    assert "Crosses at the top: 2 points that ran out of memory" in page.locator("figure .note").text_content()
+    page.locator("#main [data-key=batch]").click()
+    assert page.locator("figcaption").text_content() == "tokens/s by batch size"
+    assert page.evaluate("document.activeElement.dataset.key") == "batch"
+    page.locator(".plot .nameable").first.focus()
+    tip = page.locator("#tip").text_content()
+    assert "4k tokens, batch 1" in tip and "tokens/s" in tip
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#toast.shown")
+    assert "dataset=efficiency" in page.evaluate("navigator.clipboard.readText()")
+    page.locator("#tab-quality").click()
+    page.locator("#filters select").last.select_option(f"{99:010x}")
+    page.locator("#main button", has_text="Show their points").click()
+    assert page.locator("#tab-points").get_attribute("aria-selected") == "true"
+
+
+def test_the_repository_s_own_results(visit, tmp_path):
+    """All items of the papers and the measured leaderboard, without a single run."""
+    file = tmp_path / "report.html"
+    assert report.main(["--results", str(RESULTS / "runs-of-nobody"), "--html", str(file)]) == 0
+    assert file.stat().st_size < 300_000
+    for width in (1280, 390):
+        page = visit(f"file://{file}", width)
+        assert page.locator("#tab-papers").get_attribute("aria-selected") == "true"
+        items = page.locator("details.paper")
+        assert items.count() == len([*RESULTS.glob("*/*/cells.json"), *RESULTS.glob("*/*/*/cells.json")])
+        for i in range(items.count()):
+            if items.nth(i).get_attribute("open") is None:
+                items.nth(i).locator("summary").first.click()
+        page.wait_for_function(
+            "[...document.querySelectorAll('details.paper > div')].every((box) => box.childNodes.length)"
+        )
+        assert page.locator(".plot .theirs").count() > 20 and page.locator("td", has_text="(").count() > 10
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth") and unnamed(page) == []
+        page.locator("#main select").first.select_option("quantspec")
+        assert all("quantspec" in text for text in page.locator("details.paper h2").all_text_contents())
+        page.locator("#tab-leaderboard").click()
+        assert page.locator(".board tbody tr").count() > 4
+        page.locator(".board .name").first.click()
+        assert "python -m kvbench method=" in page.locator("dialog .command").text_content()
+        page.keyboard.press("Escape")
+        for view in VIEWS:
+            page.locator(f"#tab-{view}").click()
+
+
+def test_the_jobs_of_a_sweep(visit, tmp_path):
+    results = tmp_path / "results"
+    stores = [write(results / "runs", number) for number in range(3)]
+    write_sweep(results, stores)
+    file = results / "report.html"
+    assert report.main(["--results", str(results / "runs"), "--sweep", "today", "--html", str(file)]) == 0
+    page = visit(f"file://{file}", permissions=["clipboard-read", "clipboard-write"])
+    assert page.locator("#tab-sweep").get_attribute("aria-selected") == "true"
+    assert page.locator(".jobs tbody tr").count() == 5 and "3 done" in page.locator("#main .count").text_content()
+    page.locator(".jobs .copy").nth(4).click()
+    page.wait_for_selector("#toast.shown")
+    assert page.evaluate("navigator.clipboard.readText()") == "python -m kvbench method=kivi method.residual=160"
+    page.locator("#main select").select_option("failed")
+    assert page.locator(".jobs tbody tr").count() == 1 and "a bad value" in page.locator("table.jobs").text_content()
+    page.locator("#main select").select_option("done")
+    page.locator(".jobs .name").first.click()
+    assert page.locator("dialog .facts").is_visible()
+    page.keyboard.press("Escape")
+    assert unnamed(page) == []
+    for view in ("sweep", *VIEWS):
+        page.locator(f"#tab-{view}").click()
+
+
+def test_the_page_follows_a_sweep(visit, tmp_path):
+    results = tmp_path / "results"
+    folder = write_sweep(results, [write(results / "runs", 0)])
+    with serving(results / "runs", sweep=FollowedSweep(Sweep.open(folder))) as server:
+        page = visit(server.address)
+        page.wait_for_selector("text=1 done, 1 failed, 1 not started")
+        put(folder, 2, metrics=write(results / "runs", 2).metrics())
+        page.wait_for_selector("text=2 done, 1 failed", timeout=15_000)
+        page.goto("about:blank")
+
+
+def odd(folder, name):
+    """Write runs that are unusual in one way."""
+    if name == "nothing":
+        folder.mkdir(parents=True)
+    elif name == "one":
+        write(folder, 1)
+    elif name == "unfinished":
+        write(folder, 1, unfinished=True, rows=[])
+        write(folder, 2, unfinished=True)
+    elif name == "nan":
+        for number, value in enumerate((float("nan"), float("inf"), None)):
+            write(folder, number, groups={"method": {"alpha": value}}, rows=[row(0, 1.0)] if number else [])
+    elif name == "models":
+        for number in range(9):
+            write(folder, number, setting=number % 3, groups={"model": {"name": f"model {number % 3}"}})
+    elif name == "long":
+        write(folder, 1, "fp16", label=LONG, rows=[row(0, 1.0, LONG * 9, task=LONG[:200])])
+        write(
+            folder, 2, label=LONG, groups={"model": {"name": LONG}, "dataset": {"name": LONG}, "method": {LONG: LONG}}
+        )
+    elif name == "methods":
+        for number in range(60):
+            write(folder, number, label=f"method{number} int2")
+    elif name == "same":
+        for number in range(5):
+            write(folder, number, rows=[row(0, 0.0), row(1, 0.0)])
+
+
+@pytest.mark.parametrize("name", ["nothing", "one", "unfinished", "nan", "models", "long", "methods", "same"])
+def test_unusual_runs_break_no_view(visit, tmp_path, name):
+    folder = tmp_path / "results" / "runs"
+    odd(folder, name)
+    shown = Report(lambda: find_runs(folder), reader(), folder, folder.parent)
+    file = tmp_path / "report.html"
+    file.write_text(html(shown.data()), encoding="utf-8")
+    for width in (1280, 390):
+        page = visit(f"file://{file}", width)
+        for view in VIEWS:
+            page.locator(f"#tab-{view}").click()
+            assert page.locator("#main").text_content().strip(), view
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
+            assert (
+                "NaN" not in page.locator("#main").inner_html()
+                and "undefined" not in page.locator("#main").inner_html()
+            ), view
 
 
 def test_the_switch_of_the_theme_wins_over_the_system(visit, file):
@@ -218,4 +379,4 @@ def test_the_page_of_the_server_follows_a_run(visit, tmp_path):
 def test_the_data_of_the_page_are_the_report_s(visit, file):
     page = visit(f"file://{file}")
     data = json.loads(page.locator("#data").text_content())
-    assert len(data["runs"]) == 60 and data["papers"] and data["pairs"]
+    assert len(data["runs"]) == 62 and data["papers"] and data["pairs"]

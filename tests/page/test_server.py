@@ -21,8 +21,8 @@ from tests.page.report_support import data_of
 
 
 @contextmanager
-def serving(folder):
-    shown = Report(lambda: find_runs(folder), reader(), folder, folder / "none")
+def serving(folder, **more):
+    shown = Report(lambda: find_runs(folder), reader(), folder, folder / "none", **more)
     with Server(shown, 0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

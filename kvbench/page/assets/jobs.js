@@ -23,12 +23,18 @@ function sweepView(redraw) {
     ? el("button", { type: "button", click: () => { choice.jobs += MOST_JOBS; redraw(); } }, `Show more (${shown.length - choice.jobs} left)`) : null;
   return [
     el("h2", {}, `Sweep ${sweep.id}`),
-    el("p", { class: "count", role: "status" }, `${jobs.length} jobs: ${words || "none"}${sweep.driven ? "; running" : counts.missing || counts.running ? "; not running now" : ""}`),
+    el("p", { class: "count", role: "status" }, `${jobs.length} jobs: ${words || "none"}${sweep.driven || !(counts.missing || counts.running) ? "" : ". No process works on it: the same command continues it."}`),
     progressBar(counts, jobs.length, words),
-    el("p", { class: "note" }, [sweep.created, sweep.launcher && `launcher ${sweep.launcher}`].filter(Boolean).join(", ")),
+    el("p", { class: "note" }, [moment(sweep.created) && `started ${moment(sweep.created)}`, sweep.launcher && `launcher ${sweep.launcher}`].filter(Boolean).join(", ")),
     el("div", { class: "row" }, el("pre", { class: "command", tabindex: 0 }, sweep.command), el("button", { type: "button", click: () => copy(sweep.command) }, "Copy")),
     el("div", { class: "tools jobs" }, el("label", {}, "Jobs", select)), jobTable(shown.slice(0, choice.jobs)), more,
   ];
+}
+
+/* A time as the reader writes it; an unknown one is left out. */
+function moment(text) {
+  const date = new Date(text);
+  return Number.isNaN(date.getTime()) ? "" : date.toLocaleString();
 }
 
 function progressBar(counts, total, words) {
@@ -37,7 +43,7 @@ function progressBar(counts, total, words) {
 }
 
 function jobTable(jobs) {
-  const heads = [["job", "number"], ["settings", "text"], ["state", "text"], ["score", "number"], ["KV bytes", "number"], ["TPOT", "number"], ["", "text"]];
+  const heads = [["job", "number"], ["settings", "text"], ["state", "text"], ["score", "number"], ["KV bytes", "number"], ["TPOT", "number"], ["", "text"], ["message", "text"]];
   const line = (job) => {
     const { run } = job;
     const name = run ? el("button", { type: "button", class: "name", "data-id": run.id, title: run.name, click: () => showDetails(run) }, job.label) : el("span", {}, job.label);
@@ -46,9 +52,10 @@ function jobTable(jobs) {
     const value = run && (score(run) === undefined ? (run.ppl ? `ppl ${fixed(run.ppl[0])}` : NONE) : `${fixed(score(run))} ${plusMinus(run.score[1])}`);
     return el("tr", {},
       el("td", { class: "number" }, String(job.number)), el("th", { scope: "row" }, name),
-      el("td", {}, el("span", { class: `status ${job.state}` }, state), job.message ? el("div", { class: "note" }, job.message) : null),
+      el("td", {}, el("span", { class: `status ${job.state}` }, state)),
       el("td", { class: "number" }, value || NONE), el("td", { class: "number" }, bytes(run?.kv)), el("td", { class: "number" }, seconds(run?.tpot)),
-      el("td", {}, el("button", { type: "button", class: "copy", "aria-label": `Copy the command of job ${job.number}`, title: job.command, click: () => copy(job.command) }, copyIcon())));
+      el("td", {}, el("button", { type: "button", class: "copy", "aria-label": `Copy the command of job ${job.number}`, title: job.command, click: () => copy(job.command) }, copyIcon())),
+      el("td", { class: "note" }, job.message || ""));
   };
   return el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Jobs, scrollable" },
     el("table", { class: "small jobs" }, el("thead", {}, el("tr", {}, heads.map(([text, kind]) => el("th", { scope: "col", class: kind }, text || el("span", { class: "offscreen" }, "command"))))), el("tbody", {}, jobs.map(line))));

@@ -44,11 +44,16 @@ function pointPlot(lines, metric, axis, more) {
   const box = { left: 74, right: size - 18, top: 22, bottom: 400 };
   const lost = lines.flatMap((line) => line.points.filter((point) => point[2] === "oom").map((point) => [line.run, point]));
   const places = [...new Set([...good, ...lost.map(([, point]) => point)].map((point) => point[axis.place]))].sort((a, b) => a - b);
-  const x = scaleOf(places, box.left + 12, box.right - 12, { log: true });
+  const x = scaleOf(places, box.left + 0.05 * size, box.right - 0.05 * size, { log: true });
   if (places.length <= 14) x.ticks = places;
   const reach = good.flatMap((point) => [point[metric.place], point[metric.low] || point[metric.place], point[metric.high] || point[metric.place]]);
   const y = (metric.sizes ? byteScale : scaleOf)(reach, box.bottom - 8, box.top + 10, { log: true });
-  const groups = lines.map(({ run, points }) => pointLine(run, points.filter(measured), metric, axis, x, y));
+  const gaps = places.slice(1).map((place, i) => x(place) - x(places[i]));
+  const shift = Math.min(6, (0.5 * Math.min(120, ...gaps)) / lines.length);  // runs stand next to each other
+  const groups = lines.map(({ run, points }, i) => {
+    const aside = (value) => x(value) + (i - (lines.length - 1) / 2) * shift;
+    return pointLine(run, points.filter(measured), metric, axis, aside, y);
+  });
   const crosses = lost.map(([run, point], i) => {
     const at = x(point[axis.place]) + ((i % 5) - 2) * 3;
     const cross = shape("path", { class: "lost", stroke: styleOf(run.method).colour, d: `M${at - 4},${box.top - 8}l8,8m0,-8l-8,8` });

@@ -21,6 +21,9 @@ function paretoFront(runs, cost, quality) {
 
 function qualityView(runs) {
   const shown = runs.filter(done);
+  if (shown.some((run) => run.points) && !shown.some((run) => run.score || run.ppl)) {
+    return el("p", { class: "empty" }, "These runs measured time and memory by prompt length and batch. ", el("button", { type: "button", click: () => show("points") }, "Show their points"));
+  }
   const quality = qualityOf(shown);
   const share = 2;
   const costs = [

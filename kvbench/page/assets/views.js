@@ -116,8 +116,8 @@ function viewOf(view, redraw) {
 function groupIn(runs, allowAll, view) {
   if (choice.group === ALL && allowAll) return ALL;
   const judged = runs.filter((run) => (view === "points" ? run.points : score(run) !== undefined || perplexity(run) !== undefined));
-  const groups = groupsOf(judged.length ? judged : runs);
-  return (groups.find((g) => g.group === choice.group) || groups[0])?.group;
+  const chosen = runs.some((run) => run.group === choice.group);  // the reader's choice, even where it has nothing to show
+  return chosen ? choice.group : groupsOf(judged.length ? judged : runs)[0]?.group;
 }
 
 /* The text filter, the status and, where runs must be comparable, their group. */
