@@ -193,10 +193,11 @@ def run_unit(value: str, folder: Path, extra: Path | None) -> str:
         folder: folder of the sweep.
         extra: folder given by ``--config-dir``; None if it is not given.
     """
+    from kvbench.loggers import in_sweep
     from kvbench.models import shared
 
     status = "ok"
-    with shared.sharing():
+    with shared.sharing(), in_sweep(folder.name):
         for number, texts in plan.decoded(value):
             say(f"\njob {number + 1}/{os.environ.get(JOBS, '?')}: {' '.join(texts)}")
             with _running(folder, number) as begun:

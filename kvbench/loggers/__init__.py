@@ -40,5 +40,5 @@ def load(
     if logger.name == "wandb":
         from kvbench.loggers.wandb import WandbLogger
 
-        return Safe(WandbLogger(logger, run_id, config, label, say, folder), logger.name, say)
+        return Safe(WandbLogger(logger, run_id, config, label, say, folder, _SWEEP.get()), logger.name, say)
     return Logger()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvbench import loggers
 from kvbench.loggers.wandb import WandbLogger
 from kvbench.loggers.wandb_service import distinct, plain
 
@@ -247,8 +248,11 @@ def test_times_of_a_sample_are_in_milliseconds_without_the_first_step(wandb, tmp
 
 def test_runs_of_a_sweep_have_its_group_and_tag(wandb, tmp_path) -> None:
     settings = logger(tmp_path).service.settings
-    WandbLogger(settings, "id", CONFIG, "kivi int2", print, sweep="today").sample(row("a"))
-    assert wandb.inits[0]["group"] == "sweep today"
+    settings.name = "wandb"
+    with loggers.in_sweep("today"):
+        loggers.load(settings, "id", CONFIG, "kivi int2", print).sample(row("a"))
+    loggers.load(settings, "id", CONFIG, "kivi int2", print).sample(row("a"))
+    assert [named["group"] for named in wandb.inits] == ["sweep today", "tiny/mini"]
     assert wandb.inits[0]["tags"] == ["a", "kivi", "tiny", "mini", "sweep today"]
 
 
