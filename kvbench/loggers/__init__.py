@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from kvbench.loggers.base import Logger, Safe
 from kvbench.results import mirror
+
+#: id of the sweep whose jobs run now; None outside of sweeps
+_SWEEP: ContextVar[str | None] = ContextVar("sweep", default=None)
+
+
+@contextmanager
+def in_sweep(name: str) -> Iterator[None]:
+    """Let the loggers of the runs inside a ``with`` block know that they belong to a sweep.
+
+    Args:
+        name: id of the sweep.
+    """
+    token = _SWEEP.set(name)
+    try:
+        yield
+    finally:
+        _SWEEP.reset(token)
 
 
 def load(
