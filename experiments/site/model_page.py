@@ -20,8 +20,8 @@ A preset names a checkpoint with its context, chat wrapper, dtype and licence. A
 hub or of a folder runs too: [Models](../models.md) says which ones are served. KiB are those of the keys and values of
 one token in 16 bits.
 
-| `model=` | checkpoint | parameters | layers | query / KV heads | channels of a head | context | KiB | licence |
-|---|---|--:|--:|--:|--:|--:|--:|---|
+| `model=` | checkpoint | parameters | layers | heads: query, KV | channels | context | KiB |
+|---|---|--:|--:|--:|--:|--:|--:|
 """
 
 
@@ -31,7 +31,7 @@ def page(table: Callable[[Iterable[Option]], str]) -> str:
     Args:
         table: function that returns the table of options.
     """
-    lines = []
+    lines, licences = [], []
     for name, path in options("model").items():
         model: ModelConfig = build(ModelConfig, yaml.safe_load(path.read_text(encoding="utf-8")), "model")
         numbers = model._numbers()
@@ -44,15 +44,16 @@ def page(table: Callable[[Iterable[Option]], str]) -> str:
         where = model.hub_id or "bundled with kvbench"
         size = f"{count / 1e9:.1f} billion" if count else "12 million" if name == "tiny" else "-"
         lines.append(
-            f"| `{name}` | {where} | {size} | {layers} | {heads} / {kv_heads} | {channels} | {model.max_length:,} "
-            f"| {kib:,.0f} | {model.licence}{' (gated)' if model.gated else ''} |"
+            f"| `{name}` | {where} | {size} | {layers} | {heads}, {kv_heads} | {channels} | {model.max_length:,} "
+            f"| {kib:,.0f} |"
         )
+        licences.append(f"| `{name}` | {model.licence} | {'accept it on the hub first' if model.gated else ''} |")
     notes = [
         f"- `{name}`: {note}"
         for name, path in options("model").items()
         if (note := yaml.safe_load(path.read_text(encoding="utf-8")).get("note"))
     ]
-    gated = "For a gated model, the hub asks you to accept its licence first; the preset says where.\n"
+    gated = "## Licences\n\n| `model=` | licence | |\n|---|---|---|\n" + "\n".join(licences) + "\n\n## Notes"
     first = next(name for name in options("model") if name != "tiny")
     rows = table(choice("model", first).options)
     tail = f"\n## Options of a model\n\nThe defaults are those of `model={first}`.\n\n{rows}"
