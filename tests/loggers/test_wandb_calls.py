@@ -18,6 +18,7 @@ class Run:
 
     def __init__(self, step: int) -> None:
         self.step, self.logged, self.summary, self.ended = step, [], {}, []
+        self.dir, self.url = "a folder/files", "an address"
 
     def log(self, values: Any, step: int) -> None:
         self.logged.append((step, values))
