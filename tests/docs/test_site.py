@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments import stored
 from experiments.site import api, navigation
 from experiments.site.__main__ import stage
 from experiments.site.links import anchors, relative, resolved, rewritten, targets
-from experiments.site.method_page import limits, page
+from experiments.site.method_page import kernels, limits, page
 from experiments.site.reference import described, sentence, table
 from experiments.site.tree import Tree, collect, site_path
 from kvbench.cli.choice import choice
@@ -96,6 +97,19 @@ def test_bytes_of_a_page_are_those_of_the_formula() -> None:
     text = page(choice("method", "fp16"), table)
     assert "| Llama-2-7B | 2,048 (100 %) | 16,384 (100 %) | 65,536 (100 %) |" in text
     assert "| Llama-3.1-8B | 512 (100 %) |" in text
+
+
+def test_kernels_of_a_page_are_those_that_were_measured() -> None:
+    """Against the paths of decode steps in results/h200."""
+    paths: dict[str, set[str]] = {}
+    for file in ("whole/tpot.json", "peaks/random.json", "h2o/tpot.json"):
+        for row in stored.content(ROOT / "results" / "h200" / file)["rows"]:
+            paths.setdefault(row["setting"].partition(":")[0], set()).add(row["path"])
+    assert len(paths) > 6
+    for name, measured in paths.items():
+        text = kernels(load_method(name))
+        assert "cuda" not in measured or "CUDA kernel" in text, name
+        assert measured != {"triton"} or "Triton kernel" in text, name
 
 
 def test_texts_of_docstrings() -> None:
