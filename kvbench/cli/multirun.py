@@ -294,6 +294,8 @@ def conclude(call: Call, *, interrupted: bool = False) -> int:
     unwritten = _record_late(folder, call.sweep.manifest.token)
     if rows and launch.rank() == 0:
         _keep(folder, rows)
+    if rows and "logger=wandb" in call.sweep.manifest.command:
+        say(f"to send this table and its plots to W&B: python -m kvbench.publish --sweep {call.sweep.manifest.id}")
     for outcome in failed:
         first = (outcome["message"] or outcome["status"]).splitlines()[0]
         say(f"job {outcome['number'] + 1} {outcome['status']}: {' '.join(outcome['overrides'])}: {first}")

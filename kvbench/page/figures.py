@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kvbench.results.pareto import front
 from kvbench.results.store import DONE
 
 Run = Mapping[str, Any]
@@ -21,6 +23,14 @@ PARTS = (
     ("tokens in full precision", "#E69F00"),
     ("indices", "#7F7F7F"),
 )
+#: figures of a point: name of the file, label, place in the point, unit
+POINTS = (
+    ("tpot", "time per output token (ms)", 4, 1e-3),
+    ("ttft", "time to the first token (ms)", 3, 1e-3),
+    ("rate", "tokens per second", 7, 1.0),
+    ("bytes", "KV bytes of a sequence (MiB)", 8, 2**20),
+    ("peak", "memory peak of decoding (MiB)", 9, 2**20),
+)
 #: maximum number of runs in a plot with a line per run
 MOST = 40
 #: width of a plot in inches, and size of its letters in points
@@ -28,7 +38,7 @@ WIDTH, LETTERS = 6.5, 8
 
 
 def figures(data: Mapping[str, Any], folder: Path) -> tuple[str, list[Path]]:
-    """Write the plots of the largest group of comparable runs.
+    """Write the plots of the largest group of comparable runs, and of the largest one with points of time and memory.
 
     Args:
         data: the data of the page.
@@ -53,13 +63,18 @@ def figures(data: Mapping[str, Any], folder: Path) -> tuple[str, list[Path]]:
         "tpot": lambda p: _times(runs, "tpots", "time per output token (ms)", styles, p),
         "ttft": lambda p: _times(runs, "ttfts", "time to the first token (ms)", styles, p),
     }
+    measured, lines = most_points(data["runs"])
+    marks = _styles(lines)
+    for name, label, place, unit in POINTS:
+        plots[f"points-{name}"] = partial(_points, lines, place, unit, label, marks)
     files = []
     with pyplot.rc_context({"font.size": LETTERS, "svg.hashsalt": "kvbench", "svg.fonttype": "path"}):
         for name, plot in plots.items():
             drawn = plot(pyplot)
             if drawn is None:
                 continue
-            drawn.suptitle(_shown(title), fontsize=LETTERS)
+            group_of = measured if name.startswith("points-") else group
+            drawn.suptitle(_shown(data["groups"].get(group_of, group_of)), fontsize=LETTERS)
             for suffix, options in (("png", {"dpi": 200}), ("svg", {"metadata": {"Date": None}})):
                 files.append(folder / f"{name}.{suffix}")
                 drawn.savefig(files[-1], **options)
@@ -78,6 +93,41 @@ def largest(runs: Sequence[Run]) -> tuple[str, list[Run]]:
         return "", []
     group = Counter(_group(run) for run in judged).most_common(1)[0][0]
     return group, [run for run in finished if _group(run) == group]
+
+
+def most_points(runs: Sequence[Run]) -> tuple[str, list[Run]]:
+    """Return the first half of the ids, and the runs, of the largest group with points of time and memory."""
+    having = [run for run in runs if run.get("points") and run["status"] in DONE]
+    if not having:
+        return "", []
+    group = Counter(_group(run) for run in having).most_common(1)[0][0]
+    return group, [run for run in having if _group(run) == group][:MOST]
+
+
+def _points(
+    runs: Sequence[Run], place: int, unit: float, label: str, styles: Mapping[str, Mapping[str, str]], pyplot: Any
+) -> Any:
+    """Draw a figure of points over the prompt length, at the batch size with most of them: a line per run."""
+    known = [point for run in runs for point in run["points"] if len(point) > place and point[place]]
+    if not known:
+        return None
+    batch = Counter(point[1] for point in known).most_common(1)[0][0]
+    figure, axes = pyplot.subplots(figsize=(WIDTH, 4), constrained_layout=True)
+    for run in runs:
+        mine = sorted((p[0], p[place] / unit) for p in run["points"] if p[1] == batch and len(p) > place and p[place])
+        if mine:
+            method = _method(run)
+            axes.plot(*zip(*mine, strict=True), label=_shown(run["name"], 30), markersize=5, **styles[method])
+    lengths = sorted({point[0] for point in known if point[1] == batch})
+    if len(lengths) > 1:
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+    axes.set_xticks(lengths, [f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in lengths])
+    axes.set(xlabel=f"prompt tokens (batch {batch})", ylabel=label)
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return figure
 
 
 def _scatter(
@@ -99,11 +149,8 @@ def _scatter(
         label_once = None if method in named else method
         named.add(method)
         axes.errorbar(x, y, yerr=error, label=label_once, linestyle="", markersize=5, capsize=2, **styles[method])
-    front: list[tuple[float, float]] = []
-    for x, y, _, _ in sorted(points, key=lambda point: (point[0], -point[1] if up else point[1])):
-        if not front or (y > front[-1][1] if up else y < front[-1][1]):
-            front.append((x, y))
-    axes.step(*zip(*front, strict=True), where="post", color="#444444", linestyle="--", linewidth=1, label="Pareto")
+    best = [points[i][:2] for i in front([(x, y) for x, y, _, _ in points], up)]
+    axes.step(*zip(*best, strict=True), where="post", color="#444444", linestyle="--", linewidth=1, label="Pareto")
     costs = [point[0] for point in points]
     if min(costs) > 0 and max(costs) / min(costs) > 6:
         axes.set_xscale("log")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.page.made import row, run_id, write
+from experiments.page.made import point, row, run_id, write
 from kvbench.cli import report
 from kvbench.page.figures import largest
 
@@ -16,9 +16,12 @@ def test_the_plots_of_the_largest_group_are_written(tmp_path, capsys):
     write(runs, 1, "fp16")
     write(runs, 2, label="kivi $x_{2$ \ud83d", groups={"method": {"residual": 64}})
     write(runs, 3, "atom", setting=7)
+    rows = [point(n, 1, n / 4e5, 100 * n) for n in (4096, 16384)]
+    write(runs, 4, rows=rows, setting=8, groups={"dataset": {"name": "efficiency"}})
     assert report.main(["--results", str(runs), "--figures", str(tmp_path / "plots")]) == 0
     assert "tiny, mini (key_value at 2048)" in capsys.readouterr().out
     names = {"score-bytes", "score-tpot", "differences", "bytes", "tpot", "ttft"}
+    names |= {f"points-{name}" for name in ("tpot", "ttft", "rate", "bytes", "peak")}
     files = {path.name: path.read_bytes() for path in (tmp_path / "plots").iterdir()}
     assert set(files) == {f"{name}.{suffix}" for name in names for suffix in ("png", "svg")}
     assert all(files[f"{name}.png"].startswith(b"\x89PNG") and b"<svg" in files[f"{name}.svg"] for name in names)
