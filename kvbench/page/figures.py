@@ -122,7 +122,9 @@ def _points(
     if len(lengths) > 1:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+        for axis in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            axis(lambda y, _: f"{y:g}")
+        axes.tick_params(axis="x", which="minor", size=0)
     axes.set_xticks(lengths, [f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in lengths])
     axes.set(xlabel=f"prompt tokens (batch {batch})", ylabel=label)
     axes.grid(alpha=0.3)
