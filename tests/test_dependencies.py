@@ -27,6 +27,7 @@ MODULES = {
     "pytest-xdist": "xdist",
     "import-linter": "importlinter",
     "cuda-bindings": "cuda",
+    "griffelib": "griffe",
 }
 #: declared, and not imported by name: with the reason
 USED_OTHERWISE = {

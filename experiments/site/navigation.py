@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from experiments.site.tree import ROOT, Tree, title
+from experiments.site.tree import ROOT, Tree, titles
 
 #: the configuration as people edit it
 CONFIG = ROOT / "mkdocs.yml"
@@ -36,7 +36,7 @@ def _expanded(value: Any, tree: Tree) -> Any:
         return complete(value, tree)
     if not value.endswith("/"):
         return value
-    return [{title(text): page} for page, text in sorted(tree.pages.items()) if page.startswith(value)]
+    return [{name: page} for page, name in titles(tree.pages, value).items()]
 
 
 def listed(nav: Nav) -> Iterator[str]:

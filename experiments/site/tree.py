@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,13 +158,22 @@ def _add(tree: Tree, root: Path, source: str) -> None:
 def _results(tree: Tree) -> dict[str, str]:
     """Return the page that lists all pages about results."""
     lines = ["# Results", "", "What was measured, with the machine, the commit and the command of each figure.", ""]
-    for page, text in sorted(tree.pages.items()):
-        if page.startswith("results/"):
-            lines.append(f"- [{title(text)}]({relative('results/index.md', page)})")
+    for page, name in titles(tree.pages, "results/").items():
+        lines.append(f"- [{name}]({relative('results/index.md', page)})")
     return {"results/index.md": "\n".join(lines) + "\n"}
 
 
-def title(text: str) -> str:
+def titles(pages: Mapping[str, str], folder: str) -> dict[str, str]:
+    """Return the titles of the pages in a folder, by path; one that occurs twice is followed by its page's folder."""
+    names = {page: _title(text) for page, text in sorted(pages.items()) if page.startswith(folder)}
+    counts = Counter(names.values())
+    return {
+        page: name if counts[name] == 1 else f"{name} ({posixpath.dirname(page).rpartition('/')[2]})"
+        for page, name in names.items()
+    }
+
+
+def _title(text: str) -> str:
     """Return the title of a page: its first heading, without markup."""
     for line in text.splitlines():
         if line.startswith("# "):

@@ -1,7 +1,7 @@
 """``make test-docs``: the commands in blocks of README.md and the documents run, in the order in which they stand.
 
-They run in a copy of the tree, with `dataset.limit=1` where a run leaves the number of samples open. Words that a
-reader replaces (RUN, ID, DIR) become what earlier commands have made.
+They run in a copy of the tree, each once, with one sample of 1024 tokens per task where a run leaves that open. Words
+that a reader replaces (RUN, ID, DIR) become what earlier commands have made.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import pytest
 
 from tests.docs.commands import ROOT, Command, all_commands
 
-RUNNABLE = [command for command in all_commands() if not command.inline and command.needs is None]
-#: data sets whose samples cannot be limited
-UNLIMITED = ("dataset=efficiency", "--help", "--cfg", "dataset.limit=")
+RUNNABLE = list(
+    {command.text: command for command in all_commands() if not command.inline and command.needs is None}.values()
+)
+#: parts of commands that run nothing, or whose samples cannot be limited
+UNLIMITED = ("dataset=efficiency", "--help", "--cfg")
 
 pytestmark = pytest.mark.docs
 
@@ -69,7 +71,9 @@ def completed(text: str, tree: Path) -> str:
     text = re.sub(r"\bDIR\b", "made", text)
     words = shlex.split(text)
     if words[:3] == ["python", "-m", "kvbench"] and not any(part in word for word in words for part in UNLIMITED):
-        text += " dataset.limit=1"
+        data = next((word for word in words if word.startswith("dataset=")), "dataset=mini")
+        text = re.sub(r" dataset\.limit=\d+", "", text) + " dataset.limit=1"
+        text += " dataset.lengths=[1024]" if data.startswith("dataset=mini") else ""
     return text
 
 
