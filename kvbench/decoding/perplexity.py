@@ -226,6 +226,21 @@ def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: Fi
         ValueError: `first` is not between 1 and T - 1.
     """
     firsts = _check_first(ids, first)
+    return nll(simulated_logits(model, cache, ids)[:, :-1], ids[:, 1:], firsts, 1).float()
+
+
+@torch.inference_mode()
+def simulated_logits(model: PreTrainedModel, cache: KVCache, ids: Tensor) -> Tensor:
+    """Return the logits of a text in one pass with simulated quantization (:func:`simulated_nll`), ``[B, T, V]``.
+
+    Args:
+        model: causal language model that runs kvbench's attention.
+        cache: an empty cache.
+        ids: token ids ``[B, T]``, without padding.
+
+    Raises:
+        CacheError: the model did not use the cache.
+    """
     AttentionInterface.register(SIMULATED, _simulated)
     AttentionMaskInterface.register(SIMULATED, mask)
     model.set_attn_implementation(SIMULATED)
@@ -238,7 +253,7 @@ def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: Fi
     finally:
         model.set_attn_implementation(NAME)
     check_cache(cache, width)
-    return nll(logits[:, :-1], ids[:, 1:], firsts, 1).float()
+    return logits
 
 
 def _simulated(

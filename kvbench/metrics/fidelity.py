@@ -158,17 +158,65 @@ def bootstrap(
         draws: number of draws.
         seed: seed of the draws.
     """
+    low, high = np.percentile(drawn(groups, level, draws=draws, seed=seed), (2.5, 97.5))
+    return float(low), float(high)
+
+
+def drawn(groups: Sequence[ArrayLike], level: float | None = None, *, draws: int = 10_000, seed: int = 0) -> Floats:
+    """Return the mean, or a percentile, over the positions of prompts that are drawn with replacement, ``[draws]``.
+
+    The arguments are those of :func:`bootstrap`, which returns the interval that contains 95 % of these values. The
+    difference of two methods' values draw by draw gives the paired interval of a percentile.
+    """
     arrays = [np.asarray(group, dtype=np.float64).ravel() for group in groups]
-    generator = np.random.default_rng(seed)
-    picks = generator.integers(0, len(arrays), size=(draws, len(arrays)))
+    picks = picked(len(arrays), draws, seed)
     if level is None:
         sums = np.array([array.sum() for array in arrays])
         counts = np.array([len(array) for array in arrays])
-        values = sums[picks].sum(-1) / counts[picks].sum(-1)
-    else:
-        values = np.array([np.percentile(np.concatenate([arrays[i] for i in pick]), level) for pick in picks])
-    low, high = np.percentile(values, (2.5, 97.5))
-    return float(low), float(high)
+        return np.asarray(sums[picks].sum(-1) / counts[picks].sum(-1))
+    values = np.concatenate(arrays)
+    order = values.argsort(kind="stable")
+    ordered, owner = values[order], np.repeat(np.arange(len(arrays)), [len(array) for array in arrays])[order]
+    percentiles = np.empty(draws)
+    for number, pick in enumerate(picks):
+        # how often each prompt was drawn is how often each of its values counts
+        ends = np.bincount(pick, minlength=len(arrays))[owner].cumsum()
+        rank = level / 100 * (ends[-1] - 1)
+        below = math.floor(rank)
+        low, high = ordered[np.searchsorted(ends, (below, min(below + 1, ends[-1] - 1)), side="right")]
+        percentiles[number] = low + (high - low) * (rank - below)
+    return percentiles
+
+
+def picked(groups: int, draws: int, seed: int) -> NDArray[np.int64]:
+    """Return which of so many groups each draw contains, ``[draws, groups]``; equal arguments give equal draws."""
+    return np.random.default_rng(seed).integers(0, groups, size=(draws, groups))
+
+
+def slope(
+    index: Sequence[ArrayLike], groups: Sequence[ArrayLike], *, draws: int = 10_000, seed: int = 0
+) -> tuple[float, float, float]:
+    """Return the least-squares slope of values over an index, and its 95 % interval over drawn prompts.
+
+    Args:
+        index: the index of each value, for example the number of tokens decoded before it, one array per prompt.
+        groups: the values, one array per prompt.
+        draws: number of draws.
+        seed: seed of the draws.
+
+    Returns:
+        The slope and both ends of the interval; NaN if all values have the same index.
+    """
+    pairs = [(np.asarray(x, np.float64), np.asarray(y, np.float64)) for x, y in zip(index, groups, strict=True)]
+    sums = np.array([(len(x), x.sum(), y.sum(), (x * x).sum(), (x * y).sum()) for x, y in pairs])
+
+    def fitted(total: Floats) -> Floats:
+        n, x, y, xx, xy = np.moveaxis(total, -1, 0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray((n * xy - x * y) / (n * xx - x * x))
+
+    low, high = np.percentile(fitted(sums[picked(len(pairs), draws, seed)].sum(1)), (2.5, 97.5))
+    return float(fitted(sums.sum(0))), float(low), float(high)
 
 
 def flips(base: Sequence[bool | int], candidate: Sequence[bool | int]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
+from kvbench.results.fidelity import fold
 from kvbench.results.points import halves, points
 from kvbench.results.samples import Row
 
@@ -56,6 +57,8 @@ def scores(
         - ``version``, ``scorer_version``: versions of the task and of its scorer.
         - ``points``: only for samples that measure time and memory, the result of
           :func:`kvbench.results.points.points`.
+        - ``fidelity``: only for samples that compare predictions with fp16's, the result of
+          :func:`kvbench.results.fidelity.fold`.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -78,6 +81,9 @@ def scores(
         measured = points(group, baseline)
         if measured is not None:
             entry["points"] = measured
+        compared = fold(group)
+        if compared is not None:
+            entry["fidelity"] = compared
         by_key[key] = entry
     return by_key
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from kvbench.results import code as codes
+from kvbench.results import fidelity_columns
 from kvbench.results.record import Metrics
 from kvbench.results.record_scores import Mean, Pair, RoundTimes, Score
 from kvbench.util.cells import Cell, seconds, size
@@ -64,10 +65,12 @@ def of_scores(lines: Sequence[RunLine]) -> list[Column[RunLine]]:
 
     A cell shows the score, its standard error and the difference from fp16.
     """
-    return [_of_score(name) for name in dict.fromkeys(key for line in lines for key in line.run.scores)]
+    names = dict.fromkeys(key for line in lines for key in line.run.scores)
+    compared = {key for line in lines for key, entry in line.run.scores.items() if entry.fidelity}
+    return [_of_score(name, compared=name in compared) for name in names]
 
 
-def _of_score(key: str) -> Column[RunLine]:
+def _of_score(key: str, *, compared: bool = False) -> Column[RunLine]:
     def value(read: Callable[[Score], Any]) -> Callable[[RunLine], Any]:
         return lambda line: read(line.run.scores[key]) if key in line.run.scores else None
 
@@ -83,6 +86,7 @@ def _of_score(key: str) -> Column[RunLine]:
             f"{key} nll": value(lambda score: score.nll and score.nll.mean),
             f"{key} ppl": value(lambda score: score.perplexity and score.perplexity.ppl),
             f"{key} bits_per_byte": value(lambda score: score.perplexity and score.perplexity.bits_per_byte),
+            **({f"{key} {name}": value(read) for name, read in fidelity_columns.FIGURES.items()} if compared else {}),
         },
     )
 
@@ -122,10 +126,15 @@ def status(run: Metrics) -> str:
 def score_cell(entry: Score | Mean | None) -> Cell:
     """Format a score, or a perplexity, with its standard error, and on a second line its difference from fp16.
 
+    Of a comparison of predictions, the cell shows the mean and the 99.9 % percentile of the KL divergence, and on the
+    second line the share of equal first choices.
+
     Args:
         entry: the entry of a task, or the mean over tasks; None gives a dash.
     """
     perplexity = entry.perplexity if isinstance(entry, Score) else None
+    if isinstance(entry, Score) and entry.fidelity:
+        return fidelity_columns.cell(entry.fidelity)
     if perplexity:
         return Cell(f"ppl {perplexity.ppl:.3f}{error(perplexity.stderr)}", _delta(perplexity.vs_fp16, 4))
     if entry is None or entry.score is None:
@@ -148,12 +157,14 @@ def _delta(pair: Pair | None, digits: int) -> str:
 
 
 def _headline(run: Metrics) -> str:
-    """Return the mean score as text; if there is none, the best throughput of the points, or the perplexities."""
+    """Return the mean score as text; else the best throughput of points, perplexities, or mean KL divergences."""
     if run.mean.score is not None:
         return f"{run.mean.score:.3f}"
     if run.scores and all(entry.points for entry in run.scores.values()):
         return "-" if run.tokens_per_s is None else f"{run.tokens_per_s:.4g}/s"
-    return ", ".join(f"ppl {entry.perplexity.ppl:.2f}" for entry in run.scores.values() if entry.perplexity) or "-"
+    texts = [f"ppl {entry.perplexity.ppl:.2f}" for entry in run.scores.values() if entry.perplexity]
+    texts += [f"KL {entry.fidelity.kld.mean:.3g}" for entry in run.scores.values() if entry.fidelity]
+    return ", ".join(texts) or "-"
 
 
 def _code(run: Metrics) -> str:

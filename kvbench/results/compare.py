@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
 from kvbench.results import aggregate
+from kvbench.results.compare_tables import ANSWERS, FIDELITY, answer_lines, fidelity_lines
+from kvbench.results.fidelity import answers_left, flips_of, pair
 from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
 from kvbench.results.tables import labels
@@ -36,6 +38,11 @@ class Comparison:
             scores ``a`` and ``b``, and the predictions ``said_a`` and ``said_b``.
         reworded: number of samples with the same score but different predictions.
         notes: reasons why the comparison may be misleading.
+        answers: for each ``task`` or ``task@length`` with scores or answers a dict: ``flips``, the answers whose
+            correctness differs (:func:`kvbench.metrics.fidelity.flips`), and ``left``, where answers of B leave those
+            of A (:func:`kvbench.results.fidelity.departure`); either may be None.
+        fidelity: for each ``task`` or ``task@length`` with comparisons of predictions, their measures with paired
+            intervals (:func:`kvbench.results.fidelity.pair`).
     """
 
     names: tuple[str, str]
@@ -43,6 +50,8 @@ class Comparison:
     changed: list[dict[str, Any]]
     reworded: int
     notes: list[str]
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    fidelity: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
 
 
 def compare(a: RunStore, b: RunStore) -> Comparison:
@@ -76,7 +85,26 @@ def compare(a: RunStore, b: RunStore) -> Comparison:
         elif rows_a[name]["prediction"] != rows_b[name]["prediction"]:
             reworded += 1
     changed.sort(key=lambda item: (-abs((item["b"] or 0.0) - (item["a"] or 0.0)), item["id"]))
-    return Comparison(_names(a, b), keys, changed, reworded, _notes(a, b, rows_a, rows_b, len(common)))
+    notes = _notes(a, b, rows_a, rows_b, len(common))
+    return Comparison(_names(a, b), keys, changed, reworded, notes, *_more(rows_a, rows_b, common))
+
+
+def _more(
+    rows_a: Mapping[str, Row], rows_b: Mapping[str, Row], common: Sequence[str]
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, dict[str, float]]]]:
+    """Return the fields `answers` and `fidelity` of a comparison."""
+    by_key: dict[str, list[str]] = {}
+    for name in common:
+        by_key.setdefault(aggregate.score_key(rows_b[name]), []).append(name)
+    answers, fidelities = {}, {}
+    for key, names in by_key.items():
+        entry = {"flips": flips_of(rows_a, rows_b, names), "left": answers_left(rows_a, rows_b, names)}
+        if any(entry.values()):
+            answers[key] = entry
+        figures = pair([rows_a[name] for name in names], [rows_b[name] for name in names])
+        if figures is not None:
+            fidelities[key] = figures
+    return answers, fidelities
 
 
 def screen(comparison: Comparison) -> Group:
@@ -84,6 +112,9 @@ def screen(comparison: Comparison) -> Group:
     body = [[Cell(text) for text in line] for line in lines(comparison)]
     table = Grid(("", "A", "B", "B - A", "answer NLL", "n"), body)
     parts: list[Any] = [Text(f"A {comparison.names[0]}\nB {comparison.names[1]}\n"), table.drawn()]
+    for head, texts in ((ANSWERS, answer_lines(comparison.answers)), (FIDELITY, fidelity_lines(comparison.fidelity))):
+        if texts:
+            parts += [Text(""), Grid(head, [[Cell(text) for text in line] for line in texts]).drawn()]
     summary = (
         f"\nsamples with different scores: {len(comparison.changed)}; with the same score but "
         f"different answers: {comparison.reworded}"
@@ -101,6 +132,10 @@ def markdown(comparison: Comparison) -> str:
     rows = [f"A: {comparison.names[0]}, B: {comparison.names[1]}", ""]
     rows += ["| | A | B | B - A | answer NLL | n |", "|:--|--:|--:|--:|--:|--:|"]
     rows += ["| " + " | ".join(line) + " |" for line in lines(comparison)]
+    for head, texts in ((ANSWERS, answer_lines(comparison.answers)), (FIDELITY, fidelity_lines(comparison.fidelity))):
+        if texts:
+            rows += ["", "| " + " | ".join(head) + " |", "|:--" + "|--:" * (len(head) - 1) + "|"]
+            rows += ["| " + " | ".join(line) + " |" for line in texts]
     if comparison.changed:
         rows += ["", "| sample | A | B | answer of A | answer of B |", "|:--|--:|--:|:--|:--|"]
         for item in comparison.changed[:SHOWN]:
@@ -114,11 +149,24 @@ def to_csv(comparison: Comparison) -> str:
     """Return a comparison's mean scores and differences as CSV, with one line per task, or per task and length."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["key", "a", "b", "diff", "stderr", "n", "nll_diff", "nll_stderr"])
+    measures = sorted({name for figures in comparison.fidelity.values() for name in figures})
+    more = [f"{name}_{part}" for name in measures for part in ("a", "b", "diff", "low", "high")]
+    flipped = ("flips", "lost", "won", "p") if comparison.answers else ()
+    left = ("never", "median") if comparison.answers else ()
+    writer.writerow(
+        ["key", "a", "b", "diff", "stderr", "n", "nll_diff", "nll_stderr"]
+        + [{"p": "mcnemar_p"}.get(name, name) for name in flipped]
+        + [{"never": "never_left", "median": "left_median"}[name] for name in left]
+        + more
+    )
     for key, entry in comparison.keys.items():
         nll = entry["nll"] or {}
+        answers, figures = comparison.answers.get(key, {}), comparison.fidelity.get(key, {})
         writer.writerow(
             [key, *(entry[k] for k in ("a", "b", "diff", "stderr", "n")), nll.get("diff"), nll.get("stderr")]
+            + [(answers.get("flips") or {}).get(name) for name in flipped]
+            + [(answers.get("left") or {}).get(name) for name in left]
+            + [figures.get(name, {}).get(p) for name in measures for p in ("a", "b", "diff", "low", "high")]
         )
     return buffer.getvalue()
 

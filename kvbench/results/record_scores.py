@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kvbench.results.record_fidelity import Fidelity
 from kvbench.results.typed import key
 
 
@@ -229,3 +230,4 @@ class Score:
     nll: Nll | None = None
     perplexity: Perplexity | None = key("perplexity of a text; null for tasks with answers", default=None)
     points: Points | None = key("time and memory (dataset=efficiency)", optional=True)
+    fidelity: Fidelity | None = key("comparison of predictions with fp16's (dataset=fidelity)", optional=True)

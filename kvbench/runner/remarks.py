@@ -41,6 +41,9 @@ def untouched(method: Method, rows: Sequence[Row]) -> dict[str, Any] | None:
 
 
 def _steps(row: Row) -> int:
+    compared = row.get("fidelity")
+    if compared:  # one position per decoded token; a simulated pass decodes none
+        return len(compared["kld"]) if compared["mode"] == "decode" else 0
     return max(0, len(row.get("tokens") or ()) - 1)
 
 

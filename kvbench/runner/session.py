@@ -16,13 +16,14 @@ from kvbench.results.environment import cpu_name
 from kvbench.results.samples import Row
 from kvbench.runner import batching
 from kvbench.runner.answers import Answers
+from kvbench.runner.fidelity import Comparisons
 from kvbench.runner.perplexity import TextSpans
 from kvbench.runner.points import Points
 from kvbench.runner.questions import SharedTexts
 from kvbench.runner.rows import Machine
 from kvbench.runner.strategy import Report, Strategy
 from kvbench.tasks.base import Sample, Task
-from kvbench.tasks.work import AskQuestions, Generate, MeasurePoint, ScoreText, Work
+from kvbench.tasks.work import AskQuestions, CompareTokens, Generate, MeasurePoint, ScoreText, Work
 
 
 class Session:
@@ -126,5 +127,6 @@ def strategies(config: RunConfig, loaded: LoadedModel, task: Task, machine: Mach
             graphs=config.runtime.graphs,
             compile=config.runtime.compile,
         ),
+        CompareTokens: Comparisons(config, loaded, task, machine, options),
         MeasurePoint: Points(config.method, config.decoding, config.runtime, loaded, task, machine, options),
     }

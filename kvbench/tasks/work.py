@@ -83,6 +83,33 @@ class ScoreText(Work):
 
 
 @dataclass(frozen=True)
+class CompareTokens(Work):
+    """Decode given tokens through the cache, and compare each prediction with that of the full-precision cache.
+
+    Args:
+        ids: token ids of a span of text, whose beginning is the prompt. None: the sample's prompt is the prompt, and an
+            answer follows it.
+        prefill: number of tokens of `ids` that are the prompt.
+        mode: ``decode``: one token at a time through the cache; ``simulated``: one pass in which all tokens attend to
+            quantized keys and values (:mod:`kvbench.tasks.perplexity`). Only a span of text can be simulated.
+        answers: the answer that is decoded if `ids` is None: ``fp16`` for the full-precision cache's own greedy answer,
+            ``task`` for the sample's reference answer.
+        statistics: ``exact``, or ``llamacpp`` for the rounding of llama.cpp.
+        reference: ``stored``: the full-precision predictions are read from a file if they have been made before;
+            ``live``: they are made again, in the same batch.
+        probe: True to measure the error of each layer's attention too.
+    """
+
+    ids: tuple[int, ...] | None = None
+    prefill: int = 0
+    mode: Literal["decode", "simulated"] = "decode"
+    answers: Literal["fp16", "task"] = "fp16"
+    statistics: Literal["exact", "llamacpp"] = "exact"
+    reference: Literal["stored", "live"] = "stored"
+    probe: bool = False
+
+
+@dataclass(frozen=True)
 class MeasurePoint(Work):
     """Measure time and memory at one prompt length and batch size.
 

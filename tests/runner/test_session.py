@@ -13,12 +13,13 @@ from kvbench.errors import ConfigError
 from kvbench.results.environment import cpu_name
 from kvbench.runner import session as module
 from kvbench.runner.answers import Answers
+from kvbench.runner.fidelity import Comparisons
 from kvbench.runner.perplexity import TextSpans
 from kvbench.runner.points import Points
 from kvbench.runner.questions import SharedTexts
 from kvbench.runner.session import Session, strategies
 from kvbench.tasks.base import Sample
-from kvbench.tasks.work import AskQuestions, Generate, MeasurePoint, ScoreText, Work
+from kvbench.tasks.work import AskQuestions, CompareTokens, Generate, MeasurePoint, ScoreText, Work
 from tests.run_support import ToyTask
 
 
@@ -113,7 +114,8 @@ def test_batches_of_spans_have_a_size_of_their_own(opened) -> None:
 def test_each_kind_of_work_has_its_strategy(opened) -> None:
     _, config, *_ = opened()
     by_kind = strategies(config, "loaded", "task", "machine")  # type: ignore[arg-type]
-    kinds = {Generate: Answers, AskQuestions: SharedTexts, ScoreText: TextSpans, MeasurePoint: Points}
+    kinds: dict[Any, Any] = {Generate: Answers, AskQuestions: SharedTexts, ScoreText: TextSpans}
+    kinds |= {CompareTokens: Comparisons, MeasurePoint: Points}
     assert {kind: type(strategy) for kind, strategy in by_kind.items()} == kinds
     for strategy in by_kind.values():
         assert (strategy.loaded, strategy.task, strategy.machine) == ("loaded", "task", "machine")
@@ -169,7 +171,7 @@ def test_unknown_work_is_refused_and_the_known_kinds_are_named(opened) -> None:
         ConfigError, match="a: declares a kind of work that the runner does not support: Juggle"
     ) as error:
         session.rows([sample("a", Juggle())])
-    assert error.value.allowed == ["Generate", "AskQuestions", "ScoreText", "MeasurePoint"]
+    assert error.value.allowed == ["Generate", "AskQuestions", "ScoreText", "CompareTokens", "MeasurePoint"]
 
 
 def test_a_closed_session_gives_the_model_back_once(opened) -> None:

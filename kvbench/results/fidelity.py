@@ -1,0 +1,246 @@
+"""Fidelity of a run's rows, folded into the figures of `metrics.json`, and of two runs, compared prompt by prompt.
+
+Positions of one prompt depend on each other, so all intervals are from a bootstrap that draws whole prompts. Two runs
+are drawn alike, which makes the interval of their difference a paired one. The figures of single positions are those of
+:mod:`kvbench.metrics.fidelity`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+from kvbench.results.samples import Row
+
+if TYPE_CHECKING:
+    from kvbench.metrics.fidelity import Positions
+
+#: number of draws for means, and for percentiles, which take longer
+DRAWS, PERCENTILE_DRAWS = 10_000, 1_000
+
+#: the measures of a pair of runs: name, and whether a larger value is better
+MEASURES = ("kld_mean", "kld_p99_9", "same_top")
+
+
+def fold(group: Sequence[Row]) -> dict[str, Any] | None:
+    """Fold the rows of one task into the fields of :class:`kvbench.results.record_fidelity.Fidelity`.
+
+    Args:
+        group: the rows of the task.
+
+    Returns:
+        The fields; None if the rows are results of another kind, or no position was decoded.
+    """
+    rows = comparisons(group)
+    if not rows:
+        return None
+    import numpy as np
+
+    from kvbench.metrics import fidelity
+
+    positions = joined(rows)
+    whole = fidelity.statistics(positions)
+    klds = [row["fidelity"]["kld"] for row in rows]
+    begin = 1 if rows[-1]["fidelity"]["mode"] == "decode" else 0
+    index = [np.arange(begin, begin + len(kld)) for kld in klds]
+    rise = fidelity.slope(index, klds)
+    firsts = [first["kld"] for row in group if (first := (row.get("fidelity") or {}).get("first"))]
+    last = rows[-1]["fidelity"]
+    return {
+        "kld": {
+            "mean": whole["kld_mean"],
+            **_interval(drawn(rows, "kld_mean"), len(rows)),
+            "of_prompts": fmean(map(fmean, klds)),
+            "median": whole["kld_median"],
+            **{f"p{level}": whole[f"kld_p{level}"] for level in (90, 95, 99)},
+            "p99_9": whole["kld_p99.9"],
+            **_interval(drawn(rows, "kld_p99_9"), len(rows), "p99_9_"),
+            "max": whole["kld_max"],
+            "min": whole["kld_min"],
+            "rms": float(np.sqrt(np.square(positions.kld).mean())),
+        },
+        "change": {
+            "mean": whole["change_mean"],
+            **_interval(fidelity.drawn([row["fidelity"]["change"] for row in rows], draws=DRAWS), len(rows)),
+            "rms": whole["change_rms"],
+        },
+        "same_top": {"share": whole["same_top"], **_interval(drawn(rows, "same_top"), len(rows))},
+        "nll_base": whole["nll_base"],
+        "nll": whole["nll"],
+        "positions": len(positions.kld),
+        "prompts": len(rows),
+        "first_kld": fmean(firsts) if firsts else None,
+        "bins": [dict(part) for part in fidelity.by_position(positions, np.concatenate(index))],
+        "growth": None
+        if len(rows) < 2 or math.isnan(rise[0]) or math.isnan(rise[1])
+        else {name: 1000 * x for name, x in zip(("per_1000", "low", "high"), rise, strict=True)},
+        "left": departure([row["fidelity"]["left"] for row in group if (row.get("fidelity") or {}).get("left")]),
+        "layers": _layers([row["fidelity"]["layers"] for row in rows if row["fidelity"].get("layers")]),
+        **{name: last[name] for name in ("mode", "statistics", "answers", "reference")},
+    }
+
+
+def comparisons(group: Sequence[Row]) -> list[Row]:
+    """Return the rows that compare predictions at one position or more, ordered by the ids of their samples."""
+    rows = [row for row in group if row.get("fidelity") and row["fidelity"]["kld"]]
+    return sorted(rows, key=lambda row: str(row["id"]))
+
+
+def joined(rows: Sequence[Row]) -> Positions:
+    """Return all positions of several rows, in their order."""
+    import numpy as np
+
+    from kvbench.metrics.fidelity import Positions
+
+    parts = [row["fidelity"] for row in rows]
+    numbers = {name: np.concatenate([part[name] for part in parts]) for name in ("kld", "change", "nll_base", "nll")}
+    return Positions(same_top=np.concatenate([same_top(row) for row in rows]), **numbers)
+
+
+def same_top(row: Row) -> Any:
+    """Return for each position of a row whether both caches found the same token most probable, bool ``[n]``."""
+    import numpy as np
+
+    part = row["fidelity"]
+    same = np.ones(len(part["kld"]), dtype=bool)
+    # positions are counted from the prompt's last token, whose prediction is not among them
+    same[np.asarray(part["other_top"], dtype=int) - (part["mode"] == "decode")] = False
+    return same
+
+
+def drawn(rows: Sequence[Row], measure: str) -> Any:
+    """Return a measure of rows for each draw of a bootstrap over prompts; equally many rows are drawn alike.
+
+    Args:
+        rows: rows of :func:`comparisons`.
+        measure: one of :data:`MEASURES`.
+    """
+    from kvbench.metrics import fidelity
+
+    if measure == "same_top":
+        return fidelity.drawn([same_top(row) for row in rows], draws=DRAWS)
+    klds = [row["fidelity"]["kld"] for row in rows]
+    if measure == "kld_mean":
+        return fidelity.drawn(klds, draws=DRAWS)
+    return fidelity.drawn(klds, 99.9, draws=PERCENTILE_DRAWS)
+
+
+def value(rows: Sequence[Row], measure: str) -> float:
+    """Return a measure (:data:`MEASURES`) over all positions of rows."""
+    from kvbench.metrics import fidelity
+
+    positions = joined(rows)
+    if measure == "same_top":
+        return float(positions.same_top.mean())
+    return fidelity.statistics(positions)["kld_mean" if measure == "kld_mean" else "kld_p99.9"]
+
+
+def pair(a: Sequence[Row], b: Sequence[Row]) -> dict[str, dict[str, float]] | None:
+    """Compare two runs over the samples that both have.
+
+    Args:
+        a: rows of one task of the run from which differences are measured.
+        b: rows of the same task of the other run.
+
+    Returns:
+        For each of :data:`MEASURES` the values ``a`` and ``b``, the difference ``diff`` of b and a, both ends ``low``
+        and ``high`` of its paired 95 % interval, and the number ``n`` of prompts; None without common samples.
+    """
+    import numpy as np
+
+    own, other = ({row["id"]: row for row in comparisons(rows)} for rows in (a, b))
+    common = [name for name in own if name in other and _length(own[name]) == _length(other[name])]
+    if not common:
+        return None
+    rows_a, rows_b = ([rows[name] for name in common] for rows in (own, other))
+    figures = {}
+    for measure in MEASURES:
+        low, high = np.percentile(drawn(rows_b, measure) - drawn(rows_a, measure), (2.5, 97.5))
+        values = value(rows_a, measure), value(rows_b, measure)
+        figures[measure] = {
+            "a": values[0],
+            "b": values[1],
+            "diff": values[1] - values[0],
+            "low": float(low),
+            "high": float(high),
+            "n": len(common),
+        }
+    return figures
+
+
+def departure(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Summarize where greedy answers leave fp16's (:class:`kvbench.results.record_fidelity.Departure`).
+
+    Args:
+        parts: for each answer ``at``, the first differing index or None, ``compared``, the number of compared tokens,
+            and, where it is known, fp16's ``gap`` at that index.
+    """
+    if not parts:
+        return None
+    places = [math.inf if part["at"] is None else part["at"] for part in parts]
+    middle = median(places)
+    gaps = [part["gap"] for part in parts if part.get("gap") is not None]
+    return {
+        "n": len(parts),
+        "never": sum(map(math.isinf, places)) / len(parts),
+        "median": None if math.isinf(middle) or math.isnan(middle) else float(middle),
+        "compared": float(median(part["compared"] for part in parts)),
+        "gap": median(gaps) if gaps else None,
+    }
+
+
+def answers_left(rows: Mapping[str, Row], others: Mapping[str, Row], names: Sequence[str]) -> dict[str, Any] | None:
+    """Summarize where the freely generated answers of one run leave those of another; None without answers.
+
+    Args:
+        rows: rows of the run from which the others are measured, by sample id.
+        others: rows of the other run.
+        names: ids of samples that both have.
+    """
+    from kvbench.metrics.fidelity import divergence
+
+    parts = []
+    for name in names:
+        tokens = rows[name].get("tokens") or [], others[name].get("tokens") or []
+        if tokens[0] or tokens[1]:
+            place = divergence(*tokens)
+            parts.append({"at": place.first, "compared": place.compared})
+    return departure(parts)
+
+
+def flips_of(rows: Mapping[str, Row], others: Mapping[str, Row], names: Sequence[str]) -> dict[str, Any] | None:
+    """Count the answers whose correctness differs between two runs; an answer is correct if its score is 1.
+
+    The arguments are those of :func:`answers_left`. The result is that of :func:`kvbench.metrics.fidelity.flips`; None
+    if no sample has a score.
+    """
+    from kvbench.metrics.fidelity import flips
+
+    score: Callable[[Row], Any] = lambda row: row["scores"].get("score")  # noqa: E731
+    scored = [name for name in names if score(rows[name]) is not None and score(others[name]) is not None]
+    if not scored:
+        return None
+    return flips(*([score(part[name]) >= 1 - 1e-9 for name in scored] for part in (rows, others)))
+
+
+def _layers(parts: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any] | None:
+    parts = [part for part in parts if part["own"]]
+    if not parts:
+        return None
+    means = {name: [fmean(errors) for errors in zip(*(p[name] for p in parts), strict=True)] for name in parts[0]}
+    return {**means, "worst": means["own"].index(max(means["own"])), "n": len(parts)}
+
+
+def _interval(values: Any, rows: int, prefix: str = "") -> dict[str, float]:
+    import numpy as np
+
+    if rows < 2:
+        return {}  # a single prompt has no interval
+    low, high = np.percentile(values, (2.5, 97.5))
+    return {f"{prefix}low": float(low), f"{prefix}high": float(high)}
+
+
+def _length(row: Row) -> int:
+    return len(row["fidelity"]["kld"])
