@@ -83,7 +83,7 @@ def prepare(
     launcher = next((text.partition("=")[2] for text in overrides if text.startswith("launcher=")), "local")
     kept = [text for text in overrides if text.startswith(("hydra.", "hydra/", "launcher="))]
     os.environ[JOBS] = str(len(planned))
-    os.environ[SIDE_BY_SIDE] = "1" if launcher == "joblib" else ""
+    os.environ[SIDE_BY_SIDE] = "1" if launcher in ("joblib", "submitit_local", "ray") else ""
     current = _folder(argv, planned, launcher, named[-1] if named else None)
     os.environ[sweep.TOKEN] = current.manifest.token
     todo, ended = list(planned), []

@@ -49,7 +49,7 @@ def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> No
         "",
     )
     if key == "hydra/launcher":
-        hint = "launcher=joblib or launcher=submitit"
+        hint = "launcher=joblib, launcher=submitit or launcher=ray"
     elif key == "hydra.searchpath":
         hint = "--config-dir DIR"
     elif key == "hydra.sweep.dir":
@@ -69,12 +69,12 @@ def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> No
         if not multirun or launcher == "local":
             problem, hint = (
                 "is a setting of the launcher of a sweep",
-                "add --multirun and launcher=joblib or launcher=submitit",
+                "add --multirun and launcher=joblib, launcher=submitit or launcher=ray",
             )
         elif key.endswith("._target_"):
             problem, hint = (
                 "cannot be set, because launcher=NAME determines the class",
-                "launcher=joblib or launcher=submitit",
+                "launcher=joblib, launcher=submitit or launcher=ray",
             )
         elif override.is_sweep_override():
             problem, hint = "must have one value for the whole sweep", f"{key}=VALUE"
@@ -84,7 +84,7 @@ def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> No
         typed or key,
         None,
         problem,
-        allowed="hydra.sweep.dir=DIR with --multirun, hydra.launcher.KEY=VALUE with launcher=joblib or submitit",
+        allowed="hydra.sweep.dir=DIR with --multirun, hydra.launcher.KEY=VALUE with launcher=joblib, submitit or ray",
         hint=hint,
     )
 

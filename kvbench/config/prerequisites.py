@@ -1,7 +1,7 @@
 """Checks of what a configuration requires (packages, a GPU, files), without importing torch.
 
 They run before a run touches its data or model, and before the command line starts the first job of a sweep. If a
-launcher sends jobs to other machines (submitit), the GPU is checked there.
+launcher sends jobs to other machines (submitit, ray), the GPU is checked there.
 """
 
 from __future__ import annotations
@@ -16,9 +16,14 @@ from kvbench.util.requirements import Package, check_packages, exists, has_gpu
 if TYPE_CHECKING:
     from kvbench.config.run_config import RunConfig
 
-#: launchers that are Hydra plugins, with their modules; and launchers whose jobs run on other machines
-PLUGINS = {"joblib": "hydra_plugins.hydra_joblib_launcher", "submitit": "hydra_plugins.hydra_submitit_launcher"}
-REMOTE = ("submitit",)
+#: launchers that need a package: its module, and what to install; and launchers whose jobs run on other machines
+PLUGINS = {
+    "joblib": ("hydra_plugins.hydra_joblib_launcher", "hydra-joblib-launcher"),
+    "submitit": ("hydra_plugins.hydra_submitit_launcher", "'kvbench[launch]'"),
+    "submitit_local": ("hydra_plugins.hydra_submitit_launcher", "'kvbench[launch]'"),
+    "ray": ("ray", "'kvbench[ray]'"),
+}
+REMOTE = ("submitit", "ray")
 
 
 def check_launcher(name: str, multirun: bool) -> None:
@@ -30,8 +35,8 @@ def check_launcher(name: str, multirun: bool) -> None:
     """
     if name not in PLUGINS:
         return
-    package = "hydra-joblib-launcher" if name == "joblib" else "'kvbench[launch]'"
-    check_packages([Package(PLUGINS[name], "launcher", name, f"run pip install {package}, or set launcher=local")])
+    module, package = PLUGINS[name]
+    check_packages([Package(module, "launcher", name, f"run pip install {package}, or set launcher=local")])
     if not multirun:
         raise ConfigError(
             "launcher", name, "launches the jobs of a sweep, but this command is a single run", hint="add --multirun"

@@ -1,0 +1,120 @@
+"""Launchers of sweeps: joblib, submitit and Ray behind Hydra's interface for launchers.
+
+Hydra composes the options (``hydra.launcher``) and hands over the jobs. Each job holds the overrides of a unit of the
+sweep (:mod:`kvbench.cli.plan`), so what is sent to another process is a unit and nothing of Hydra.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from kvbench.cli import plan
+from kvbench.cli.launchers.units import RETRIES, Unit, units_of
+
+#: name of this module for Hydra, which takes launchers from the name space of its plugins only
+SPACE = "hydra_plugins.kvbench"
+
+
+@dataclass
+class RayOptions:
+    """Options of ``launcher=ray``, ``hydra.launcher.KEY``; conf/launcher/ray.yaml explains them."""
+
+    _target_: str = "hydra_plugins.kvbench.RayLauncher"
+    address: str | None = None
+    n_jobs: int = -1
+    cpus: float = 1.0
+    gpus: Any = "auto"
+    shared_folder: Any = "auto"
+    retries: int = RETRIES
+
+
+class _Pool(Launcher):
+    """Base class of the launchers: takes the jobs from Hydra, and runs their units.
+
+    Args:
+        options: ``hydra.launcher`` without ``_target_``.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options: dict[str, Any] = {
+            key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            for key, value in options.items()
+        }
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Remember what Hydra's launchers get; called by Hydra."""
+        self.context, self.config = hydra_context, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run the jobs; called by Hydra. Their outcomes are in the folder of the sweep."""
+        configs = [self.context.config_loader.load_sweep_config(self.config, list(texts)) for texts in job_overrides]
+        sources = [Path(one.path) for one in self.config.hydra.runtime.config_sources if one.provider == "command-line"]
+        values = [str(config[plan.JOB]) for config in configs]
+        self.run(units_of(values, Path(str(self.config.hydra.sweep.dir)), next(iter(sources), None)))
+        done = JobReturn(status=JobStatus.COMPLETED)
+        done.return_value = "ok"
+        return [done for _ in values]
+
+    def run(self, units: Sequence[Unit]) -> None:
+        """Run units in other processes, and return once all have ended or were given up."""
+        raise NotImplementedError
+
+
+class JoblibLauncher(_Pool):
+    """``launcher=joblib`` (:mod:`kvbench.cli.launchers.joblib_pool`)."""
+
+    def run(self, units: Sequence[Unit]) -> None:
+        """See :func:`kvbench.cli.launchers.joblib_pool.run`."""
+        from kvbench.cli.launchers import joblib_pool
+
+        joblib_pool.run(units, self.options)
+
+
+class SlurmLauncher(_Pool):
+    """``launcher=submitit`` (:mod:`kvbench.cli.launchers.submitit_pool`)."""
+
+    def run(self, units: Sequence[Unit]) -> None:
+        """See :func:`kvbench.cli.launchers.submitit_pool.run`."""
+        from kvbench.cli.launchers import submitit_pool
+
+        submitit_pool.run(units, self.options, "slurm")
+
+
+class SubmititLocalLauncher(_Pool):
+    """``launcher=submitit_local`` (:mod:`kvbench.cli.launchers.submitit_pool`)."""
+
+    def run(self, units: Sequence[Unit]) -> None:
+        """See :func:`kvbench.cli.launchers.submitit_pool.run`."""
+        from kvbench.cli.launchers import submitit_pool
+
+        submitit_pool.run(units, self.options, "local")
+
+
+class RayLauncher(_Pool):
+    """``launcher=ray`` (:mod:`kvbench.cli.launchers.ray_pool`)."""
+
+    def run(self, units: Sequence[Unit]) -> None:
+        """See :func:`kvbench.cli.launchers.ray_pool.run`."""
+        from kvbench.cli.launchers import ray_pool
+
+        ray_pool.run(units, self.options)
+
+
+def register() -> None:
+    """Make the launchers known to Hydra, under the names that conf/launcher/*.yaml use as ``_target_``."""
+    sys.modules[SPACE] = sys.modules[__name__]
+    for launcher in (JoblibLauncher, SlurmLauncher, SubmititLocalLauncher, RayLauncher):
+        launcher.__module__ = SPACE
+        Plugins.instance().register(launcher)
+    ConfigStore.instance().store(group="hydra/launcher", name="ray", node=RayOptions, provider="kvbench")

@@ -1,0 +1,92 @@
+"""``launcher=joblib``: the jobs of a sweep in worker processes of this machine, each with its own GPU if there are any."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from kvbench.cli.launchers.units import RETRIES, Execute, Unit, unfinished
+from kvbench.util.progress import say
+from kvbench.util.requirements import has_gpu
+
+#: environment variable with the GPUs that a process may use
+GPUS = "CUDA_VISIBLE_DEVICES"
+
+#: lock of the GPU of this process, which it holds until it ends
+_held: list[FileLock] = []
+
+
+def run(units: Sequence[Unit], options: Mapping[str, Any]) -> None:
+    """Run units in worker processes. If a worker dies, all are started again, with the units that have not ended.
+
+    Args:
+        units: the units.
+        options: ``hydra.launcher``: arguments of ``joblib.Parallel``.
+    """
+    from joblib import Parallel, delayed
+    from joblib.externals.loky.process_executor import BrokenProcessPool
+
+    gpus = gpus_for(units)
+    arguments = {**options, "backend": "loky"}
+    if gpus:
+        wanted = int(arguments.get("n_jobs") or -1)
+        arguments["n_jobs"] = min(wanted, len(gpus)) if wanted > 0 else len(gpus)
+    waiting, tries = list(units), 0
+    while waiting:
+        try:
+            Parallel(**arguments)(delayed(_execute)(unit, gpus) for unit in waiting)
+            return
+        except BrokenProcessPool:
+            before, waiting = len(waiting), unfinished(waiting)
+            tries = 0 if len(waiting) < before else tries + 1
+            if tries > RETRIES:
+                say(f"{len(waiting)} units are given up: their worker processes died {tries} times")
+                return
+            say(f"a worker process died; {len(waiting)} of {len(units)} jobs are started again or continued")
+
+
+def gpus_for(units: Sequence[Unit]) -> list[str]:
+    """Return the names of this machine's GPUs that the units can use, one per worker; empty for CPU workers."""
+    texts = [set(texts) for unit in units for texts in unit.overrides]
+    if not has_gpu() or all("runtime.device=cpu" in one for one in texts):
+        return []
+    if any(text.startswith("runtime.device_map=auto") for one in texts for text in one):
+        return []  # a job that spreads its model needs all of them
+    names = [name for name in os.environ.get(GPUS, "").split(",") if name.strip()]
+    if names:
+        return names
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+def _execute(unit: Unit, gpus: Sequence[str]) -> str:
+    if gpus and not _held:
+        bind(unit.folder, gpus)
+    return Execute()(unit)
+
+
+def bind(folder: Path, gpus: Sequence[str]) -> str:
+    """Give this process a GPU that no other process of the sweep has, until it ends, and return the GPU's name.
+
+    It must not have used CUDA before.
+
+    Args:
+        folder: folder of the sweep, for the locks.
+        gpus: names of the GPUs, at least one for each process.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        for name in gpus:
+            lock = FileLock(folder / f".gpu-{name}.lock", thread_local=False)
+            try:
+                lock.acquire(timeout=0.05)
+            except Timeout:
+                continue
+            _held.append(lock)
+            os.environ[GPUS] = name
+            return name

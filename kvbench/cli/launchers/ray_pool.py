@@ -1,0 +1,202 @@
+"""``launcher=ray``: the jobs of a sweep on the machines of a Ray cluster, or in a Ray of this command's own.
+
+Where the machines share no folder with this one, an actor on this machine (:class:`kvbench.results.keeper.Keeper`) hands
+out what is known of a run and writes what its job sends, row by row. A job whose process or machine is lost is started
+again, and continues after the last row that has arrived here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.cli.launchers import gathered, resources
+from kvbench.cli.launchers.units import Unit
+from kvbench.cli.launchers.units import run as run_here
+from kvbench.errors import ConfigError, KvbenchError
+from kvbench.results.keeper import Keeper, KeptMirror
+from kvbench.results.mirror import mirrored
+from kvbench.util.progress import say
+
+#: file in the folder of a sweep by which a worker finds out whether it sees that folder
+PROBE = ".probe"
+#: records of a unit's jobs, by file name
+Records = dict[str, bytes]
+
+
+@dataclass
+class _Attempt:
+    """An attempt to run a unit.
+
+    Args:
+        unit: the unit.
+        tries: number of earlier attempts, which were lost.
+        claim: name of the attempt, under which it writes runs.
+    """
+
+    unit: Unit
+    tries: int
+    claim: str
+
+
+def run(units: Sequence[Unit], options: Mapping[str, Any]) -> None:
+    """Run units as tasks of Ray, and return once all have ended or were given up.
+
+    Args:
+        units: the units.
+        options: ``hydra.launcher``, as conf/launcher/ray.yaml explains it.
+
+    Raises:
+        KvbenchError: there is no Ray at the given address, or it has too few GPUs or processors for a job.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # Ray would send statistics to its makers
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # keeps a warning about GPUs of CPU jobs away
+    import ray
+
+    _check(options)
+    _connect(ray, options)
+    try:
+        _Pool(ray, units, options).work()
+    finally:
+        ray.shutdown()
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option that has a wrong type or value."""
+    for key, kinds, rule in (
+        ("n_jobs", int, "a whole number, -1 for one per processor"),
+        ("retries", int, "a whole number, 0 or greater"),
+        ("cpus", (int, float), "a number of processors"),
+    ):
+        if isinstance(options[key], bool) or not isinstance(options[key], kinds):
+            raise ConfigError(f"hydra.launcher.{key}", options[key], f"must be {rule}")
+    if options["shared_folder"] not in ("auto", True, False):
+        raise ConfigError("hydra.launcher.shared_folder", options["shared_folder"], allowed=("auto", "true", "false"))
+    gpus = options["gpus"]
+    if gpus != "auto" and (isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or gpus < 0):
+        raise ConfigError("hydra.launcher.gpus", gpus, "must be auto or a number of GPUs per job, such as 1 or 0.5")
+
+
+def _connect(ray: Any, options: Mapping[str, Any]) -> None:
+    """Connect to the cluster at ``hydra.launcher.address``, or start Ray on this machine.
+
+    Raises:
+        KvbenchError: there is no Ray at that address.
+    """
+    address = options["address"]
+    common = {"log_to_driver": True, "logging_level": "ERROR", "configure_logging": True}
+    if address is None:
+        count = options["n_jobs"] if options["n_jobs"] > 0 else os.cpu_count() or 1
+        ray.init(address="local", num_cpus=count, include_dashboard=False, **common)
+        return
+    try:
+        ray.init(address=address, **common)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise KvbenchError(
+            f"hydra.launcher.address={address}: there is no Ray cluster at this address ({first}).\n"
+            "  hint: start one with `ray start --head`, or leave the address out to use this machine only"
+        ) from error
+
+
+class _Pool:
+    """The tasks of a sweep, and the actor that gathers their results."""
+
+    def __init__(self, ray: Any, units: Sequence[Unit], options: Mapping[str, Any]) -> None:
+        self._ray, self._units, self._options = ray, list(units), options
+        self._attempts: dict[Any, _Attempt] = {}
+        self._keeper = self._task = None
+        self._names = (f"{uuid.uuid4().hex[:8]}-{number}" for number in itertools.count(1))
+
+    def work(self) -> None:
+        """Start a task for each unit, wait for them, and start those again whose process or machine is lost."""
+        ray = self._ray
+        folder = self._units[0].folder
+        token = uuid.uuid4().hex
+        (folder / PROBE).write_text(token)
+        gathers = self._options["shared_folder"] is not True
+        if gathers:
+            here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+                ray.get_runtime_context().get_node_id(), soft=False
+            )
+            actor = ray.remote(num_cpus=0, scheduling_strategy=here)(Keeper)
+            self._keeper = actor.remote(self._units[0].directory)
+        probe = token if self._options["shared_folder"] == "auto" else None
+        self._task = ray.remote(max_retries=0)(_execute)
+        for unit in self._units:
+            self._start(_Attempt(unit, 0, next(self._names)), probe)
+        try:
+            while self._attempts:
+                for reference in ray.wait(list(self._attempts), num_returns=1)[0]:
+                    self._ended(reference, self._attempts.pop(reference), probe)
+        finally:
+            (folder / PROBE).unlink(missing_ok=True)
+
+    def _start(self, attempt: _Attempt, probe: str | None) -> None:
+        assert self._task is not None
+        needs = resources.needs(attempt.unit, self._ray.cluster_resources(), self._options)
+        task = self._task.options(**needs)
+        self._attempts[task.remote(attempt.unit, attempt.claim, self._keeper, probe)] = attempt
+
+    def _ended(self, reference: Any, attempt: _Attempt, probe: str | None) -> None:
+        """Record the outcome of a task that has ended; start its unit again if its process or machine is lost."""
+        ray, unit = self._ray, attempt.unit
+        try:
+            records: Records = ray.get(reference)
+        except ray.exceptions.RayTaskError:
+            raise
+        except ray.exceptions.RayError as error:
+            if self._keeper is not None:
+                ray.get(self._keeper.withdraw.remote(attempt.claim))
+            reason = (str(error).strip().splitlines() or [""])[0]
+            number, tries = unit.numbers[0] + 1, attempt.tries + 1
+            if tries > self._options["retries"]:
+                say(f"job {number} is given up after {tries} attempts: {type(error).__name__}: {reason}")
+                return
+            say(f"job {number} was lost ({type(error).__name__}) and is started again: {reason}")
+            self._start(_Attempt(unit, tries, next(self._names)), probe)
+            return
+        gathered.keep(unit, records)
+
+
+def _execute(unit: Unit, claim: str, keeper: Any, probe: str | None) -> Records:
+    """Run a unit in a task of Ray, and return the records of its jobs if it does not see the folder of the sweep.
+
+    Args:
+        unit: the unit.
+        claim: name of this attempt.
+        keeper: the actor that gathers results; None if the machines share a folder.
+        probe: content of a file in the folder of the sweep, by which a shared folder is recognised; None if it is not
+            to be looked for.
+    """
+    import ray
+
+    if unit.directory.is_dir():
+        os.chdir(unit.directory)
+    if keeper is None or (probe is not None and _seen(unit.folder, probe)):
+        run_here(unit, unit.folder)
+        return {}
+    with tempfile.TemporaryDirectory(prefix="kvbench-") as scratch:
+        records = Path(scratch) / "sweep"
+        records.mkdir()
+
+        def calls(name: str, *arguments: Any) -> dict[str, Any]:
+            answer: dict[str, Any] = ray.get(getattr(keeper, name).remote(*arguments))
+            return answer
+
+        with mirrored(KeptMirror(calls, claim, Path(scratch) / "runs")):
+            run_here(unit, records)
+        return {path.name: path.read_bytes() for path in sorted(records.glob("job-*.json"))}
+
+
+def _seen(folder: Path, probe: str) -> bool:
+    try:
+        return (folder / PROBE).read_text() == probe
+    except OSError:
+        return False

@@ -1,0 +1,62 @@
+"""``launcher=submitit``: each unit of a sweep is a SLURM job; ``launcher=submitit_local``: a process of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from kvbench.cli.launchers.units import RETRIES, Execute, Unit
+from kvbench.util.progress import say
+
+#: options that submitit takes for any kind of executor; all others have the executor's name in front
+COMMON = (
+    *("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes", "name"),
+    "stderr_to_stdout",
+)
+
+
+def run(units: Sequence[Unit], options: Mapping[str, Any], kind: Literal["slurm", "local"]) -> None:
+    """Run units as jobs of submitit. A job that is lost (its node failed, or it was killed) is submitted again.
+
+    Args:
+        units: the units.
+        options: ``hydra.launcher``, as Hydra's plugin for submitit defines it.
+        kind: executor of submitit.
+    """
+    from submitit.core.utils import UncompletedJobError
+
+    executor = _executor(options, kind)
+    waiting = list(units)
+    for attempt in range(RETRIES + 1):
+        if attempt:
+            say(f"{len(waiting)} jobs were lost; submitting them again")
+        jobs = executor.map_array(Execute(), waiting)
+        lost = []
+        try:
+            for unit, job in zip(waiting, jobs, strict=True):
+                try:
+                    job.result()
+                except UncompletedJobError as error:
+                    say(f"job {unit.numbers[0] + 1} was lost: {str(error).splitlines()[0]}")
+                    lost.append(unit)
+        except BaseException:
+            for job in jobs:  # an interrupted sweep leaves nothing in the queue
+                job.cancel(check=False)
+            raise
+        waiting = lost
+        if not waiting:
+            return
+    numbers = ", ".join(str(unit.numbers[0] + 1) for unit in waiting)
+    say(f"given up after {RETRIES + 1} attempts: job {numbers}")
+
+
+def _executor(options: Mapping[str, Any], kind: str) -> Any:
+    import submitit
+
+    options = dict(options)
+    folder = options.pop("submitit_folder")
+    once = {f"{kind}_{key}": options.pop(key) for key in ("max_num_timeout",) if key in options}
+    executor = submitit.AutoExecutor(folder=str(Path(folder).absolute()), cluster=kind, **once)
+    executor.update_parameters(**{key if key in COMMON else f"{kind}_{key}": value for key, value in options.items()})
+    return executor

@@ -1,0 +1,96 @@
+"""What a launcher sends to another process: a unit of a sweep, with all that the process needs to run it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.cli import plan
+
+#: beginning of the names of environment variables that jobs get from the process that starts them
+PREFIX = "KVBENCH_"
+#: attempts to run a unit whose process or machine is lost, besides the first one
+RETRIES = 3
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Jobs of a sweep that run in one process, one after the other or together.
+
+    Args:
+        value: numbers and overrides of the jobs (:func:`kvbench.cli.plan.encoded`).
+        folder: folder of the sweep, absolute.
+        extra: folder given by ``--config-dir``, absolute; None if it is not given.
+        directory: working folder of the process that starts the jobs.
+        environment: environment variables of that process that are about kvbench.
+    """
+
+    value: str
+    folder: Path
+    extra: Path | None
+    directory: Path
+    environment: Mapping[str, str]
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the jobs."""
+        return [number for number, _ in plan.decoded(self.value)]
+
+    @property
+    def overrides(self) -> list[list[str]]:
+        """Overrides of each job."""
+        return [texts for _, texts in plan.decoded(self.value)]
+
+
+def units_of(values: Sequence[str], folder: Path, extra: Path | None) -> list[Unit]:
+    """Return the units of a sweep that this process starts.
+
+    Args:
+        values: the jobs of each unit, encoded.
+        folder: folder of the sweep.
+        extra: folder given by ``--config-dir``; None if it is not given.
+    """
+    environment = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+    here = Path.cwd()
+    return [Unit(value, folder.absolute(), extra and extra.absolute(), here, environment) for value in values]
+
+
+class Execute:
+    """A call of a unit in another process, by joblib or submitit. It is an object because SLURM may ask to requeue it."""
+
+    def __call__(self, unit: Unit) -> str:
+        """Run the jobs of a unit, and return the status of the last one."""
+        return run(unit, unit.folder)
+
+    def checkpoint(self, unit: Unit) -> Any:
+        """Ask submitit to submit the same unit again, after SLURM has ended it; it continues where it was."""
+        import submitit
+
+        return submitit.helpers.DelayedSubmission(self, unit)
+
+
+def run(unit: Unit, folder: Path) -> str:
+    """Run the jobs of a unit in this process, and return the status of the last one.
+
+    Args:
+        unit: the unit.
+        folder: folder for the records of the jobs.
+    """
+    from kvbench.cli import multirun
+
+    os.environ.update(unit.environment)
+    if unit.extra is not None and str(unit.extra) not in sys.path:
+        sys.path.insert(0, str(unit.extra))
+    return multirun.run_unit(unit.value, folder, unit.extra)
+
+
+def unfinished(units: Sequence[Unit]) -> list[Unit]:
+    """Return the units with a job that has not recorded an outcome in the folder of the sweep."""
+    from kvbench.cli import sweep
+
+    token = os.environ[sweep.TOKEN]
+    return [unit for unit in units if any(sweep.outcome(unit.folder, number, token) is None for number in unit.numbers)]
