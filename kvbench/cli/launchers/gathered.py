@@ -38,8 +38,8 @@ def keep(unit: Unit, records: dict[str, bytes]) -> None:
             sweep.record(unit.folder, int(outcome["number"]), outcome)
         except OSError as error:
             say(
-                f"job {outcome['number'] + 1}: its record cannot be written: {error.strerror or error}. Its samples are "
-                "in the folder of its run; the same command again records it without repeating them"
+                f"job {outcome['number'] + 1}: its record cannot be written: {error.strerror or error}. Its samples "
+                "are in the folder of its run; the same command again records it without repeating them"
             )
     if records:
         multirun.refresh(unit.folder)

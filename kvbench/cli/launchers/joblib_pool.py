@@ -1,4 +1,4 @@
-"""``launcher=joblib``: the jobs of a sweep in worker processes of this machine, each with its own GPU if there are any."""
+"""``launcher=joblib``: the jobs of a sweep in worker processes of this machine, each with its own GPU."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """``launcher=ray``: the jobs of a sweep on the machines of a Ray cluster, or in a Ray of this command's own.
 
-Where the machines share no folder with this one, an actor on this machine (:class:`kvbench.results.keeper.Keeper`) hands
-out what is known of a run and writes what its job sends, row by row. A job whose process or machine is lost is started
-again, and continues after the last row that has arrived here.
+Where the machines share no folder with this one, an actor on this machine (:class:`kvbench.results.keeper.Keeper`)
+hands out what is known of a run and writes what its job sends, row by row. A job whose process or machine is lost is
+started again, and continues after the last row that has arrived here.
 """
 
 from __future__ import annotations

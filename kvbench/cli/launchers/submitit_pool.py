@@ -1,4 +1,4 @@
-"""``launcher=submitit``: each unit of a sweep is a SLURM job; ``launcher=submitit_local``: a process of this machine."""
+"""``launcher=submitit``: jobs of a sweep as SLURM jobs; ``launcher=submitit_local``: as processes."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def units_of(values: Sequence[str], folder: Path, extra: Path | None) -> list[Un
 
 
 class Execute:
-    """A call of a unit in another process, by joblib or submitit. It is an object because SLURM may ask to requeue it."""
+    """A call of a unit in another process; an object with a method that submitit calls if SLURM ends the job early."""
 
     def __call__(self, unit: Unit) -> str:
         """Run the jobs of a unit, and return the status of the last one."""
