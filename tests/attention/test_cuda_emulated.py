@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvbench.attention.cuda.config import Build
+from kvbench.attention.cuda.config import Build, build, shared_memory
 from kvbench.attention.phases import Format
 from kvbench.attention.synthetic import FULL, Piece, error, exact, layer
 from tests.attention.emulated import attend
@@ -156,3 +156,25 @@ def test_formats_and_warps(
     config = Build(dims, bf16=dtype == BF16, phases=work.signature(), **chosen)
     out = attend(config, query, work, dims**-0.5, 2, tmp_path)
     assert error(out, exact(query, work, dims**-0.5)) < 3e-3
+
+
+@pytest.mark.parametrize(
+    ("window", "groups", "channels", "dtype"),
+    [
+        (42, (42, 64), 128, BF16),
+        pytest.param(200, (50, 128), 128, BF16, marks=SLOW),
+        pytest.param(150, (150, 32), 64, FP16, marks=SLOW),  # two groups a tile
+    ],
+)
+def test_windows_as_integers(
+    window: int, groups: tuple[int, int], channels: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    key, value = Format("affine", 2, "channel", groups[0], window), Format("affine", 2, "token", groups[1])
+    sides = [[Piece(form, [420]), Piece(FULL, [11])] for form in (key, value)]
+    work = layer(*sides, heads=1, key_dim=channels, value_dim=channels, dtype=dtype)
+    rng = torch.Generator().manual_seed(1)
+    query = (torch.randn(1, 1, 1, channels, generator=rng) * 2).to(dtype)
+    config = build(work.signature(), channels, 1, dtype == BF16, shared_memory((9, 0)), (("teams", 2),))
+    assert config.integer
+    out = attend(config, query, work, channels**-0.5, 2, tmp_path)
+    assert error(out, exact(query, work, channels**-0.5)) < 3e-3

@@ -96,7 +96,7 @@ def test_a_configuration_is_the_fastest_that_fits() -> None:
             ("D", 128), ("TEAM", 1), ("SHARES", 1), ("NT", 1), ("ONECOL", 1), ("BF16", 1),
             ("TEAMS", 4), ("STAGES", 2), ("MINB", 2),
             ("SLOT", 8704), ("SOFTCAP", 1), ("SINKS", 2), ("INTEGER", 0), ("NPHASES", 1),
-            ("PHASE_TABLE", "{{1, 4, 0, 128, 1, 4, 1, 128}}"), ("WINDOW_TABLE", "{0}"), ("SLOTS", 1),
+            ("PHASE_TABLE", "{{1, 4, 0, 128, 1, 4, 1, 128}}"), ("WINDOW_TABLE", "{0}"), ("MET", 1), ("SLOTS", 1),
         )
     ]  # fmt: skip
 
@@ -113,7 +113,9 @@ def test_one_query_row_multiplies_two_bits_as_integers() -> None:
     for key in (Format("affine", 4, "channel", 32), Format("affine", 2, "token", 64), Format("atom", 2, "channel", 32)):
         assert not config.build(((key, two[0][1]), (FULL, FULL)), 128, 1, True, H200).integer
     windows = ((Format("affine", 2, "channel", 42, 42), two[0][1]), *two)
-    assert not config.build(windows, 128, 1, True, H200).integer
+    assert config.build(windows, 128, 1, True, H200).integer
+    narrow = Format("affine", 2, "channel", 30, 30)  # tiles of five groups
+    assert not config.build(((narrow, two[0][1]), *two), 128, 1, True, H200).integer
 
 
 def test_a_row_takes_a_column_for_each_group_that_a_tile_may_meet() -> None:
@@ -128,9 +130,12 @@ def test_a_row_takes_a_column_for_each_group_that_a_tile_may_meet() -> None:
     key = Format("affine", 2, "channel", 42, 42)
     phases = ((key, Format("affine", 2, "token", 64)), (FULL, FULL))
     one, grouped = (config.build(phases, 128, rows, True, H200) for rows in (1, 4))
-    assert (one.one_column, one.rows, one.columns) == (True, 1, 4)
+    assert (one.one_column, one.rows, one.columns, one.integer) == (True, 4, 4, True)
+    tokens = replace(key, bits=4), phases[0][1]
+    assert config.build((tokens, (FULL, FULL)), 128, 1, True, H200).rows == 1
     assert (grouped.one_column, grouped.rows, grouped.columns) == (False, 4, 16)
-    assert "#define WINDOW_TABLE {42, 0}\n#define SLOTS 4\n" in one.macros()
+    assert "#define WINDOW_TABLE {42, 0}\n#define MET 4\n#define SLOTS 1\n" in one.macros()
+    assert "#define WINDOW_TABLE {42, 0}\n#define MET 4\n#define SLOTS 4\n" in grouped.macros()
     assert config.slot_bytes(key, 128) == 4096 + 2 * 4 * (256 + 16)
     windowed = work(key=Format("affine", 2, "channel", 42, 42))
     packed = cuda_decode.pack(*windowed.phases[0])

@@ -81,7 +81,12 @@ class Build:
     @property
     def rows(self) -> int:
         """Largest number of query rows that a CTA can serve."""
-        return self.columns // columns_of_row(self.phases)
+        return self.columns // self.slots
+
+    @property
+    def slots(self) -> int:
+        """Number of columns of the products that a query row takes."""
+        return 1 if self.integer else columns_of_row(self.phases)
 
     @property
     def columns(self) -> int:
@@ -151,7 +156,8 @@ class Build:
             "NPHASES": len(self.phases),
             "PHASE_TABLE": "{" + table + "}",
             "WINDOW_TABLE": "{" + ", ".join(str(key.window) for key, _ in self.phases) + "}",
-            "SLOTS": columns_of_row(self.phases),
+            "MET": columns_of_row(self.phases),
+            "SLOTS": self.slots,
         }
         return "".join(f"#define {name} {value}\n" for name, value in values.items())
 
@@ -212,7 +218,7 @@ def columns_of_row(phases: Signature) -> int:
 
 
 def multiplies_integers(phases: Signature, channels: int, rows: int, softcap: bool) -> bool:
-    """Return True if some 2-bit codes can be multiplied as integers (``cuda/integer.cuh``).
+    """Return True if the kernel multiplies codes as integers, in the phases for which :func:`integers` is True.
 
     Args:
         phases: one pair per phase, the format of its keys and the format of its values.
@@ -220,12 +226,25 @@ def multiplies_integers(phases: Signature, channels: int, rows: int, softcap: bo
         rows: number of query rows of a KV head.
         softcap: True if scores have a softcap.
     """
+    served = [integers(key, value, channels) for key, value in phases]
+    others = [key for (key, _), serves in zip(phases, served, strict=True) if not serves]
+    return rows == 1 and not softcap and any(served) and not any(key.window for key in others)
+
+
+def integers(key: Format, value: Format, channels: int) -> bool:
+    """Return True if codes of these formats can be multiplied as integers (``cuda/integer.cuh``) by one query row.
+
+    Args:
+        key: format of the keys.
+        value: format of the values.
+        channels: number of channels of a head.
+    """
     return (
-        rows == 1
-        and channels in (64, 128)
-        and not softcap
-        and columns_of_row(phases) == 1
-        and any((key.kind, key.bits, key.axis) == ("affine", 2, "channel") for key, _ in phases)
+        channels in (64, 128)
+        and all((form.kind, form.bits) == ("affine", 2) for form in (key, value))
+        and key.axis == "channel"
+        and (groups_met(key) <= 4 if key.window else key.group >= 32)
+        and channels // value.group <= 4
     )
 
 

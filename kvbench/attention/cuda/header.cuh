@@ -23,7 +23,8 @@
 //   NPHASES      phases of the layer
 //   PHASE_TABLE  their formats: {kind, bits, axis, group} of the keys, then of the values
 //   WINDOW_TABLE tokens of a window of the keys of each phase: {W, ...}, 0 unless their groups do not fit tiles
-//   SLOTS        columns that a query row takes: most groups of such keys in a tile (windows.cuh); 1 without any
+//   MET          most groups of such keys in a tile; 1 without any
+//   SLOTS        columns that a query row takes: MET (windows.cuh), or 1 where all such codes are multiplied as integers
 //   SLOT         bytes of a slot: the largest item of any phase
 //   SOFTCAP      1: scores are capped
 //   INTEGER      1: there is one query row, which multiplies codes of 2 bits as integers (integer.cuh)

@@ -10,7 +10,9 @@
 // First product, S^T = K q^T: columns {0, 1}, {2, 3}, {4, 5}, {6, 7} are (upper 0, levels 0 and 1), (upper 1, levels 0
 // and 1), (upper 0, levels 2 and 3), (upper 1, levels 2 and 3), each with an upper and a lower digit. A column is the
 // query times the scales of its fields' group, as 16-bit integers, in its own bytes and 0 in the others. Masks are nested,
-// so that the last needs no AND; a level is the difference of two sums, which is exact.
+// so that the last needs no AND; a level is the difference of two sums, which is exact. Where groups do not fit tiles
+// (windows.cuh), columns {0, 1}, {2, 3} belong to the tile's first group, {4, 5}, {6, 7} to its second, and so on in a
+// second block of columns; a lane then has every level of both groups, and takes the tokens that are theirs.
 //
 // Second product, O^T = V^T P^T: both bytes are summed, as they are tokens; columns {2 l, 2 l + 1} are the two digits of
 // the weights of level l, times scales.
@@ -47,101 +49,164 @@ struct Digits {
   }
 };
 
-// Group of a tile's keys to which the fields of a column of the first product belong.
+// The first product of a phase.
+//   WINDOWED  groups do not fit tiles
+//   N         blocks of eight columns
+//   LEVELS    levels of which a lane has scores: tokens of two words each
 template <int P>
-__device__ __forceinline__ int group_of_column(int column) {
-  return ((column >> 2) * 2 + (column >> 1 & 1) * 4) * 16 / Shape<P>::KG;
-}
-// Token of a tile of the i-th score of lane (g, t).
-__device__ __forceinline__ int token_of(int i, int lane) {
-  const int t = lane & 3;
-  return ((t >> 1) * 2 + (t & 1) * 4 + (i >> 1)) * 16 + (lane >> 2) + 8 * (i & 1);
-}
+struct Plan {
+  static constexpr bool WINDOWED = WINDOWS[P] > 0;
+  static constexpr int N = WINDOWED ? (MET + 1) / 2 : 1, LEVELS = WINDOWED ? 4 : 2, COUNT = 2 * LEVELS;
+  // group of a tile's keys by which a column of block n is scaled
+  static __device__ __forceinline__ int group(int column, int n) {
+    return WINDOWED ? 2 * n + (column >> 2) : ((column >> 2) * 2 + (column >> 1 & 1) * 4) * 16 / Shape<P>::KG;
+  }
+  // level and token of the i-th score of lane (g, t): words g and g + 8 of each level
+  static __device__ __forceinline__ int level(int i, int t) { return (WINDOWED ? 0 : t >> 1) * 2 + (i >> 1); }
+  static __device__ __forceinline__ int token(int i, int lane) {
+    return (level(i, lane & 3) + (lane & 1) * 4) * 16 + (lane >> 2) + 8 * (i & 1);
+  }
+};
 
-// log2 scores of a tile's tokens, four of each lane.
+// log2 scores of a tile's tokens. Bit i of the result tells whether the i-th score is of a token of this lane; if not, it
+// is -inf, and another lane has the token's score.
 //   slot     the item: words, scales, minima
 //   queries  the normalised query in shared memory, fp16
 //   sl       factor that converts a product with it to bits
+//   tile     the tile's first token, within the segment
 template <int P>
-__device__ __forceinline__ void integer_scores(float (&s)[4], u32 slot, u32 queries, float sl, int lane) {
+__device__ __forceinline__ u32 integer_scores(float (&s)[Plan<P>::COUNT], u32 slot, u32 queries, float sl, int tile,
+                                              int lane) {
   using S = Shape<P>;
+  using L = Plan<P>;
+  constexpr int N = L::N;
   const int g = lane >> 2, t = lane & 3;
-  // rows of the matrices that are loaded: the parameters of channels 8 (lane >> 3), ... for each column
-  const u32 params = slot + S::KCODES + group_of_column<P>(lane & 7) * (2 * D) + (lane >> 3) * 16;
-  float bias[4] = {0.f, 0.f, 0.f, 0.f};
-  u32 x[KS][2], most2 = 0;
+  float bias[4] = {0.f, 0.f, 0.f, 0.f}, most[N], factor[N];
+  u32 x[N][KS][2], most2[N];
+#pragma unroll
+  for (int n = 0; n < N; n++) most2[n] = 0;
 #pragma unroll
   for (int a = 0; a < KS; a += 2) {
-    u32 scale[4], low[4];
-    ldsm(scale, params + 32 * a);
-    ldsm(low, params + S::KPARAM + 32 * a);
+    u32 scale[N][4], low[N][4], q[2][2];
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      // rows of the matrices that are loaded: the parameters of channels 8 (lane >> 3), ... for each column
+      const u32 params = slot + S::KCODES + L::group(lane & 7, n) * S::GPARAM + (lane >> 3) * 16 + 32 * a;
+      ldsm(scale[n], params);
+      ldsm(low[n], params + S::KPARAM);
+    }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      u32 q[2];
-      load64(q[0], q[1], queries + ((a + i) * 32 + t) * 8);
-      // rows 0 to 7 are the groups of the columns, and all columns are the query
-      mma16(bias, low[2 * i], 0, low[2 * i + 1], 0, q[0], q[1]);
+      load64(q[i][0], q[i][1], queries + ((a + i) * 32 + t) * 8);
+      // rows 0 to 7 are the groups of the columns, rows 8 to 15 those of the second block; all columns are the query
+      mma16(bias, low[0][2 * i], N > 1 ? low[N - 1][2 * i] : 0, low[0][2 * i + 1], N > 1 ? low[N - 1][2 * i + 1] : 0,
+            q[i][0], q[i][1]);
 #pragma unroll
-      for (int j = 0; j < 2; j++) {
-        x[a + i][j] = mul2(q[j], scale[2 * i + j]);
-        most2 = most_of(most2, x[a + i][j]);
-      }
+      for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+          x[n][a + i][j] = mul2(q[i][j], scale[n][2 * i + j]);
+          most2[n] = most_of(most2[n], x[n][a + i][j]);
+        }
     }
   }
-  float most = fmaxf(float_of_half(most2), float_of_half(most2 >> 16));
-  most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-  most = fmaxf(fmaxf(most, __shfl_xor_sync(~0u, most, 2)), pow2(-30));
-  const float factor = MOST * inverse_of(most);
+#pragma unroll
+  for (int n = 0; n < N; n++) {
+    most[n] = fmaxf(float_of_half(most2[n]), float_of_half(most2[n] >> 16));
+    most[n] = fmaxf(most[n], __shfl_xor_sync(~0u, most[n], 1));
+    most[n] = fmaxf(fmaxf(most[n], __shfl_xor_sync(~0u, most[n], 2)), pow2(-30));
+    factor[n] = MOST * inverse_of(most[n]);
+  }
   const Digits digits(g);
   const u32 bytes = g & 2 ? 0xff00ff00u : 0x00ff00ffu;
-  int sums[4][4];
+  int sums[N][4][4];
   each<0, KS>([&](auto tag) {
     constexpr int a = decltype(tag)::value;
-    u32 b[2], w[4];
+    u32 b[N][2], w[4];
 #pragma unroll
-    for (int j = 0; j < 2; j++)
-      b[j] = bytes & digits.twice(fmaf(float_of_half(x[a][j]), factor, LOW_BITS),
-                                  fmaf(float_of_half(x[a][j] >> 16), factor, LOW_BITS));
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int j = 0; j < 2; j++)
+        b[n][j] = bytes & digits.twice(fmaf(float_of_half(x[n][a][j]), factor[n], LOW_BITS),
+                                       fmaf(float_of_half(x[n][a][j] >> 16), factor[n], LOW_BITS));
     ldsm(w, slot + wide(lane & 15, 2 * a + (lane >> 4)));
-    mma_bytes<a == 0>(sums[3], w[0], w[1], w[2], w[3], b[0], b[1]);
 #pragma unroll
-    for (int level = 0; level < 3; level++) {
-      const u32 mask = level == 0 ? 0x03030303u : level == 1 ? 0x0f0f0f0fu : 0x3f3f3f3fu;
-      mma_bytes<a == 0>(sums[level], w[0] & mask, w[1] & mask, w[2] & mask, w[3] & mask, b[0], b[1]);
+    for (int level = 0; level < 4; level++) {
+      const u32 mask = (4u << (2 * level)) - 1, all = mask * 0x01010101u;
+      const u32 c[4] = {w[0] & all, w[1] & all, w[2] & all, w[3] & all};
+#pragma unroll
+      for (int n = 0; n < N; n++) mma_bytes<a == 0>(sums[n][level], c[0], c[1], c[2], c[3], b[n][0], b[n][1]);
     }
   });
   // lane (g, t) has columns 2t and 2t + 1
-  const float unit = __shfl_sync(~0u, most, 8 * t) * (1.f / MOST) * (t & 2 ? 0.0625f : 1.f) * sl;
-  const float base = __shfl_sync(~0u, bias[0], 8 * t) * sl;
+  float unit[N], base[N];
+#pragma unroll
+  for (int n = 0; n < N; n++) {
+    unit[n] = __shfl_sync(~0u, most[n], 8 * t) * (1.f / MOST) * sl;
+    base[n] = __shfl_sync(~0u, bias[2 * n], 8 * t) * sl;
+  }
+  int ends[4];  // of the first groups
+  if constexpr (L::WINDOWED) {
+    const int number = Window<P>::holding(tile);
+#pragma unroll
+    for (int j = 1; j < 2 * N; j++) ends[j - 1] = Window<P>::first(number + j) - tile;
+  }
+  u32 own = 0;
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    int sum[4];
+    int sum[N][4];  // sums of the codes of all levels up to one
 #pragma unroll
-    for (int level = 0; level < 4; level++) sum[level] = sums[level][2 * i] * 256 + sums[level][2 * i + 1];
-    s[i] = (float)(t & 2 ? sum[2] - sum[1] : sum[0]) * unit + base;
-    s[2 + i] = (float)(t & 2 ? sum[3] - sum[2] : sum[1] - sum[0]) * (unit * 0.25f) + base;
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int level = 0; level < 4; level++)
+        sum[n][level] = sums[n][level][2 * i] * 256 + sums[n][level][2 * i + 1];
+    if constexpr (L::WINDOWED) {
+#pragma unroll
+      for (int level = 0; level < 4; level++) {
+        const int token = L::token(2 * level + i, lane);
+        const bool second = N > 1 && token >= ends[1];
+        const int n = second ? N - 1 : 0;
+        const bool mine = token >= (second ? ends[2 * N - 2] : ends[0]) == (t >> 1);
+        const int first = level ? sum[0][level] - sum[0][level - 1] : sum[0][0];
+        const int other = level ? sum[N - 1][level] - sum[N - 1][level - 1] : sum[N - 1][0];
+        const float scale = (n ? unit[N - 1] : unit[0]) * pow2(-2 * level);
+        s[2 * level + i] = mine ? (float)(n ? other : first) * scale + (n ? base[N - 1] : base[0])
+                                : __int_as_float(0xff800000);
+        own |= (u32)mine << (2 * level + i);
+      }
+    } else {
+      const float scale = unit[0] * (t & 2 ? 0.0625f : 1.f);
+      s[i] = (float)(t & 2 ? sum[0][2] - sum[0][1] : sum[0][0]) * scale + base[0];
+      s[2 + i] = (float)(t & 2 ? sum[0][3] - sum[0][2] : sum[0][1] - sum[0][0]) * (scale * 0.25f) + base[0];
+      own = 15;
+    }
   }
+  return own;
 }
 
 // Softmax of a tile's scores: brings `parts` but acc to the new maximum.
-//   place   256 bytes and more of shared memory that nobody needs any more
+//   own     which scores are of this lane's tokens (integer_scores)
+//   place   640 bytes of shared memory that nobody needs any more
 //   p       out: weights times 2^OFFSET of the tokens of level g / 2 in words 2t, 2t + 1, 2t + 8, 2t + 9, of each the lower
 //           byte's and the upper byte's
 //   shrink  out: factor for what was summed before
 template <int P>
-__device__ __forceinline__ void integer_weights(Parts<P>& parts, const float (&s)[4], float (&p)[8], float& shrink,
-                                                u32 place, int lane) {
+__device__ __forceinline__ void integer_weights(Parts<P>& parts, const float (&s)[Plan<P>::COUNT], u32 own,
+                                                float (&p)[8], float& shrink, u32 place, int lane) {
+  using L = Plan<P>;
   constexpr int PITCH = 160;  // bytes from one level to the next: no bank conflicts
   const int g = lane >> 2, t = lane & 3;
-  const float most = fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3]));
+  float most = s[0];
+#pragma unroll
+  for (int i = 1; i < L::COUNT; i++) most = fmaxf(most, s[i]);
   const float top = fmaxf(parts.top, float_in_order(largest(in_order(most))));
   shrink = exp2_of(parts.top - top);
   parts.top = top;
   __syncwarp();  // nobody reads codes any more
 #pragma unroll
-  for (int i = 0; i < 4; i++)
-    store_float(place + ((t >> 1) * 2 + (i >> 1)) * PITCH + (g + 8 * (i & 1)) * 8 + (t & 1) * 4,
-                exp2_of(s[i] + (OFFSET - top)));
+  for (int i = 0; i < L::COUNT; i++)
+    if (!L::WINDOWED || own >> i & 1)
+      store_float(place + L::level(i, t) * PITCH + (g + 8 * (i & 1)) * 8 + (t & 1) * 4, exp2_of(s[i] + (OFFSET - top)));
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < 2; i++) {

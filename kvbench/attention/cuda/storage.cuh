@@ -127,7 +127,7 @@ struct Shape {
   static constexpr int KI = KP ? 1 : TOKENS / 32, VI = VP ? 1 : TOKENS / 32, ITEMS = KI + VI;
   static constexpr int MT = TOKENS / 16 / SHARES;
   // groups of tokens in a tile
-  static constexpr int KGROUPS = !KP || KA != CHANNEL ? 1 : WINDOWS[P] ? SLOTS : 128 / KG;
+  static constexpr int KGROUPS = !KP || KA != CHANNEL ? 1 : WINDOWS[P] ? MET : 128 / KG;
   static constexpr int GPARAM = D * 2 + (WINDOWS[P] ? 16 : 0);  // bytes of the scales of a group of tokens
   static constexpr int KPARAM = !KP ? 0 : KA == CHANNEL ? KGROUPS * GPARAM : 128 * (D / KG) * 2;
   // a tile has one group of keys: scores are one linear function of the products, applied with the exponential
@@ -138,7 +138,7 @@ struct Shape {
   static constexpr int VCODES = VP ? room(false, VB) : 0;
   // codes are multiplied as integers (integer.cuh)
   static constexpr bool INT = INTEGER && KP && VP && KK == AFFINE && VK == AFFINE && KB == 2 && VB == 2 &&
-                              KA == CHANNEL && KG >= 32 && !WINDOWS[P] && VGROUPS <= 4;
+                              KA == CHANNEL && (WINDOWS[P] ? MET <= 4 : KG >= 32) && VGROUPS <= 4;
 };
 
 // A line of the table of phases: first token in the key segment, in the value segment, tokens.

@@ -87,16 +87,18 @@ __device__ __forceinline__ void run_integer(State& st, const Args& args, const J
   for (int j = 0; j < job.count[P]; j++) {
     const int tile = job.first[P] + j * job.step;
     const bool more = j + 1 < job.count[P];
-    float s[4], p[8], shrink;
+    float s[Plan<P>::COUNT], p[8], shrink;
     arrive<P, 0>(args, job, ring, tile, more);
-    integer_scores<P>(s, ring.slot(0), queries, sl, lane);
+    const u32 own = integer_scores<P>(s, ring.slot(0), queries, sl, (r.first_k / 128 + tile) * 128, lane);
     const int lo = into<P>(r) - tile * 128, until = lo + r.count;
     if (lo > 0 || until < 128) {
 #pragma unroll
-      for (int i = 0; i < 4; i++)
-        if (token_of(i, lane) < lo || token_of(i, lane) >= until) s[i] = __int_as_float(0xff800000);
+      for (int i = 0; i < Plan<P>::COUNT; i++) {
+        const int token = Plan<P>::token(i, lane);
+        if (token < lo || token >= until) s[i] = __int_as_float(0xff800000);
+      }
     }
-    integer_weights<P>(parts, s, p, shrink, ring.slot(0), lane);
+    integer_weights<P>(parts, s, own, p, shrink, ring.slot(0), lane);
     ring.advance();
     arrive<P, 1>(args, job, ring, tile, more);
     integer_values<P>(parts, p, shrink, ring.slot(0), lane);
