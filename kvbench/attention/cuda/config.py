@@ -321,6 +321,7 @@ def build(
     for option in options(columns, channels > 128, fine, dense):
         values = {**option, **dict(tuning)}
         integer = values["team"] == 1 and multiplies_integers(phases, channels, rows, softcap)
+        integer = bool(values.pop("integer", integer))
         candidate = Build(
             channels,
             one_column=columns <= 4,
@@ -328,7 +329,8 @@ def build(
             phases=phases,
             softcap=softcap,
             sinks=sinks,
-            **{"integer": integer, **values},
+            integer=integer,
+            **values,
         )
         if candidate.fits(shared):
             break
