@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.attention.cuda import config
+from kvbench.attention.cuda import config, storage
 from kvbench.attention.cuda import decode as cuda_decode
 from kvbench.attention.phases import Format
 from kvbench.attention.synthetic import FULL, Piece, error, exact, layer
@@ -78,8 +78,8 @@ class TestBuild:
 
     def test_a_slot_holds_codes_and_parameters(self):
         # 128 tokens x 128 channels at 4 bits, and scale and minimum of 128 channels: performance notes, 4.1
-        assert config.slot_bytes(Format("affine", 4, "channel", 128), 128) == 8192 + 512
-        assert config.slot_bytes(Format("affine", 4, "token", 32), 128) == 8192 + 2 * 128 * 4 * 2
+        assert storage.slot_bytes(Format("affine", 4, "channel", 128), 128) == 8192 + 512
+        assert storage.slot_bytes(Format("affine", 4, "token", 32), 128) == 8192 + 2 * 128 * 4 * 2
 
     @pytest.mark.parametrize(
         ("lines", "tiles", "splits"),

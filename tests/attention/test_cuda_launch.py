@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kvbench.attention.cuda import build as cuda_build
-from kvbench.attention.cuda import config
+from kvbench.attention.cuda import config, storage
 from kvbench.attention.cuda import decode as cuda_decode
 from kvbench.attention.logits import Logits
 from kvbench.attention.phases import Format
@@ -71,7 +71,7 @@ def test_a_configuration_is_the_fastest_that_fits() -> None:
     assert made.slot == 8704 and made.shared == 2 * 128 // 16 * 256 + 4 * 2 * 8704
     assert config.build(packed, 128, 1, False, H200).shared == 128 // 16 * 256 + 4 * 2 * 8704
     full = config.build(((FULL, FULL),), 64, 1, False, H200)
-    assert full.slot == 32 * 64 * 2 and full.rows == 4 and config.slot_bytes(FULL, 64) == 0
+    assert full.slot == 32 * 64 * 2 and full.rows == 4 and storage.slot_bytes(FULL, 64) == 0
     eight = ((Format("affine", 8, "channel", 32), Format("affine", 8, "token", 32)),)  # slots of 18 KiB
     wide = config.build(eight, 128, 5, True, H200)
     assert (wide.team, wide.shares, wide.teams, wide.resident, wide.rows) == (2, 2, 4, 1, 8)
@@ -107,6 +107,7 @@ def test_one_query_row_multiplies_two_bits_as_integers() -> None:
     assert config.build(two, 128, 1, True, H200).integer
     assert "#define INTEGER 1\n" in config.build(two, 64, 1, False, H200).macros()
     assert not config.build(two, 128, 4, True, H200).integer
+    assert not config.build(two, 128, 1, True, H200, fast_integers=False).integer
     assert not config.build(two, 80, 1, True, H200).integer
     assert not config.build(two, 128, 1, True, H200, softcap=True).integer
     assert not config.build(two, 128, 1, True, H200, (("team", 2), ("shares", 2))).integer
@@ -122,7 +123,7 @@ def test_a_row_takes_a_column_for_each_group_that_a_tile_may_meet() -> None:
     """Tiles begin at every second token of a window of 42, so that none meets five of its groups."""
     for window, group, met in ((42, 42, 4), (85, 43, 4), (30, 30, 8), (200, 50, 4), (129, 65, 4), (17, 17, 16)):
         form = Format("affine", 2, "channel", group, window)
-        assert config.groups_met(form) == met, window
+        assert storage.groups_met(form) == met, window
         most = len(set(groups_of(form, torch.arange(128 * window)).view(-1, 128)[0].tolist()))
         for tile in groups_of(form, torch.arange(128 * window)).view(-1, 128):
             most = max(most, len(set(tile.tolist())))
@@ -136,7 +137,7 @@ def test_a_row_takes_a_column_for_each_group_that_a_tile_may_meet() -> None:
     assert (grouped.one_column, grouped.rows, grouped.columns) == (False, 4, 16)
     assert "#define WINDOW_TABLE {42, 0}\n#define MET 4\n#define SLOTS 1\n" in one.macros()
     assert "#define WINDOW_TABLE {42, 0}\n#define MET 4\n#define SLOTS 4\n" in grouped.macros()
-    assert config.slot_bytes(key, 128) == 4096 + 2 * 4 * (256 + 16)
+    assert storage.slot_bytes(key, 128) == 4096 + 2 * 4 * (256 + 16)
     windowed = work(key=Format("affine", 2, "channel", 42, 42))
     packed = cuda_decode.pack(*windowed.phases[0])
     assert struct.unpack("8P4i", packed)[10:] == (windowed.phases[0][0].params[0].shape[2], 0)
@@ -149,7 +150,7 @@ def test_no_pragma_stands_where_nvcc_drops_what_follows() -> None:
 
 def test_the_source_is_all_of_its_files_in_order() -> None:
     text = cuda_build.source()
-    assert text.index("struct Args") < text.index("decode(") and len(cuda_build.PARTS) == 14
+    assert text.index("struct Args") < text.index("decode(") and len(cuda_build.PARTS) == 15
 
 
 @pytest.mark.parametrize("splits", [None, 3, 500, 0])

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from kvbench.attention.cuda.config import Build, Signature, build, shared_memory
+from kvbench.attention.cuda.config import SLOW_INTEGERS, Build, build, shared_memory
+from kvbench.attention.cuda.storage import Signature
 from kvbench.util import nvrtc
 
 #: the files of the source, in the order in which they are joined
@@ -26,6 +27,7 @@ PARTS = (
     "softmax.cuh",
     "values.cuh",
     "integer.cuh",
+    "integer_values.cuh",
     "walk.cuh",
     "queries.cuh",
     "merge.cuh",
@@ -96,6 +98,8 @@ def kernel(
     Raises:
         RuntimeError: nvrtc or the driver reported an error, which the message contains.
     """
-    known = shared_memory(torch.cuda.get_device_capability(device))
+    capability = torch.cuda.get_device_capability(device)
+    known = shared_memory(capability)
     shared = int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", known))
-    return Kernel(build(phases, channels, rows, bf16, shared, tuning, softcap, sinks), device)
+    fast = capability not in SLOW_INTEGERS
+    return Kernel(build(phases, channels, rows, bf16, shared, tuning, softcap, sinks, fast), device)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from kvbench.attention.cuda.build import kernel
-from kvbench.attention.cuda.config import MOST_SPLITS, Signature, groups_met
+from kvbench.attention.cuda.config import MOST_SPLITS
+from kvbench.attention.cuda.storage import Signature, groups_met
 from kvbench.attention.phases import Part, Work
 from kvbench.cache.segments.layout import TILE
 from kvbench.util.nvrtc import missing as available

@@ -1,0 +1,97 @@
+"""Stored formats as the CUDA decode kernel reads them: bytes of a slot, groups in a tile, columns, integer products."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import lru_cache
+from itertools import accumulate
+
+from kvbench.attention.phases import Format
+
+Signature = tuple[tuple[Format, Format], ...]
+
+
+def pitch(channels: int) -> int:
+    """Return the distance of two rows of keys in a slot of the ring buffer, in bytes.
+
+    Args:
+        channels: number of channels of a head. Unless it is a multiple of 64, 16 bytes follow each row, so that the
+            rows that a matrix instruction reads at once lie in different banks.
+    """
+    return 2 * channels + (16 if channels % 64 else 0)
+
+
+def slot_bytes(form: Format, channels: int, key: bool = False) -> int:
+    """Return the bytes of codes, scales and minima of one tile of 128 tokens in a slot; 0 in full precision.
+
+    Args:
+        form: format of the keys or of the values.
+        channels: number of channels of a head.
+        key: True for keys, False for values.
+    """
+    if form.kind == "full":
+        return 0
+    if form.window:
+        return 8 * form.bits * pitch(channels) + 2 * groups_met(form) * (channels * 2 + 16)
+    params = 128 // form.group * channels * 2 if form.axis == "channel" else 128 * (channels // form.group) * 2
+    return 8 * form.bits * (pitch(channels) if key else 2 * channels) + 2 * params
+
+
+@lru_cache(maxsize=256)
+def groups_met(form: Format) -> int:
+    """Return how many groups a tile may meet, rounded up to a power of two, for keys whose groups do not fit tiles.
+
+    Args:
+        form: format of the keys, with a window.
+    """
+    count = -(-form.window // form.group)
+    least, longer = divmod(form.window, count)
+    ends = list(accumulate(least + (number < longer) for number in range(count)))
+
+    def group(token: int) -> int:
+        window, inside = divmod(token, form.window)
+        return window * count + bisect_right(ends, inside)
+
+    # tiles begin at other tokens of a window until as many tiles have passed as a window has tokens
+    most = max(group(128 * tile + 127) - group(128 * tile) + 1 for tile in range(form.window))
+    return 1 << (most - 1).bit_length()
+
+
+def columns_of_row(phases: Signature) -> int:
+    """Return how many columns of the products a query row takes: one, or one for each group that a tile may meet.
+
+    Args:
+        phases: one pair per phase, the format of its keys and the format of its values.
+    """
+    return max((groups_met(key) for key, _ in phases if key.window), default=1)
+
+
+def multiplies_integers(phases: Signature, channels: int, rows: int, softcap: bool) -> bool:
+    """Return True if the kernel multiplies codes as integers, in the phases for which :func:`integers` is True.
+
+    Args:
+        phases: one pair per phase, the format of its keys and the format of its values.
+        channels: number of channels of a head.
+        rows: number of query rows of a KV head.
+        softcap: True if scores have a softcap.
+    """
+    served = [integers(key, value, channels) for key, value in phases]
+    others = [key for (key, _), serves in zip(phases, served, strict=True) if not serves]
+    return rows == 1 and not softcap and any(served) and not any(key.window for key in others)
+
+
+def integers(key: Format, value: Format, channels: int) -> bool:
+    """Return True if codes of these formats can be multiplied as integers (``cuda/integer.cuh``) by one query row.
+
+    Args:
+        key: format of the keys.
+        value: format of the values.
+        channels: number of channels of a head.
+    """
+    return (
+        channels in (64, 128)
+        and all((form.kind, form.bits) == ("affine", 2) for form in (key, value))
+        and key.axis == "channel"
+        and (groups_met(key) <= 4 if key.window else key.group >= 32)
+        and channels // value.group <= 4
+    )
