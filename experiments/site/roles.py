@@ -1,6 +1,6 @@
 """Extension of Griffe, which reads docstrings for mkdocstrings: references such as :class:`Task` become code.
 
-The project's docstrings use Sphinx's roles, which Markdown does not know.
+The project's docstrings use Sphinx's roles, and two colons before an indented block, which Markdown does not know.
 """
 
 from __future__ import annotations
@@ -19,4 +19,5 @@ class Roles(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Replace the roles in the docstring of `obj`, if it has one."""
         if obj.docstring is not None:
-            obj.docstring.value = ROLE.sub(r"`\1`", obj.docstring.value)
+            text = ROLE.sub(r"`\1`", obj.docstring.value)
+            obj.docstring.value = re.sub(r"::(?=\n\n)", ":", text)
