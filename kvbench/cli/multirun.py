@@ -9,7 +9,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -184,9 +184,9 @@ def _finished(current: Sweep, one: Job, extra: Path | None) -> Outcome | None:
 
 
 def run_unit(value: str, folder: Path, extra: Path | None) -> str:
-    """Run the jobs of a unit one after the other, or together over one prefill; return the status of the last one.
+    """Run the job of a unit, or several jobs together over one prefill; return the status of the last one.
 
-    Each job's outcome is recorded as soon as it ends.
+    Each job's outcome is recorded as soon as it ends. The model stays loaded for the next unit of this process.
 
     Args:
         value: the jobs, as :func:`kvbench.cli.plan.for_hydra` has encoded them.
@@ -196,15 +196,61 @@ def run_unit(value: str, folder: Path, extra: Path | None) -> str:
     from kvbench.loggers import in_sweep
     from kvbench.models import shared
 
-    status = "ok"
+    jobs = plan.decoded(value)
     with shared.sharing(), in_sweep(folder.name):
-        for number, texts in plan.decoded(value):
-            say(f"\njob {number + 1}/{os.environ.get(JOBS, '?')}: {' '.join(texts)}")
-            with _running(folder, number) as begun:
-                outcome = job.run(lambda texts=texts: job.composed(texts, extra), row=True, begun=begun)  # type: ignore[misc]
-            _ended(folder, number, {**outcome, "overrides": texts, "number": number})
-            status = outcome["status"]
+        if len(jobs) > 1:
+            return _together(jobs, folder, extra)
+        number, texts = jobs[0]
+        _announce(number, texts)
+        with _running(folder, number) as begun:
+            outcome = job.run(lambda: job.composed(texts, extra), row=True, begun=begun)
+        _ended(folder, number, {**outcome, "overrides": texts, "number": number})
+        status: str = outcome["status"]
+        return status
+
+
+def _together(jobs: Sequence[tuple[int, list[str]]], folder: Path, extra: Path | None) -> str:
+    """Run jobs that share a prefill (arguments as in :func:`run_unit`); return the status of the last one."""
+    from kvbench.runner.together import run_together
+
+    configs: list[dict[str, Any]] = []
+    places: list[tuple[int, list[str]]] = []
+    status, began = "error", time.time()
+
+    def end(number: int, texts: list[str], config: dict[str, Any] | None, result: Any) -> None:
+        nonlocal status
+
+        def act() -> Any:
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        outcome = job.outcome_of(act, lambda: config, began)
+        _ended(folder, number, {**outcome, "overrides": texts, "number": number})
+        status = outcome["status"]
+
+    with ExitStack() as stack:
+        notes = []
+        for number, texts in jobs:
+            _announce(number, texts)
+            try:
+                config = job.composed(texts, extra)
+            except KvbenchError as error:
+                end(number, texts, None, error)
+                continue
+            configs.append(config)
+            places.append((number, texts))
+            notes.append(stack.enter_context(_running(folder, number)))
+        run_together(
+            configs,
+            lambda place, name: notes[place](name),
+            lambda place, result: end(*places[place], configs[place], result),
+        )
     return status
+
+
+def _announce(number: int, texts: Sequence[str]) -> None:
+    say(f"\njob {number + 1}/{os.environ.get(JOBS, '?')}: {' '.join(texts)}")
 
 
 @contextmanager

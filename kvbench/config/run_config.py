@@ -107,6 +107,8 @@ class RuntimeConfig:
             records whether graphs were used.
         compile: True to compile everything around attention (norms, RoPE, activations) with torch.compile, in decode
             steps that run as CUDA graphs.
+        shared_prefill: True to let the jobs of a sweep that differ only in the method read each prompt once, if their
+            methods attend to it in full precision; each row says so. It has no effect on a single run.
         results_dir: folder in which each run has its own folder.
     """
 
@@ -127,6 +129,7 @@ class RuntimeConfig:
     kernels: Literal["auto", "cuda", "triton", "reference"] = "auto"
     graphs: Literal["auto", "always", "never"] = "auto"
     compile: bool = False
+    shared_prefill: bool = False
     results_dir: str = "results/runs"
 
     def check(self) -> None:

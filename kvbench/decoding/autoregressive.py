@@ -22,6 +22,7 @@ from kvbench.decoding.likelihood import answer_nll
 from kvbench.decoding.passes import Rows, check_cache, forward, now, prefill
 from kvbench.decoding.rounds import captured_rounds
 from kvbench.decoding.sampling import Sampling, choose
+from kvbench.decoding.shared_prefill import ReadPrompt
 from kvbench.decoding.step import Step
 from kvbench.decoding.stopping import Stopping
 from kvbench.methods.speculation import Speculation
@@ -91,6 +92,7 @@ def generate(
     graphs: captured_decoding.Graphs = "never",
     compile: bool = False,
     prefill_rows: Rows = "auto",
+    prompt: ReadPrompt | None = None,
 ) -> Generation:
     """Generate continuations for a batch of prompts, and return their tokens and texts with timings.
 
@@ -120,6 +122,9 @@ def generate(
             ``torch.compile``.
         prefill_rows: number of prompts per forward pass of the prefill; ``auto``: as many as have about 16k tokens
             together; None: all.
+        prompt: the prompts, which were read before for this cache and those of other methods
+            (:func:`kvbench.decoding.shared_prefill.read`); the time of that is part of ``ttft_s``. None: the prompts
+            are read now.
 
     Raises:
         CacheError: the cache was used before, or the model did not use it.
@@ -141,10 +146,13 @@ def generate(
 
     tell(observer, "prefill")
     started = now(input_ids)
-    logits = prefill(model, cache, input_ids, mask, prefill_chunk, prefill_rows)
+    if prompt is None:
+        logits = prefill(model, cache, input_ids, mask, prefill_chunk, prefill_rows)
+    else:
+        logits = prompt.fill(cache)
     token = choose(_without(logits, eos_token_ids if say_something else ()), sampling, generators)
     finished = now(token)
-    ttft = finished - started
+    ttft = finished - started + (0.0 if prompt is None else prompt.seconds)
 
     nll: list[tuple[float, int]] = []
     if answer_ids is not None:

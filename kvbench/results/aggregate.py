@@ -216,7 +216,11 @@ def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
         tokens = sum(timing["decoded"] for timing in group)
         starts = [timing["ttft_s"] for timing in group if timing.get("ttft_s") is not None]
         by_device[device] = {
-            "ttft_s": {"median": _median(starts), "n": len(starts)},
+            "ttft_s": {
+                "median": _median(starts),
+                "n": len(starts),
+                "shared": sum(timing.get("ttft_s") is not None and "shared_prefill" in timing for timing in group),
+            },
             "tpot_s": {
                 "median": _median(later),
                 "p99": percentile(later, 99),
@@ -232,7 +236,7 @@ def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 def no_timings() -> dict[str, Any]:
     """Return an entry of :func:`timings` for a device that timed no samples: all figures None, all counts 0."""
     return {
-        "ttft_s": {"median": None, "n": 0},
+        "ttft_s": {"median": None, "n": 0, "shared": 0},
         "tpot_s": {"median": None, "p99": None, "first_step": None, "n": 0},
         "tokens_per_s": None,
         "n": 0,

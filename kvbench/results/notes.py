@@ -76,6 +76,7 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
             "TTFT, TPOT: '-' means that only the warm-up batch ran, which does not count;"
             " increase dataset.limit or reduce runtime.batch_size"
         )
+    lines += _shared(runs)
     lines += _doubts(runs)
     truncated = {run["samples"]["truncated"] for run in runs} - {0}
     if truncated:
@@ -138,6 +139,17 @@ def _doubts(runs: Sequence[Metrics]) -> list[str]:
         if busy:
             doubts.setdefault(busy, []).append(name)
     return [f"{_some(names)}: {doubt}" for doubt, names in doubts.items()]
+
+
+def _shared(runs: Sequence[Metrics]) -> list[str]:
+    """Return a note that names the runs with times to the first token that contain a shared prefill."""
+    names = [name for run, name in zip(runs, labels(runs), strict=True) if (run.get("ttft_s") or {}).get("shared")]
+    if not names:
+        return []
+    return [
+        f"TTFT of {_some(names)}: each prompt was read once for several methods; the time is that of this prefill and"
+        " of the method's own placing"
+    ]
 
 
 def _some(names: Sequence[str]) -> str:

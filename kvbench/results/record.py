@@ -90,10 +90,13 @@ class Ttft:
     Args:
         median: median over samples.
         n: number of samples.
+        shared: number of these samples whose prompt was read once for several methods (``runtime.shared_prefill``);
+            their time is that of the shared prefill and of the method's own placing.
     """
 
     median: float | None = key(default=None, minimum=0)
     n: int = key(default=1, minimum=0)
+    shared: int = key(default=0, minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)

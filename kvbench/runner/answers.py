@@ -6,11 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from kvbench.cache import KVCache
 from kvbench.cache.options import Options
+from kvbench.cache.prompts import Prompts
 from kvbench.config.run_config import RunConfig
 from kvbench.decoding.autoregressive import Generation, generate
 from kvbench.decoding.round_times import totals
 from kvbench.decoding.sampling import Sampling
+from kvbench.decoding.shared_prefill import ReadPrompt
 from kvbench.decoding.speculative import figures, token_seconds
 from kvbench.models.load import LoadedModel
 from kvbench.profiling.memory import PhasePeaks
@@ -29,6 +35,29 @@ from kvbench.runner.rows import Machine, head, row_bill
 from kvbench.runner.scoring import finite, scored
 from kvbench.runner.strategy import Report
 from kvbench.tasks.base import Sample, Task
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """The prompts of a batch of samples.
+
+    Args:
+        samples: the samples.
+        prompts: the prompt of each sample in token ids.
+        input_ids: the same, padded on the left, ``[B, T]``.
+        mask: attention mask ``[B, T]``; None if no row is padded.
+        padded: what methods may need to know about the prompts.
+        new_tokens: maximum number of tokens of an answer.
+        pad_id: token id of the padding.
+    """
+
+    samples: list[Sample]
+    prompts: list[EncodedPrompt]
+    input_ids: Tensor
+    mask: Tensor | None
+    padded: Prompts
+    new_tokens: int
+    pad_id: int
 
 
 @dataclass(frozen=True)
@@ -51,21 +80,47 @@ class Answers:
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
         """Generate and score the answers of a batch; arguments as for :meth:`kvbench.runner.strategy.Strategy.rows`."""
-        decoding, runtime, tokenizer = self.config.decoding, self.config.runtime, self.loaded.tokenizer
-        new_tokens = decoding.max_new_tokens or samples[0].max_new_tokens
+        batch = self.batch(samples)
+        return self.answered(batch, self.cache(batch), first=first)
+
+    def batch(self, samples: Sequence[Sample]) -> PromptBatch:
+        """Return the prompts of a batch of samples as token ids, padded on the left."""
+        tokenizer = self.loaded.tokenizer
+        new_tokens = self.config.decoding.max_new_tokens or samples[0].max_new_tokens
         prompts = self._encode(samples, new_tokens)
         queries, pad_id = [sample.query for sample in samples], tokenizer.pad_token_id or 0
         sources = [sample.query_source for sample in samples]
         input_ids, mask, padded = pad(prompts, queries, pad_id, self.loaded.device, tokenizer.decode, sources)
-        cache = self.config.method.new_cache(self.loaded.model, padded, max_length=input_ids.shape[1] + new_tokens)
+        return PromptBatch(list(samples), prompts, input_ids, mask, padded, new_tokens, pad_id)
+
+    def cache(self, batch: PromptBatch) -> KVCache:
+        """Return an empty cache of the run's method for a batch; this includes the method's search, if it has one."""
+        cache = self.config.method.new_cache(
+            self.loaded.model, batch.padded, max_length=batch.input_ids.shape[1] + batch.new_tokens
+        )
         cache.options = self.options
+        return cache
+
+    def answered(
+        self, batch: PromptBatch, cache: KVCache, *, first: bool, prompt: ReadPrompt | None = None
+    ) -> list[Row]:
+        """Generate and score the answers of a batch, and return its rows.
+
+        Args:
+            batch: the prompts.
+            cache: an empty cache for them (:meth:`cache`).
+            first: True for the first batch of the session (:meth:`kvbench.runner.strategy.Strategy.rows`).
+            prompt: the prompts, if they were read for several methods at once; None to read them now.
+        """
+        decoding, runtime, tokenizer = self.config.decoding, self.config.runtime, self.loaded.tokenizer
+        samples, new_tokens = batch.samples, batch.new_tokens
         peaks = PhasePeaks(self.loaded.device, census=first)
         with peaks.run():
             generation = generate(
                 self.loaded.model,
                 cache,
-                input_ids,
-                mask,
+                batch.input_ids,
+                batch.mask,
                 max_new_tokens=new_tokens,
                 sampling=Sampling(
                     temperature=decoding.temperature,
@@ -77,18 +132,21 @@ class Answers:
                 stop=(*samples[0].stop, *decoding.stop),
                 tokenizer=tokenizer,
                 prefill_chunk=runtime.prefill_chunk,
-                pad_token_id=pad_id,
+                pad_token_id=batch.pad_id,
                 observer=peaks,
                 answer_ids=[answer_ids(sample, tokenizer)[:new_tokens] for sample in samples],
                 graphs=runtime.graphs,
                 compile=runtime.compile,
                 prefill_rows=runtime.prefill_rows,
+                prompt=prompt,
             )
         warm_up = first or samples[0].warm_up
         measured = generation_figures(self.machine, cache, peaks, warm_up, len(samples), generation)
+        if prompt is not None:
+            measured |= shared_figures(prompt, measured["peak_bytes"], self.loaded.device)
         bills = [row_bill(cache, index, len(samples)) for index in range(len(samples))]
         rows = [
-            answer_row(self.task, sample, prompts[index], generation, index, bills[index], measured)
+            answer_row(self.task, sample, batch.prompts[index], generation, index, bills[index], measured)
             for index, sample in enumerate(samples)
         ]
         for row, note in zip(rows, cache.notes or (), strict=False):
@@ -138,6 +196,29 @@ def generation_figures(
         stepping=generation.stepping,
         capture_s=round(generation.capture_s, 6),
     )
+
+
+def shared_figures(prompt: ReadPrompt, peaks: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return the measured figures that differ if the prompt was read for several methods at once.
+
+    The row is marked with ``shared_prefill``: the number of methods, and the seconds of the prefill, which are part of
+    its time to first token. The peak of prefill is unknown, because no single method had it; that of decoding is
+    without the prompt that is kept for the other methods.
+
+    Args:
+        prompt: the prompt.
+        peaks: peak memory by phase, as measured.
+        device: device of the model.
+    """
+    decode = peaks["decode"]
+    return {
+        "shared_prefill": {"methods": prompt.methods, "prefill_s": round(prompt.seconds, 6)},
+        "peak_bytes": {
+            **peaks,
+            "prefill": None,
+            "decode": None if decode is None else decode - prompt.nbytes(device),
+        },
+    }
 
 
 def answer_row(

@@ -76,6 +76,17 @@ class Session:
         layout = {"devices": list(self._loaded.devices), "layout": self._loaded.layout}
         return layout | ({"weights": self._loaded.weights} if self._loaded.weights else {})
 
+    @property
+    def warm(self) -> bool:
+        """True if a batch has run, so that the next one is not a warm-up."""
+        return not self._first
+
+    def answers(self) -> Answers:
+        """Return the strategy that generates answers, for a prefill that several sessions share."""
+        strategy = self._strategies[Generate]
+        assert isinstance(strategy, Answers)
+        return strategy
+
     def close(self) -> None:
         """Release the model, so that its memory is free for the next run; the session cannot be used afterwards.
 

@@ -5,13 +5,28 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import IO, Any
+
+_plain = 0
 
 
 def interactive() -> bool:
     """Return True if a progress bar can be drawn: standard error is a terminal, and the variable ``CI`` is not set."""
-    return sys.stderr.isatty() and not os.environ.get("CI")
+    return sys.stderr.isatty() and not os.environ.get("CI") and not _plain
+
+
+@contextmanager
+def lines() -> Iterator[None]:
+    """Print lines instead of bars inside a ``with`` block, because only one bar at a time can be drawn."""
+    global _plain
+    _plain += 1
+    try:
+        yield
+    finally:
+        _plain -= 1
 
 
 def say(line: str) -> None:

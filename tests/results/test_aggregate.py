@@ -105,7 +105,7 @@ def test_timings_leave_out_warm_up_and_first_steps():
     rows = [made(0, 1.0, warm_up=True, ttft_s=99.0), made(1, 1.0), made(2, 1.0, device="gpu", ttft_s=0.1)]
     times = aggregate.timings(rows)
     assert set(times) == {"cpu", "gpu"}
-    assert times["cpu"]["ttft_s"] == {"median": 1.0, "n": 1}
+    assert times["cpu"]["ttft_s"] == {"median": 1.0, "n": 1, "shared": 0}
     assert times["cpu"]["tpot_s"]["median"] == pytest.approx(1.5)
     assert times["cpu"]["tpot_s"]["first_step"] == pytest.approx(5.0)
     assert times["cpu"]["tokens_per_s"] == pytest.approx(3 / 8)
@@ -159,9 +159,9 @@ def test_perplexity_and_its_errors_as_numpy():
 def test_a_row_whose_search_has_no_time_counts_for_its_steps_alone():
     rows = [made(0, 1.0, ttft_s=None), made(1, 1.0, ttft_s=3.0), made(2, 1.0, ttft_s=None, step_s=[], decoded=0)]
     found = aggregate.timings(rows)["cpu"]
-    assert found["ttft_s"] == {"median": 3.0, "n": 1}
+    assert found["ttft_s"] == {"median": 3.0, "n": 1, "shared": 0}
     assert found["tpot_s"]["n"] == 4 and found["n"] == 2
-    assert aggregate.timings([made(0, 1.0, ttft_s=None)])["cpu"]["ttft_s"] == {"median": None, "n": 0}
+    assert aggregate.timings([made(0, 1.0, ttft_s=None)])["cpu"]["ttft_s"] == {"median": None, "n": 0, "shared": 0}
 
 
 def test_the_difference_of_the_mean_needs_all_tasks():

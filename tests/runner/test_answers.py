@@ -219,6 +219,7 @@ def test_a_batch_is_generated_with_the_settings_of_the_run_and_of_its_samples(mo
         "graphs": "never",
         "compile": True,
         "prefill_rows": 2,
+        "prompt": None,
     }
     assert [row["id"] for row in run.rows] == ["t/0", "t/1"]
     assert [row["prompt_tokens"] for row in run.rows] == [18, 20]

@@ -1,0 +1,172 @@
+"""Several runs side by side that differ only in the method: they ask for the same batches and share each prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.config.prerequisites import check_here
+from kvbench.config.run_config import RunConfig, check
+from kvbench.decoding.shared_prefill import refusal as method_refusal
+from kvbench.models import shared
+from kvbench.results.identity import run_id, short_name
+from kvbench.results.store import RunStore
+from kvbench.runner import ranks, resolve, shared_prefill
+from kvbench.runner.run import RunSteps, run
+from kvbench.runner.session import Session
+from kvbench.runner.steps import Batch, Steps
+from kvbench.util.progress import lines, say
+
+#: a run's metrics, or the error with which it ended
+Result = dict[str, Any] | Exception
+
+
+@dataclass
+class _Member:
+    """A run that shares its prefills.
+
+    Args:
+        place: its index among all runs.
+        config: its configuration.
+        checked: the same, checked and typed.
+        name: its id.
+    """
+
+    place: int
+    config: Mapping[str, Any]
+    checked: RunConfig
+    name: str
+
+
+def refusal(checked: RunConfig) -> str | None:
+    """Return why a run cannot share its prefills with others; None if it can.
+
+    Args:
+        checked: configuration of the run.
+    """
+    runtime = checked.runtime
+    if checked.task.adaptive or checked.task.times_only or checked.task.single_process:
+        return "its data set measures time and memory"
+    if runtime.tensor_parallel is not None or runtime.workers != 1:
+        return "it runs in several processes"
+    if runtime.memory_limit_gb is not None:
+        return "its memory is limited (runtime.memory_limit_gb)"
+    return method_refusal(checked.method)
+
+
+def run_together(
+    configs: Sequence[Mapping[str, Any]],
+    begun: Callable[[int, str], None] = lambda place, name: None,
+    ended: Callable[[int, Result], None] = lambda place, result: None,
+) -> list[Result]:
+    """Run several configurations that differ only in the method, and return the metrics or the error of each.
+
+    Runs that cannot share a prefill (:func:`refusal`) run by themselves afterwards; a message says why.
+
+    Args:
+        configs: the composed configurations as plain data.
+        begun: function that is called with the index and the id of a run before it starts.
+        ended: function that is called with the index and the result of a run when it has ended.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C or SIGTERM; unfinished runs are recorded as ``interrupted``.
+    """
+    results: dict[int, Result] = {}
+
+    def end(place: int, result: Result) -> None:
+        results[place] = result
+        ended(place, result)
+
+    members: list[_Member] = []
+    alone: list[int] = []
+    for place, config in enumerate(configs):
+        try:
+            checked = check(config)
+            check_here(checked)
+            member = _Member(place, config, checked, run_id(resolve.material(config, checked, checked.task)))
+        except Exception as error:
+            end(place, error)
+            continue
+        reason = refusal(checked)
+        if reason is None and members and member.name.split("-")[0] != members[0].name.split("-")[0]:
+            reason = "its model, data or decoding options are others"
+        if reason is None and member.name in [other.name for other in members]:
+            reason = "the same run is among the others"
+        if reason is None:
+            members.append(member)
+        else:
+            say(f"{short_name(config)}: does not share a prefill: {reason}")
+            alone.append(place)
+    if len(members) == 1:
+        alone = sorted([members.pop().place, *alone])
+    if members:
+        with ranks.terminated_as_interrupt(), shared.sharing(), lines():
+            _side_by_side(members, begun, end)
+    for place in alone:
+        try:
+            metrics: Result = run(configs[place], lambda name, place=place: begun(place, name))  # type: ignore[misc]
+        except Exception as error:
+            metrics = error
+        end(place, metrics)
+    return [results[place] for place in range(len(configs))]
+
+
+def _side_by_side(
+    members: Sequence[_Member], begun: Callable[[int, str], None], end: Callable[[int, Result], None]
+) -> None:
+    """Carry out runs in step: whenever several ask for the same batch, they get it together."""
+    with ExitStack() as stack:
+        stores = {}
+        for member in sorted(members, key=lambda one: one.name):  # the same order in every process: no deadlock
+            store = RunStore(member.checked.runtime.results_dir, member.name, say)
+            stack.enter_context(store.hold())
+            stores[member.name] = store
+        under_way: dict[int, Steps] = {}
+        waiting: dict[int, Batch] = {}
+
+        def resume(place: int, act: Callable[[], Batch]) -> None:
+            """Continue a run until it asks for its next batch, or ends."""
+            waiting.pop(place, None)
+            try:
+                waiting[place] = act()
+            except StopIteration as last:
+                del under_way[place]
+                end(place, last.value)
+            except Exception as error:
+                del under_way[place]
+                end(place, error)
+
+        try:
+            for member in members:
+                begun(member.place, member.name)
+                config = resolve.fitted(member.config, member.checked)
+                run_ = RunSteps(config, member.checked, member.checked.task, stores[member.name], None).steps()
+                under_way[member.place] = run_
+                resume(member.place, run_.__next__)
+            while waiting:
+                # the run with most batches ahead: the others wait for it to come to theirs
+                first = max(waiting, key=lambda place: waiting[place].left)
+                ids = _ids(waiting[first])
+                places = [place for place in waiting if _ids(waiting[place]) == ids]
+                sessions = [session for place in places if isinstance(session := waiting[place].session, Session)]
+                rows = shared_prefill.rows(sessions, waiting[first].samples)
+                for place, result in zip(places, rows, strict=True):
+                    step = under_way[place]
+                    if isinstance(result, Exception):
+                        resume(place, lambda step=step, result=result: step.throw(result))  # type: ignore[misc]
+                    else:
+                        resume(place, lambda step=step, result=result: step.send(result))  # type: ignore[misc]
+        except BaseException as error:
+            for step in list(under_way.values()):
+                try:
+                    step.throw(error)
+                except BaseException as raised:
+                    if raised is not error and not isinstance(raised, StopIteration):
+                        say(f"error: {raised}")
+            raise
+
+
+def _ids(batch: Batch) -> list[str]:
+    return [sample.id for sample in batch.samples]
