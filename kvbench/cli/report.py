@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.cli import report_page
+from kvbench.cli import report_page, report_sweep
 from kvbench.cli.report_runs import RUNS, begun, find, marked
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.results import code as codes
@@ -45,8 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: argparse.Namespace) -> int:
     exists(str(arguments.results), "--results")
-    if report_page.wanted(arguments):
+    wanted = report_page.wanted(arguments)
+    if arguments.watch and (arguments.sweep is None or wanted or arguments.show or arguments.compare):
+        raise ConfigError("--watch", None, "needs --sweep ID, and no other choice", hint="--sweep ID --watch")
+    if wanted:
         return report_page.main(arguments)
+    if arguments.sweep is not None and not (arguments.show or arguments.compare):
+        return report_sweep.show(report_page.sweep_of(arguments), watch=arguments.watch)
     stores = [store for store in find_runs(arguments.results) if not _skipped(store)]
     if not stores:
         raise KvbenchError(
@@ -116,6 +121,9 @@ def _parser() -> argparse.ArgumentParser:
         help="output format of --show and --compare (default: %(default)s)",
     )
     report_page.add(parser, what)
+    parser.add_argument(
+        "--watch", action="store_true", help="with --sweep ID: show the table again whenever a job starts or ends"
+    )
     return parser
 
 

@@ -61,8 +61,8 @@ def add(parser: argparse.ArgumentParser, what: Any) -> None:
     parser.add_argument(
         "--sweep",
         metavar="ID",
-        help=f"with {_PAGE_OPTIONS}: only this sweep, with the state of all its jobs; ID is the name of a folder in "
-        "results/sweeps, or its beginning",
+        help=f"show one sweep with the state of its jobs, as a table or with {_PAGE_OPTIONS}; ID is the name of a "
+        "folder in results/sweeps, or its beginning",
     )
     parser.add_argument(
         "--pair",
@@ -72,6 +72,11 @@ def add(parser: argparse.ArgumentParser, what: Any) -> None:
         default=[],
         help="with --html or --serve: also show the samples on which these two runs differ; may be repeated",
     )
+
+
+def sweep_of(arguments: argparse.Namespace) -> sweeps.Sweep:
+    """Return the sweep that ``--sweep`` names. Raises KvbenchError if there is none, or it has no valid manifest."""
+    return sweeps.Sweep.open(sweeps.named(results_above(arguments.results) / "sweeps", arguments.sweep))
 
 
 def wanted(arguments: argparse.Namespace) -> bool:
@@ -84,8 +89,6 @@ def wanted(arguments: argparse.Namespace) -> bool:
     page = arguments.html is not None or arguments.serve is not None
     if arguments.pair and not page:
         raise ConfigError("--pair", " ".join(arguments.pair[0]), "needs --html or --serve", hint="add --html")
-    if arguments.sweep is not None and not (page or plots):
-        raise ConfigError("--sweep", arguments.sweep, f"needs {_PAGE_OPTIONS}", hint="add --html")
     return page or plots
 
 

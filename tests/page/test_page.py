@@ -218,7 +218,8 @@ def test_the_runs_of_a_sweep_alone(tmp_path, capsys):
     for name, message in wrong.items():
         assert report.main([*arguments, name]) == 1
         assert message in capsys.readouterr().err
-    assert report.main(["--results", str(runs), "--sweep", "2026-11-22_10"]) == 2
+    assert report.main(["--results", str(runs), "--sweep", "2026-11-22_10"]) == 1
+    assert "manifest.json: cannot be read" in capsys.readouterr().err
 
 
 def test_at_most_200_samples_of_a_pair(built, tmp_path):
