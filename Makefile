@@ -61,7 +61,7 @@ test-slow:  ## tests that take minutes: the notebooks, and every paper table and
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1800
 
 test-docs: install  ## the commands of README and docs that need no GPU, network or weights, in a copy of the tree
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m docs --timeout 1800 tests/docs/test_run_commands.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m docs -n $(JOBS) --timeout 1800 tests/docs/test_run_commands.py
 
 docs:  ## the documentation as a site, in build/site (20 seconds, and 15 once to install Zensical)
 	$(MAKE) install EXTRAS=test,lint,docs

@@ -134,7 +134,7 @@ def test_objects_of_the_api_exist() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("zensical") is None, reason="needs Zensical: pip install 'kvbench[docs]'")
 def test_the_site_builds_strictly(tmp_path: Path) -> None:
-    """About 15 seconds. A wrong name of a module fails the build, too."""
+    """About 30 seconds: two builds, the second of a page with a link that leads nowhere."""
     config = stage(tmp_path)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "--config-file", str(config)]
     done = subprocess.run(command, capture_output=True, text=True)
