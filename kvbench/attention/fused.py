@@ -91,7 +91,7 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
     reasons = []
     names: tuple[str, ...] = ("cuda", "triton") if wanted == "auto" else (wanted,)
     if any(form.kind == "codebook" for pair in described.signature() for form in pair):
-        names = ("codebook",) if wanted != "cuda" else ("cuda",)
+        names = tuple({"cuda": "codebook", "triton": "codebook-triton"}[name] for name in names)
     for name in names:
         module = load(name) if described.received is None else observing(name)
         reason = module if isinstance(module, str) else module.refuses(query, described)
@@ -106,7 +106,7 @@ def load(name: str) -> ModuleType | str:
     """Import a kernel's module.
 
     Args:
-        name: ``cuda``, ``triton``, or ``codebook`` (which also needs Triton).
+        name: ``cuda`` or ``triton``; for the codes of a codebook, ``codebook`` (CUDA) or ``codebook-triton``.
 
     Returns:
         The module; or, as a string, the reason why it cannot be imported.
@@ -117,9 +117,13 @@ def load(name: str) -> ModuleType | str:
 
             return cuda_decode
         if name == "codebook":
-            from kvbench.attention.codebook import decode as codebook_decode
+            from kvbench.attention.codebook.cuda import decode as codebook_decode
 
             return codebook_decode
+        if name == "codebook-triton":
+            from kvbench.attention.codebook.triton import decode as looked_up_decode
+
+            return looked_up_decode
         from kvbench.attention.triton import decode as triton_decode
 
         return triton_decode

@@ -24,11 +24,14 @@ typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
 struct Index { int x, y, z; };
-struct float4 { float x, y, z, w; };
-struct float2 { float x, y; };
-struct uint2 { u32 x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(8) uint2 { u32 x, y; };
+struct alignas(16) uint4 { u32 x, y, z, w; };
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static float2 make_float2(float x, float y) { return {x, y}; }
 static uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
+static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 
 // ---- threads
 typedef std::vector<std::function<void()>> Copies;
@@ -77,6 +80,7 @@ static int lane_of() { return threadIdx.x & 31; }
 static u32 __float_as_uint(float x) { u32 y; memcpy(&y, &x, 4); return y; }
 static float __uint_as_float(u32 x) { float y; memcpy(&y, &x, 4); return y; }
 static float __int_as_float(u32 x) { return __uint_as_float(x); }
+static int __float2int_rn(float x) { return (int)std::nearbyint(x); }
 static float from_half(u32 x) {
   const int e = x >> 10 & 31, m = x & 1023;
   const float f = e == 31 ? (m ? NAN : INFINITY) : e ? std::ldexp(1024.f + m, e - 25) : std::ldexp((float)m, -24);
@@ -229,3 +233,4 @@ static void admit_next() {}
 static int atomicAdd(int* to, int x) { const int before = *to; *to += x; return before; }
 static void __threadfence() {}
 template <class T> static T __ldcg(const T* from) { return *from; }
+template <class T> static T __ldg(const T* from) { return *from; }

@@ -1,16 +1,20 @@
-"""The CUDA decode kernel as a program of this machine: its source, compiled by g++ with emulated instructions."""
+"""CUDA kernels as programs of this machine: their source, compiled by g++ with emulated instructions."""
 
 from __future__ import annotations
 
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from kvbench.attention.codebook.cuda import build as codebook_build
+from kvbench.attention.codebook.cuda import config as codebook_config
+from kvbench.attention.codebook.cuda import decode as codebook_decode
 from kvbench.attention.cuda import build, decode
 from kvbench.attention.cuda.config import Build
 from kvbench.attention.phases import Work
@@ -19,24 +23,68 @@ HERE = Path(__file__).parent
 
 
 def attend(config: Build, query: Tensor, work: Work, scaling: float, splits: int, folder: Path) -> Tensor:
-    """The kernel's output with a configuration and a number of splits; its counters must be zero afterwards."""
+    """The output of the kernel for uniform levels with a configuration and a number of splits."""
+    parts = [build.part(name) for name in build.PARTS if name != "instructions.cuh"]
+    return launched(config, parts, decode.arguments, query, work, scaling, splits, folder)
+
+
+def attend_looked_up(
+    config: codebook_config.Build, query: Tensor, work: Work, scaling: float, splits: int, folder: Path
+) -> Tensor:
+    """The output of the kernel for a codebook's codes with a configuration and a number of splits."""
+    first, *others = (codebook_build.part(name) for name in codebook_build.PARTS)
+    parts = [first, build.part("splits.cuh"), *others]
+    return launched(config, parts, codebook_decode.arguments, query, work, scaling, splits, folder)
+
+
+def launched(
+    config: Build | codebook_config.Build,
+    parts: list[str],
+    arguments: Callable[..., bytes],
+    query: Tensor,
+    work: Work,
+    scaling: float,
+    splits: int,
+    folder: Path,
+) -> Tensor:
+    """The output of a kernel; its counters must be zero afterwards.
+
+    Args:
+        config: configuration of the kernel.
+        parts: its source, without the instructions.
+        arguments: function that serializes its argument.
+        query: queries of the new tokens.
+        work: the layer's stored keys and values.
+        scaling: factor on scores.
+        splits: number of CTAs that share the tokens of a head.
+        folder: where to compile.
+    """
     if shutil.which("g++") is None:
         pytest.skip("needs g++ to compile the kernel for this machine")
-    parts = [build.part(name) for name in build.PARTS if name != "instructions.cuh"]
     source = folder / "kernel.cpp"
     code = [config.macros() + '#include "emulated.hpp"', *parts, '#include "emulated_run.hpp"']
     source.write_text("\n".join(code), encoding="utf-8")
-    options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-fno-gnu-unique", "-I", str(HERE)]
+    options = [
+        "-std=c++20",
+        "-O1",
+        "-w",
+        "-shared",
+        "-fPIC",
+        "-fno-gnu-unique",
+        "-fsanitize=alignment",
+        "-fsanitize-undefined-trap-on-error",
+        "-I",
+        str(HERE),
+    ]
     subprocess.run(["g++", *options, str(source), "-o", str(folder / "kernel.so")], check=True)
     batch, heads, count, channels = query.shape
     lines = batch * work.heads * -(-heads // work.heads * count // config.rows)
+    columns = config.columns if isinstance(config, Build) else config.rows
     out = torch.full((batch, count, heads, channels), float("nan"), dtype=query.dtype)
-    partial = torch.full((lines * splits * config.columns * (channels + 2),), float("nan"))
+    partial = torch.full((lines * splits * columns * (channels + 4),), float("nan"))
     counter = torch.zeros(lines, dtype=torch.int32)
-    arguments = decode.arguments(query, work, scaling, splits, out, partial, counter)
+    packed = arguments(query, work, scaling, splits, out, partial, counter, work.logits.sinks)
     grid = (splits, batch * work.heads, lines // (batch * work.heads))
-    ctypes.CDLL(str(folder / "kernel.so")).run(
-        ctypes.create_string_buffer(arguments, len(arguments)), *grid, config.shared
-    )
+    ctypes.CDLL(str(folder / "kernel.so")).run(ctypes.create_string_buffer(packed, len(packed)), *grid, config.shared)
     assert not counter.any()
     return out

@@ -7,7 +7,7 @@ from tests.attention import interpreter
 
 interpreter.require()
 
-from kvbench.attention.codebook import decode as codebook_decode  # noqa: E402
+from kvbench.attention.codebook.triton import decode as codebook_decode  # noqa: E402
 from kvbench.attention.synthetic import error  # noqa: E402
 from tests.attention.codebook_support import layer  # noqa: E402
 

@@ -12,38 +12,46 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def on_a_gpu(monkeypatch):
-    """Run the kernel on the GPU, although it is not verified there yet."""
-    monkeypatch.setattr(pytest.importorskip("kvbench.attention.codebook.decode"), "VERIFIED", True)
-
-
 TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 4.5e-3}  # bf16 alone rounds the output by 2e-3
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4])
-@pytest.mark.parametrize(
-    ("heads", "group", "channels", "dtype", "lengths", "starts", "outliers"),
-    [
-        (4, 1, 128, torch.bfloat16, [(0, 5000, 0)], [0], 0.01),
-        (4, 4, 128, torch.bfloat16, [(3, 3001, 2), (3, 0, 5), (3, 130, 1)], [7, 300, 20000], 0.02),
-        (2, 1, 64, torch.float16, [(4, 777, 2), (0, 1, 0)], [0, 99], 0.05),
-        (32, 1, 128, torch.float16, [(0, 2000, 0)], [1000], 0.01),
-        (3, 3, 64, torch.float16, [(0, 600, 1)], [0], 0.0),
-    ],
-)
-def test_layers(bits, heads, group, channels, dtype, lengths, starts, outliers):
-    codebook_decode = pytest.importorskip("kvbench.attention.codebook.decode")
-    if codebook_decode.INTERPRETED:
-        pytest.skip("TRITON_INTERPRET=1: this process interprets kernels on the CPU")
-    held = layer(
+LAYERS = [
+    (4, 1, 128, torch.bfloat16, [(0, 5000, 0)], [0], 0.01),
+    (4, 4, 128, torch.bfloat16, [(3, 3001, 2), (3, 0, 5), (3, 130, 1)], [7, 300, 20000], 0.02),
+    (2, 1, 64, torch.float16, [(4, 777, 2), (0, 1, 0)], [0, 99], 0.05),
+    (32, 1, 128, torch.float16, [(0, 2000, 0)], [1000], 0.01),
+    (3, 3, 64, torch.float16, [(0, 600, 1)], [0], 0.0),
+    (2, 11, 64, torch.float16, [(0, 300, 40)], [3], 0.3),
+]
+
+
+def check(module, bits, heads, group, channels, dtype, lengths, starts, outliers):
+    """Compare a kernel's output with attention in fp32; the same step must give the same bits again."""
+    at = layer(
         lengths, bits=bits, heads=heads, channels=channels, dtype=dtype, starts=starts, outliers=outliers, device="cuda"
     )
     query = torch.randn(len(lengths), heads * group, 1, channels, device="cuda").to(dtype) * 1.5
-    assert codebook_decode.refuses(query, held.work) is None
-    found = codebook_decode.attend(query, held.work, channels**-0.5)
-    assert error(found, held.exact(query, channels**-0.5)) < TOLERANCE[dtype]
-    assert torch.equal(found, codebook_decode.attend(query, held.work, channels**-0.5))
+    assert module.refuses(query, at.work) is None
+    out = module.attend(query, at.work, channels**-0.5)
+    assert error(out, at.exact(query, channels**-0.5)) < TOLERANCE[dtype]
+    assert torch.equal(out, module.attend(query, at.work, channels**-0.5))
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("at", LAYERS)
+def test_layers_by_cuda(bits, at):
+    decode = pytest.importorskip("kvbench.attention.codebook.cuda.decode")
+    if decode.missing():
+        pytest.skip(decode.missing())
+    check(decode, bits, *at)
+
+
+@pytest.mark.parametrize(("bits", "at"), [(2, LAYERS[4]), (3, LAYERS[0]), (4, LAYERS[2])])
+def test_layers_by_triton(bits, at):
+    decode = pytest.importorskip("kvbench.attention.codebook.triton.decode")
+    if decode.INTERPRETED:
+        pytest.skip("TRITON_INTERPRET=1: this process interprets kernels on the CPU")
+    check(decode, bits, *at)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,11 @@ def use(nvrtc: Any, chosen: Build, capability: tuple[int, int]) -> tuple[int, in
     architecture = "--gpu-architecture=sm_{}{}".format(*capability)
     options = [option.encode() for option in (architecture, *OPTIONS, "--ptxas-options=-v")]
     program = ask(nvrtc.nvrtcCreateProgram((chosen.macros() + build.source()).encode(), b"decode.cu", 0, [], []))
+    return report(nvrtc, program, options)
+
+
+def report(nvrtc: Any, program: Any, options: list[bytes]) -> tuple[int, int, int]:
+    """Compile a program of nvrtc, and return what :func:`use` does."""
     status = nvrtc.nvrtcCompileProgram(program, len(options), options)[0].value
     log = bytearray(ask(nvrtc.nvrtcGetProgramLogSize(program)))
     nvrtc.nvrtcGetProgramLog(program, log)

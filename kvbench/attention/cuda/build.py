@@ -30,6 +30,7 @@ PARTS = (
     "integer_values.cuh",
     "walk.cuh",
     "queries.cuh",
+    "splits.cuh",
     "merge.cuh",
     "decode.cu",
 )

@@ -27,15 +27,6 @@ __device__ __forceinline__ void capped(float (&s)[NT][MT][4], float cap) {
         if ((i & 1) < NC) s[n][m][i] = cap - 2.f * cap * inverse_of(exp2_of(s[n][m][i]) + 1.f);
 }
 
-// The sink of a query head in bits.
-__device__ __forceinline__ float sink_of(const Args& args, int head) {
-#if SINKS == 2
-  return ((const float*)args.sinks)[head] * 1.44269504f;
-#else
-  return float_of_exact(((const u16*)args.sinks)[head]) * 1.44269504f;
-#endif
-}
-
 // Online softmax over a block of tokens of phase P; where values have one group of channels, packed_values adds the
 // weights to `total`.
 //   st      top, total and low are brought to the new maximum (acc is, with `shrink`, by the second product)

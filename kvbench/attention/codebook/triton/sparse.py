@@ -16,34 +16,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvbench.attention.codebook.kernel import portion, product, run, within
+from kvbench.attention.codebook.triton.parts import entries_of, portion, product, run, within
 
 #: one where two fp16 numbers are equal, else zero
 EQUAL = tl.constexpr("set.eq.f16x2.f16x2 $0, $1, $2;")
-
-
-@triton.jit
-def entries_of(ends_ptr, sequence, head, heads, tile, blocks, count, BLOCK: tl.constexpr):
-    """Return where the entries of a head begin in each block of a tile, and how many they are, two ``[128 / BLOCK]``.
-
-    Args:
-        ends_ptr: pointer to the ends of the entries, int32 ``[B, blocks, heads]``.
-        sequence: row of the batch.
-        head: KV head.
-        heads: number of KV heads.
-        tile: number of the tile.
-        blocks: number of blocks of a row in `ends_ptr`.
-        count: number of packed tokens of the row.
-        BLOCK: number of tokens of a block.
-    """
-    SEGMENTS: tl.constexpr = 128 // BLOCK
-    block = tile * SEGMENTS + tl.arange(0, SEGMENTS)
-    here = block * BLOCK < count
-    at = block * heads + head
-    ends = ends_ptr + sequence.to(tl.int64) * blocks * heads
-    stop = tl.load(ends + at, mask=here, other=0)
-    start = tl.load(ends + at - 1, mask=here & (at > 0), other=0)
-    return start, tl.where(here, stop - start, 0)
 
 
 @triton.jit(do_not_specialize=["heads", "scaling", "slots", "room", "blocks"])

@@ -20,23 +20,18 @@ import torch
 import triton
 from torch import Tensor
 
-from kvbench.attention.codebook.kernel import decode
-from kvbench.attention.codebook.sparse import key_outliers, value_outliers
+from kvbench.attention.codebook.fit import place_of_codes, unfit
+from kvbench.attention.codebook.triton.kernel import decode
+from kvbench.attention.codebook.triton.sparse import key_outliers, value_outliers
 from kvbench.attention.phases import Work
 from kvbench.attention.triton.decode import together
 from kvbench.attention.triton.merge import merge
 
-#: head dimensions that the kernel supports
-HEAD_DIMS = (64, 128)
 #: largest number of query heads per KV head
 ROWS = 16
-#: largest number of (sequence, KV head) pairs: CUDA's limit on the second dimension of a grid
-LINES = 65535
 #: whether Triton's interpreter is on: it runs kernels on the CPU and cannot execute PTX
 INTERPRETED = triton.knobs.runtime.interpret
 LOG2E = math.log2(math.e)
-#: False while the kernel is right in Triton's interpreter but wrong on a GPU, where it must therefore not serve
-VERIFIED = False
 #: number of programs that a GPU runs at once, for each compiled kernel
 TOGETHER: dict[Any, int] = {}
 
@@ -86,33 +81,11 @@ def refuses(query: Tensor, work: Work) -> str | None:
     """
     if not (query.is_cuda or INTERPRETED):
         return f"tensors on {query.device.type}"
-    if query.is_cuda and not VERIFIED:
-        return "this kernel's results on a GPU are not verified yet"
     if query.is_cuda and torch.cuda.get_device_capability(query.device) < (8, 0):
         return "a GPU older than compute capability 8.0"
-    if query.dtype not in (torch.float16, torch.bfloat16):
-        return f"queries are {str(query.dtype).removeprefix('torch.')}"
-    if work.key_dim not in HEAD_DIMS or work.value_dim not in HEAD_DIMS:
-        return f"head_dim {work.key_dim if work.key_dim not in HEAD_DIMS else work.value_dim}"
     if query.shape[1] // work.heads > ROWS:
         return f"{query.shape[1] // work.heads} query heads a KV head"
-    if query.shape[2] > 1:
-        return f"{query.shape[2]} new tokens"
-    if query.shape[0] * work.heads > LINES:
-        return f"{query.shape[0]} rows of {work.heads} heads, more than {LINES} in all"
-    kinds = [(key.format.kind, value.format.kind) for key, value in work.phases]
-    if any(key != value for key, value in kinds) or kinds.count(("codebook", "codebook")) != 1:
-        return "keys and values that are packed at different tokens"
-    packed = kinds.index(("codebook", "codebook"))
-    key, value = work.phases[packed]
-    if key.format.bits != value.format.bits:
-        return f"keys of {key.format.bits} and values of {value.format.bits} bits"
-    if packed > 1 or len(kinds) - packed > 2 or any(row[packed][0] or row[packed][1] for row in work.counts):
-        return "more than one run of tokens in full precision before or after the packed ones"
-    for one, other in work.phases:
-        if one.buffer is not None and other.buffer is not None and one.buffer.shape[2] != other.buffer.shape[2]:
-            return "buffers of keys and of values of different lengths"
-    return None
+    return unfit(query, work)
 
 
 def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
@@ -132,7 +105,7 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
         query = query.contiguous()
     heads, value_dim, rows = work.heads, work.value_dim, query_heads // work.heads
     columns, cells, device = max(triton.next_power_of_2(rows), 8), batch * heads, query.device
-    packed = next(i for i, (key, _) in enumerate(work.phases) if key.format.kind == "codebook")
+    packed = place_of_codes(work)
     key, value = work.phases[packed]
     assert key.codebook is not None and value.codebook is not None
     chosen = TABLE[key.format.bits]
@@ -140,9 +113,6 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
     factor, cap = (scaling * LOG2E, 0.0) if softcap is None else (2 * scaling * LOG2E / softcap, softcap * LOG2E)
     tiles = work.tiles()
     rooms = [key.buffer.shape[2] if key.buffer is not None else 0 for key, _ in work.phases]
-    slots = sum(
-        part.words[0].shape[2] * 128 if part.buffer is None else part.buffer.shape[2] for part, _ in work.phases
-    )
     slots = sum(rooms) + key.words[0].shape[2] * 128
     key_sparse, value_sparse = key.codebook.outliers, value.codebook.outliers
     sparse = key_sparse is not None or value_sparse is not None

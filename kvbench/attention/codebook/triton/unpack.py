@@ -103,7 +103,9 @@ def table(levels, BITS: tl.constexpr):
         low = 0
         high = 0
         for j in tl.static_range(4):
-            bits = tl.load(levels + (4 * r + j)).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
+            # the plane of single bits has the lowest bit of a code of 3 bits, and selects between two registers
+            code = 2 * j + r if BITS == 3 else 4 * r + j
+            bits = tl.load(levels + code).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
             low = low | ((bits & 255) << (8 * j))
             high = high | (((bits >> 8) & 255) << (8 * j))
         lows = lows + (low,)

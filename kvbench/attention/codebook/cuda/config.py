@@ -1,0 +1,102 @@
+"""The configuration of the CUDA kernel for a codebook's codes: what it is compiled for, how many warps a CTA has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvbench.attention.cuda.config import RESERVED
+
+#: warps of a CTA and CTAs that a multiprocessor must hold, to choose from: the fastest on an H200 first
+CHOICES = ((8, 1), (6, 1), (4, 1), (2, 1), (1, 1))
+#: largest number of query rows that a CTA serves: the columns of a product
+ROWS = 8
+
+
+@dataclass(frozen=True)
+class Build:
+    """Compile-time configuration of the kernel, as values for the macros that ``cuda/header.cuh`` explains.
+
+    Args:
+        channels: number of channels of a head (macro ``D``).
+        bits: bits of a code (``BITS``).
+        rows: number of query rows of a KV head that a CTA serves, at most 8 (``ROWS``).
+        heads: number of KV heads (``HEADS``).
+        block: number of tokens of a block of outliers (``BLOCK``).
+        bf16: True if queries, outliers and tokens in full precision are bf16, False if they are fp16.
+        phases: number of phases (``NPHASES``).
+        packed: number of the packed phase (``PACKED``).
+        rotate: True if keys are stored before RoPE (``ROTATE``).
+        outliers: True if there are outliers (``OUTLIERS``).
+        softcap: True if scores have a softcap.
+        sinks: dtype of the model's attention sinks, as a number. 0: no sinks; 1: the dtype of the query; 2: fp32.
+        warps: number of warps of a CTA (``WARPS``).
+        resident: number of CTAs that a multiprocessor must be able to run at once (``MINB``), which bounds the
+            registers of a thread.
+    """
+
+    channels: int
+    bits: int
+    rows: int
+    heads: int
+    block: int
+    bf16: bool
+    phases: int
+    packed: int
+    rotate: bool
+    outliers: bool
+    softcap: bool = False
+    sinks: int = 0
+    warps: int = 8
+    resident: int = 1
+
+    def macros(self) -> str:
+        """Return the macro definitions that must precede the kernel's source."""
+        values = {
+            "D": self.channels,
+            "BITS": self.bits,
+            "ROWS": self.rows,
+            "HEADS": self.heads,
+            "BLOCK": self.block,
+            "BF16": int(self.bf16),
+            "NPHASES": self.phases,
+            "PACKED": self.packed,
+            "ROTATE": int(self.rotate),
+            "OUTLIERS": int(self.outliers),
+            "SOFTCAP": int(self.softcap),
+            "SINKS": self.sinks,
+            "WARPS": self.warps,
+            "MINB": self.resident,
+            "SHARED": self.shared,
+        }
+        return "".join(f"#define {name} {value}\n" for name, value in values.items())
+
+    @property
+    def shared(self) -> int:
+        """Dynamic shared memory of a CTA in bytes: the larger of what ``CTA_BYTES`` and ``merge_warps`` need."""
+        steps = self.channels // 16
+        sets = 1 << (self.rows - 1).bit_length()
+        common = steps * 1536 + 16 * self.channels * 2 + (self.rows + 1) * self.channels * 4 + 256
+        tile = 2 * 16 * self.bits * self.channels + 512
+        own = self.rows * (512 + 256) + 512 + sets * (steps // 2) * 512 + 64
+        merged = self.rows * (self.channels + 4) * 4
+        return max(common + self.warps * (tile + own), self.warps * max(merged, 512))
+
+    def fits(self, shared: int) -> bool:
+        """Return True if a multiprocessor has room for as many CTAs as it must run at once.
+
+        Args:
+            shared: bytes of shared memory that the device allows a CTA.
+        """
+        static = -(-(self.warps * 64 + 4) // 128) * 128
+        return (self.shared + static + RESERVED) * self.resident <= shared + RESERVED
+
+
+def chosen(build: Build, shared: int) -> Build:
+    """Return a configuration with the fastest number of warps that fits into shared memory, or else with the smallest.
+
+    Args:
+        build: the configuration, with any number of warps.
+        shared: bytes of shared memory that the device allows a CTA.
+    """
+    options = [replace(build, warps=warps, resident=resident) for warps, resident in CHOICES]
+    return next((option for option in options if option.fits(shared)), options[-1])

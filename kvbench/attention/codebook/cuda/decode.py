@@ -1,0 +1,226 @@
+"""Decode attention over a codebook's codes (KVQuant) by the CUDA kernel: the code that runs on the host.
+
+The kernel is compiled at first use for the format of a layer (:mod:`kvbench.attention.codebook.cuda.build`), and one
+launch computes a step: codes are looked up in registers, keys rotated on the way, outliers added, and tokens in full
+precision before and after the packed ones included.
+Source: Hooper et al., "KVQuant" (NeurIPS 2024), sec. 3.7 and appendix: codes looked up in registers or shared memory,
+keys rotated in the kernel, sparse outliers apart. The look-up by byte permutations, the rotation that is folded into
+ranges and offsets, and the sums of outliers in integers are our own.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvbench.attention.codebook.cuda.build import kernel
+from kvbench.attention.codebook.cuda.config import ROWS, Build, chosen
+from kvbench.attention.codebook.fit import place_of_codes, unfit
+from kvbench.attention.cuda.config import shared_memory
+from kvbench.attention.cuda.decode import best_splits, extras, factors, workspace
+from kvbench.attention.phases import Part, Work
+from kvbench.util.nvrtc import missing
+
+#: smallest block of outliers, in tokens: a warp has a lane for each block of a tile at least
+BLOCK = 4
+
+
+def refuses(query: Tensor, work: Work) -> str | None:
+    """Return why this kernel cannot compute the attention of a decode step, or None if it can.
+
+    Args:
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
+        work: the layer's stored keys and values, as kernels read them.
+
+    Returns:
+        A short phrase, which a run's results show as the reason for another kernel or the reference path.
+    """
+    reason = missing() or unfit(query, work)
+    if reason:
+        return reason
+    if work.key_dim != work.value_dim:
+        return f"heads of {work.key_dim} and {work.value_dim} channels"
+    parts = [part for pair in work.phases for part in pair]
+    if any(part.buffer is not None and part.buffer.dtype != query.dtype for part in parts):
+        return "queries and full-precision keys or values differ in dtype"
+    sparse = [part.codebook.outliers for part in parts if part.codebook is not None]
+    if (sparse[0] is None) != (sparse[1] is None):
+        return "outliers of keys or of values alone"
+    for outliers in sparse:
+        if outliers is not None and outliers.values.dtype != query.dtype:
+            return "queries and outliers differ in dtype"
+        if outliers is not None and outliers.block < BLOCK:
+            return f"blocks of {outliers.block} tokens of outliers"
+    return problem(configured(query, work), query.device.index or 0)
+
+
+@lru_cache(maxsize=256)
+def problem(build: Build, device: int) -> str | None:
+    """Compile the kernel to find out if it works on a GPU; return the reason why it does not, or None if it does.
+
+    Args:
+        build: configuration of the kernel.
+        device: index of the GPU.
+    """
+    try:
+        compiled = kernel(build, device)
+    except RuntimeError as error:
+        return f"not compiled: {str(error).splitlines()[0]}"
+    return None if compiled.resident else "a multiprocessor of this GPU has no room for it"
+
+
+def configured(query: Tensor, work: Work) -> Build:
+    """Return the configuration of the kernel for a step, with the number of warps that suits its GPU.
+
+    Args:
+        query: queries of the new tokens, ``[B, Hq, 1, D]``.
+        work: the layer's stored keys and values, as kernels read them.
+    """
+    device = query.device.index or 0
+    shared = shared_memory((9, 0))
+    if query.is_cuda:
+        known = shared_memory(torch.cuda.get_device_capability(device))
+        shared = int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", known))
+    packed = place_of_codes(work)
+    book = work.phases[packed][0].codebook
+    assert book is not None
+    rows = query.shape[1] // work.heads
+    softcap, sinks = extras(query, work)
+    build = Build(
+        channels=work.key_dim,
+        bits=work.phases[packed][0].format.bits,
+        rows=-(-rows // -(-rows // ROWS)),
+        heads=work.heads,
+        block=128 if book.outliers is None else book.outliers.block,
+        bf16=query.dtype == torch.bfloat16,
+        phases=len(work.phases),
+        packed=packed,
+        rotate=work.rope is not None,
+        outliers=book.outliers is not None,
+        softcap=softcap,
+        sinks=sinks,
+    )
+    return chosen(build, shared)
+
+
+def attend(
+    query: Tensor, work: Work, scaling: float, tuning: tuple[tuple[str, int], ...] = (), splits: int | None = None
+) -> Tensor:
+    """Compute the attention of one new token per row over all cached tokens of a layer.
+
+    Args:
+        query: queries of the new tokens, ``[B, Hq, 1, D]``; copied if its channels are not contiguous.
+        work: the layer's stored keys and values, as kernels read them. :func:`refuses` must have returned None for
+            them.
+        scaling: factor by which scores are multiplied.
+        tuning: values of the configuration in place of the chosen ones, for benchmarks, as pairs of name and value
+            (:class:`kvbench.attention.codebook.cuda.config.Build`).
+        splits: number of CTAs that share the tokens of a head, at most 128. None for the number that
+            :func:`kvbench.attention.cuda.decode.best_splits` estimates to be fastest.
+
+    Returns:
+        The output ``[B, 1, Hq, D]`` in the query's dtype.
+    """
+    batch, query_heads, _, channels = query.shape
+    if query.stride(-1) != 1:
+        query = query.contiguous()
+    device = query.device.index or 0
+    build = replace(configured(query, work), **dict(tuning))
+    compiled = kernel(build, device)
+    blocks = -(-(query_heads // work.heads) // build.rows)
+    lines = batch * work.heads * blocks
+    if splits is None:
+        splits = best_splits(lines, compiled.resident, work.tiles(), build.warps)
+    out = torch.empty(batch, 1, query_heads, channels, dtype=query.dtype, device=query.device)
+    stream = torch.cuda.current_stream(query.device).cuda_stream
+    partial, counter = workspace(device, stream, lines * splits * build.rows * (channels + 4), lines)
+    sinks = work.logits.sinks
+    if sinks is not None:
+        sinks = (sinks.float() if build.sinks == 2 else sinks).contiguous()
+    packed = arguments(query, work, scaling, splits, out, partial, counter, sinks)
+    compiled.launch((splits, batch * work.heads, blocks), packed, stream)
+    return out
+
+
+def arguments(
+    query: Tensor,
+    work: Work,
+    scaling: float,
+    splits: int,
+    out: Tensor,
+    partial: Tensor,
+    counter: Tensor,
+    sinks: Tensor | None = None,
+) -> bytes:
+    """Serialize the kernel's only argument, the C struct ``Args`` of ``cuda/header.cuh``.
+
+    Args:
+        query: queries of the new tokens, ``[B, Hq, 1, D]``, with contiguous channels.
+        work: the layer's stored keys and values, as kernels read them.
+        scaling: factor by which scores are multiplied.
+        splits: number of CTAs that share the tokens of a head.
+        out: buffer of the output, ``[B, 1, Hq, D]``.
+        partial: buffer of partial results (:func:`kvbench.attention.cuda.decode.workspace`).
+        counter: buffer of counters, all zero.
+        sinks: the model's attention sinks in the dtype that the kernel is compiled for, or None.
+    """
+    packed = place_of_codes(work)
+    key, value = work.phases[packed]
+    assert key.codebook is not None and value.codebook is not None
+    books, rope = (key.codebook, value.codebook), work.rope
+    step = struct.pack(
+        "PP3qPPP4i2fP",
+        *(work.table.data_ptr(), query.data_ptr(), *query.stride()[:3]),
+        *(out.data_ptr(), partial.data_ptr(), counter.data_ptr()),
+        *(work.heads, query.shape[1] // work.heads, 1, splits),
+        *factors(scaling, work.logits.softcap),
+        address(sinks),
+    )
+    codes = struct.pack(
+        "4P2q8P3P",
+        *(address(part.words[i] if i < len(part.words) else None) for part in (key, value) for i in (0, 1)),
+        *(part.words[0].shape[2] for part in (key, value)),
+        *(book.levels.data_ptr() for book in books),
+        *(tensor.data_ptr() for book in books for tensor in (book.scale, book.offset)),
+        *(book.stand_in.data_ptr() for book in books),
+        *((0, 0, 0) if rope is None else (rope.starts.data_ptr(), rope.fine.data_ptr(), rope.coarse.data_ptr())),
+    )
+    exact = b"".join(
+        full(*work.phases[i]) if 0 <= i < len(work.phases) else struct.pack("2P2q", 0, 0, 0, 0)
+        for i in (packed - 1, packed + 1)
+    )
+    return step + codes + exact + b"".join(sparse(book.outliers) for book in books)
+
+
+def address(tensor: Tensor | None) -> int:
+    """Return the address of a tensor's memory, or 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def full(key: Part, value: Part) -> bytes:
+    """Serialize a phase in full precision as the C struct ``Exact``.
+
+    Args:
+        key: the phase's keys.
+        value: the phase's values.
+    """
+    assert key.buffer is not None and value.buffer is not None
+    capacity = key.buffer.shape[2], value.buffer.shape[2]
+    return struct.pack("2P2q", key.buffer.data_ptr(), value.buffer.data_ptr(), *capacity)
+
+
+def sparse(outliers: Any) -> bytes:
+    """Serialize the outliers of keys or of values as the C struct ``Sparse``.
+
+    Args:
+        outliers: the outliers (:class:`kvbench.cache.segments.outliers.Outliers`), or None.
+    """
+    if outliers is None:
+        return struct.pack("3P2q", 0, 0, 0, 0, 0)
+    tensors = outliers.values, outliers.indices, outliers.table
+    return struct.pack("3P2q", *(t.data_ptr() for t in tensors), outliers.values.shape[1], outliers.table.shape[1])
