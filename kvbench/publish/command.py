@@ -55,6 +55,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--results", type=Path, default=RUNS, help="folder of the runs (default: %(default)s)")
     parser.add_argument("--again", action="store_true", help="also send what W&B has already")
+    parser.add_argument(
+        "--prompts",
+        action="store_true",
+        help="also send the ends of each prompt and a reference answer, for which the data set is read again",
+    )
     parser.add_argument("--project", default=WandbLogger.project, help="project in W&B (default: %(default)s)")
     parser.add_argument("--entity", metavar="NAME", help="team or user in W&B (default: the key's own)")
     parser.add_argument(
@@ -102,7 +107,7 @@ def _main(arguments: argparse.Namespace) -> int:
         ours = [by_id[run_id] for run_id in ids if run_id in by_id]
     for store in {store.run_id: store for store in [*stores, *ours]}.values():
         name = sweep.manifest.id if sweep is not None and store in ours else None
-        outcomes[runs.send(store, service, name, again=arguments.again)] += 1
+        outcomes[runs.send(store, service, name, again=arguments.again, prompts=arguments.prompts)] += 1
     if sweep is not None:
         outcomes[sweeps.send(sweep, ours, folder, service, again=arguments.again)] += 1
     _conclude(outcomes, service)

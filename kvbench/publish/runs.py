@@ -9,6 +9,7 @@ from typing import Literal
 from kvbench.errors import KvbenchError
 from kvbench.loggers.wandb import WandbLogger
 from kvbench.loggers.wandb_service import Service
+from kvbench.publish.prompts import with_excerpts
 from kvbench.results.identity import content_digest
 from kvbench.results.store import RunStore
 
@@ -16,7 +17,9 @@ from kvbench.results.store import RunStore
 Outcome = Literal["sent", "known", "failed"]
 
 
-def send(store: RunStore, service: Service, sweep: str | None = None, *, again: bool = False) -> Outcome:
+def send(
+    store: RunStore, service: Service, sweep: str | None = None, *, again: bool = False, prompts: bool = False
+) -> Outcome:
     """Send a run unless the destination has it already; print what was done, or why the run could not be sent.
 
     Args:
@@ -24,9 +27,10 @@ def send(store: RunStore, service: Service, sweep: str | None = None, *, again: 
         service: the way to W&B.
         sweep: id of the sweep whose group the run gets; None for a single run.
         again: True to send it even if the destination has it already.
+        prompts: True to send excerpts of the prompts too, for which the data set is read.
     """
     try:
-        return guarded(store.run_id, lambda: _send(store, service, sweep, again))
+        return guarded(store.run_id, lambda: _send(store, service, sweep, again, prompts))
     except KvbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return "failed"
@@ -50,7 +54,7 @@ def guarded(name: str, action: Callable[[], Outcome]) -> Outcome:
         ) from error
 
 
-def _send(store: RunStore, service: Service, sweep: str | None, again: bool) -> Outcome:
+def _send(store: RunStore, service: Service, sweep: str | None, again: bool, prompts: bool) -> Outcome:
     problem = store.problem()
     if problem:
         raise KvbenchError(problem)
@@ -75,7 +79,8 @@ def _send(store: RunStore, service: Service, sweep: str | None, again: bool) -> 
         logger = WandbLogger(
             service.settings, store.run_id, config, metrics["label"], service.say, store.path, sweep, service
         )
-        logger.begin([row for name, row in samples.rows.items() if name not in left_out])
+        rows = [row for name, row in samples.rows.items() if name not in left_out]
+        logger.begin(with_excerpts(config, rows, service.say) if prompts else rows)
         logger.finish(metrics)
         store.record_delivery(service.destination(), digest)
     lost = f" ({len(samples.damaged)} damaged lines of samples.jsonl left out)" if samples.damaged else ""
