@@ -202,7 +202,7 @@ def run_unit(value: str, folder: Path, extra: Path | None) -> str:
             return _together(jobs, folder, extra)
         number, texts = jobs[0]
         _announce(number, texts)
-        with _running(folder, number) as begun:
+        with _running(folder, number) as begun, _room([texts], extra):
             outcome = job.run(lambda: job.composed(texts, extra), row=True, begun=begun)
         _ended(folder, number, {**outcome, "overrides": texts, "number": number})
         status: str = outcome["status"]
@@ -241,12 +241,56 @@ def _together(jobs: Sequence[tuple[int, list[str]]], folder: Path, extra: Path |
             configs.append(config)
             places.append((number, texts))
             notes.append(stack.enter_context(_running(folder, number)))
+        stack.enter_context(_room([texts for _, texts in places], extra))
         run_together(
             configs,
             lambda place, name: notes[place](name),
             lambda place, result: end(*places[place], configs[place], result),
         )
     return status
+
+
+@contextmanager
+def _room(jobs: Sequence[Sequence[str]], extra: Path | None) -> Iterator[None]:
+    """Reserve memory of the GPU inside a ``with`` block, if other jobs of the sweep use the same GPU.
+
+    The model is freed at the end of the block, because its memory is then another job's.
+
+    Args:
+        jobs: the overrides of each job.
+        extra: folder given by ``--config-dir``; None if it is not given.
+    """
+    from kvbench.runner import gate
+
+    if not gate.shared_gpus():
+        yield
+        return
+    from kvbench.config.run_config import check
+    from kvbench.models import shared
+    from kvbench.models.devices import homes
+    from kvbench.profiling.device import identity
+    from kvbench.runner.forecast import peak_bytes
+
+    needs: list[int | None] = []
+    device: Any = None
+    for texts in jobs:
+        try:
+            checked = check(job.composed(texts, extra))
+            needs.append(peak_bytes(checked))
+            device = homes(checked.runtime)[0]
+        except KvbenchError:  # the job itself reports it
+            continue
+    known = identity(device) if device is not None else None
+    if known is None:
+        yield
+        return
+    name, capacity = known
+    needed = max((capacity if need is None else need for need in needs), default=capacity)
+    with gate.entered(name, capacity, needed, say):
+        try:
+            yield
+        finally:
+            shared.free()
 
 
 def _announce(number: int, texts: Sequence[str]) -> None:

@@ -197,6 +197,10 @@ class ModelConfig:
         count = self._numbers().get("num_hidden_layers")
         return None if count is None else int(count)
 
+    def dimensions(self) -> Mapping[str, Any]:
+        """Return the numbers of ``config.json`` or `architecture` by transformers' names; empty if there are none."""
+        return self._numbers()
+
     def _numbers(self) -> Mapping[str, Any]:
         folder = self.folder()
         if folder is not None and (folder / "config.json").is_file():

@@ -1,0 +1,82 @@
+"""The memory that a run is expected to take, from its configuration alone; imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kvbench.config.run_config import RunConfig
+from kvbench.errors import ConfigError
+from kvbench.profiling import roofline
+
+#: bytes of a CUDA context with the kernels' code
+CONTEXT = 600 << 20
+#: tokens of an answer if neither the configuration nor the data set says how many
+ANSWER = 128
+
+
+def peak_bytes(checked: RunConfig) -> int | None:
+    """Return the bytes of GPU memory that a run is expected to take at most; None if its model is not known.
+
+    They are those of the weights, the keys and values of the longest possible prompt with its answer, the activations
+    of the largest forward pass (:mod:`kvbench.profiling.roofline`), and the CUDA context.
+
+    Args:
+        checked: configuration of the run.
+    """
+    try:
+        shape = roofline.Shape.of(checked.model.dimensions())
+    except (ConfigError, KeyError, TypeError):
+        return None
+    runtime, width = checked.runtime, 4 if checked.model.dtype == "float32" else 2
+    prompt, new, batch = longest(checked)
+    bits = 4 if checked.model.rounding else 16
+    head = None if checked.model.rounding != "int4" else 16
+    weights = shape.weight_bytes(bits, 128 if bits < 16 else None, head) * (width // 2 if bits == 16 else 1)
+    at_once = roofline.tokens_of_a_pass(batch, prompt, runtime.prefill_chunk, runtime.prefill_rows)
+    alive = roofline.live_elements(shape, at_once, runtime.mlp_chunk) * width
+    logits = batch * shape.vocabulary * (width + 4)
+    return round(weights + batch * _cache_bytes(checked, shape, prompt, new, width) + max(alive, logits) + CONTEXT)
+
+
+def longest(checked: RunConfig) -> tuple[int, int, int]:
+    """Return the tokens of the longest possible prompt, those of an answer, and the largest batch of a run.
+
+    Args:
+        checked: configuration of the run.
+    """
+    data, most = checked.dataset, checked.model.max_length
+    new = checked.decoding.max_new_tokens or _largest(data, ("max_new_tokens", "new_tokens")) or ANSWER
+    wanted = _largest(data, ("lengths", "prompts", "window", "length"))
+    limits = [limit for limit in (checked.model.prompt_limit, wanted, most - new) if limit]
+    prompt = max(1, min(limits)) if wanted is None or wanted <= most else wanted
+    return prompt, new, _largest(data, ("batches",)) or checked.runtime.batch_size
+
+
+def _cache_bytes(checked: RunConfig, shape: roofline.Shape, prompt: int, new: int, width: int) -> int:
+    from kvbench.methods.bytes import kv_bytes
+
+    try:
+        predicted = kv_bytes(
+            checked.method,
+            prompt + new,
+            prompt=prompt,
+            layers=shape.layers,
+            query_heads=shape.query_heads,
+            heads=shape.heads,
+            channels=shape.channels,
+            width=width,
+            windows=shape.windows,
+        )
+    except (ConfigError, NotImplementedError):  # a method without a formula: as in full precision
+        return shape.kv_bytes(prompt + new, width)
+    return int(predicted.total)
+
+
+def _largest(data: Any, keys: Iterable[str]) -> int | None:
+    """Return the largest whole number among the values of some keys, which may be lists; None if there is none."""
+    numbers: list[int] = []
+    for key in keys:
+        value = data.get(key)
+        numbers += [one for one in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(one, int)]
+    return max(numbers, default=None)
