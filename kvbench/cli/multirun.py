@@ -262,7 +262,7 @@ def _room(jobs: Sequence[Sequence[str]], extra: Path | None) -> Iterator[None]:
     """
     from kvbench.runner import gate
 
-    if not gate.shared_gpus():
+    if gate.per_gpu() == 1:
         yield
         return
     from kvbench.config.run_config import check

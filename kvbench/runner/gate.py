@@ -19,6 +19,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from kvbench.errors import ConfigError
 from kvbench.util import atomic
 from kvbench.util.cells import size as in_words
 
@@ -30,9 +31,16 @@ SHARE = 0.92
 POLL_S = 0.5
 
 
-def shared_gpus() -> bool:
-    """Return True if the launcher runs several workers per GPU."""
-    return os.environ.get(PER_GPU, "1") not in ("", "1")
+def per_gpu() -> int:
+    """Return the number of workers that a launcher runs per GPU, from the environment variable :data:`PER_GPU`.
+
+    Raises:
+        ConfigError: it is not a whole number, 1 or greater.
+    """
+    text = os.environ.get(PER_GPU, "").strip() or "1"
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(PER_GPU, text, "must be a whole number, 1 or greater", hint=f"{PER_GPU}=2, or unset it")
+    return int(text)
 
 
 def folder() -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from kvbench.cli.launchers.units import RETRIES, Execute, Unit, unfinished
+from kvbench.runner.gate import per_gpu
 from kvbench.util.progress import say
 from kvbench.util.requirements import has_gpu
 
@@ -50,18 +51,21 @@ def run(units: Sequence[Unit], options: Mapping[str, Any]) -> None:
 
 
 def gpus_for(units: Sequence[Unit]) -> list[str]:
-    """Return the names of this machine's GPUs that the units can use, one per worker; empty for CPU workers."""
+    """Return the GPU of each worker that this machine can serve; empty for workers on the CPU.
+
+    A GPU is named several times if it is to have several workers (:mod:`kvbench.runner.gate`).
+    """
     texts = [set(texts) for unit in units for texts in unit.overrides]
     if not has_gpu() or all("runtime.device=cpu" in one for one in texts):
         return []
     if any(text.startswith("runtime.device_map=auto") for one in texts for text in one):
         return []  # a job that spreads its model needs all of them
     names = [name for name in os.environ.get(GPUS, "").split(",") if name.strip()]
-    if names:
-        return names
-    import torch
+    if not names:
+        import torch
 
-    return [str(index) for index in range(torch.cuda.device_count())]
+        names = [str(index) for index in range(torch.cuda.device_count())]
+    return [name for name in names for _ in range(per_gpu())]
 
 
 def _execute(unit: Unit, gpus: Sequence[str]) -> str:
@@ -71,18 +75,21 @@ def _execute(unit: Unit, gpus: Sequence[str]) -> str:
 
 
 def bind(folder: Path, gpus: Sequence[str]) -> str:
-    """Give this process a GPU that no other process of the sweep has, until it ends, and return the GPU's name.
+    """Give this process a GPU, or a place on one, that no other process of the sweep has; return the GPU's name.
+
+    It keeps the place until it ends.
 
     It must not have used CUDA before.
 
     Args:
         folder: folder of the sweep, for the locks.
-        gpus: names of the GPUs, at least one for each process.
+        gpus: names of the GPUs, at least one for each process; several times if several processes may have it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     while True:
-        for name in gpus:
-            lock = FileLock(folder / f".gpu-{name}.lock", thread_local=False)
+        for place, name in enumerate(gpus):
+            again = gpus[:place].count(name)
+            lock = FileLock(folder / f".gpu-{name}{f'-{again}' if again else ''}.lock", thread_local=False)
             try:
                 lock.acquire(timeout=0.05)
             except Timeout:

@@ -1,0 +1,136 @@
+"""The gate in front of a GPU, with devices that are made up: who enters, who waits, and who is forgotten."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from kvbench.errors import ConfigError
+from kvbench.runner import gate
+
+SIZE = 1000
+
+
+class Queue:
+    """Runs in threads that enter the gate of one device; each leaves when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.inside, self.said = folder, [], []
+        self._leave: dict[str, threading.Event] = {}
+        self._threads: list[threading.Thread] = []
+
+    def start(self, name: str, needed: int) -> None:
+        leave, joined = threading.Event(), threading.Event()
+        self._leave[name] = leave
+
+        def run() -> None:
+            with gate.entered("fake", SIZE, needed, self._say, self.folder, 0.002):
+                self.inside.append(name)
+                joined.set()
+                assert leave.wait(20)
+            self.inside.remove(name)
+
+        thread = threading.Thread(target=run, daemon=True)
+        before = len(entries(self.folder))
+        thread.start()
+        self._threads.append(thread)
+        until(lambda: len(entries(self.folder)) > before)
+
+    def end(self, name: str) -> None:
+        self._leave[name].set()
+        until(lambda: name not in self.inside)
+
+    def close(self) -> None:
+        for leave in self._leave.values():
+            leave.set()
+        for thread in self._threads:
+            thread.join(20)
+
+    def _say(self, line: str) -> None:
+        self.said.append(line)
+
+
+def entries(folder: Path) -> list[dict]:
+    try:
+        return json.loads((folder / "fake.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return []
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(4000):
+        if condition():
+            return
+        threading.Event().wait(0.002)
+    raise AssertionError("did not happen")
+
+
+def test_runs_share_a_device_while_they_fit_and_enter_in_order(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        queue = Queue(tmp_path)
+        stack.callback(queue.close)
+        queue.start("a", 500)
+        until(lambda: queue.inside == ["a"])
+        queue.start("b", 400)
+        until(lambda: queue.inside == ["a", "b"])
+        queue.start("large", 900)
+        queue.start("small", 10)  # would fit, but does not overtake
+        until(lambda: len(queue.said) == 2)
+        assert queue.inside == ["a", "b"]
+        assert "waiting for 900 B of 0.977 KiB on fake, which other runs use" in queue.said
+        queue.end("a")
+        queue.end("b")
+        until(lambda: queue.inside == ["large", "small"])
+        queue.end("large")
+        queue.start("whole", 5000)  # more than there is: alone
+        until(lambda: len(queue.said) == 3)
+        queue.end("small")
+        until(lambda: queue.inside == ["whole"])
+        queue.start("last", 1)
+        until(lambda: len(queue.said) == 4)
+        queue.end("whole")
+        until(lambda: queue.inside == ["last"])
+    assert entries(tmp_path) == []
+
+
+def test_a_process_that_ended_leaves_its_room(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from kvbench.runner import gate\n"
+        f"with gate.entered('fake', {SIZE}, 900, ledgers=Path(sys.argv[1])): os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+    assert [entry["in"] for entry in entries(tmp_path)] == [True]
+    (reused,) = entries(tmp_path)
+    said: list[str] = []
+    with gate.entered("fake", SIZE, 900, said.append, tmp_path, 0.002):
+        assert [entry["pid"] for entry in entries(tmp_path)] != [reused["pid"]]
+    assert said == []
+
+
+def test_an_error_inside_gives_the_room_back_and_a_damaged_ledger_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "fake.json").write_text("{")
+    with pytest.raises(ValueError, match="inside"), gate.entered("fake", SIZE, 900, ledgers=tmp_path):
+        raise ValueError("inside")
+    assert entries(tmp_path) == []
+
+
+@pytest.mark.parametrize(("text", "number"), [(None, 1), ("", 1), ("1", 1), ("3", 3)])
+def test_workers_per_gpu(text: str | None, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(gate.PER_GPU, raising=False)
+    if text is not None:
+        monkeypatch.setenv(gate.PER_GPU, text)
+    assert gate.per_gpu() == number
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two"])
+def test_workers_per_gpu_that_are_no_number_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(gate.PER_GPU, text)
+    with pytest.raises(ConfigError, match="must be a whole number, 1 or greater"):
+        gate.per_gpu()
