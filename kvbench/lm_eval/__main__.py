@@ -1,0 +1,6 @@
+"""``python -m kvbench.lm_eval run --model kvbench ...``: lm-eval's own command line, with kvbench's caches."""
+
+from kvbench.lm_eval.command import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

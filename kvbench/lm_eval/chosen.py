@@ -1,0 +1,99 @@
+"""The configuration behind lm-eval's ``--model_args``: the same groups and names as on kvbench's command line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hydra import initialize_config_dir
+
+from kvbench.cli.compose import Composer, run_config
+from kvbench.config.run_config import RunConfig, check
+from kvbench.config.setting import parse
+from kvbench.errors import ConfigError, nearest
+from kvbench.util.confdir import conf_dir
+
+#: arguments of the model that stand for keys of kvbench's configuration
+KEYS = {
+    "dtype": "model.dtype",
+    "max_length": "model.max_length",
+    "path": "model.path",
+    "hub_id": "model.hub_id",
+    "revision": "model.revision",
+    "weights": "model.weights",
+    "trust_remote_code": "model.trust_remote_code",
+    "device": "runtime.device",
+    "prefill_chunk": "runtime.prefill_chunk",
+    "graphs": "runtime.graphs",
+    "compile": "runtime.compile",
+    "seed": "runtime.seed",
+}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A model and a setting, checked.
+
+    Args:
+        plain: the composed configuration as plain data; its data set is a placeholder.
+        checked: the same configuration, checked and typed.
+    """
+
+    plain: dict[str, Any]
+    checked: RunConfig
+
+    @property
+    def key(self) -> str:
+        """Sixteen hexadecimal digits that differ between models, settings and their options (for request caches)."""
+        runtime = self.plain["runtime"]
+        material = {
+            **{group: self.plain[group] for group in ("model", "method", "quantizer")},
+            "runtime": {key: runtime.get(key) for key in ("seed", "prefill_chunk", "graphs", "compile")},
+        }
+        return hashlib.sha256(json.dumps(material, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def choose(arguments: Mapping[str, Any]) -> Chosen:
+    """Compose and check the configuration that model arguments describe.
+
+    Args:
+        arguments: ``model`` (a preset, a repository or a folder; ``pretrained`` is accepted for it), ``setting``
+            (:data:`kvbench.config.setting.SYNTAX`; default ``fp16``) and the keys of :data:`KEYS`.
+
+    Raises:
+        ConfigError: an argument is unknown, or the model, setting or a value is invalid.
+    """
+    given = {key: value for key, value in arguments.items() if value is not None}
+    names = [key for key in ("model", "pretrained") if key in given]
+    if len(names) != 1:
+        raise ConfigError(
+            "model_args",
+            ",".join(f"{key}={value}" for key, value in given.items()),
+            "must name one model",
+            hint="--model_args model=llama2-7b,setting=kivi:int4",
+        )
+    texts = [f"model={given.pop(names[0])}", *parse(str(given.pop("setting", "fp16"))).overrides(), "logger=none"]
+    for key, value in given.items():
+        if key not in KEYS:
+            near = nearest(key, ["model", "setting", *KEYS])
+            raise ConfigError(
+                "model_args",
+                key,
+                "is not an argument of the model kvbench",
+                allowed=("model", "setting", "batch_size", "results_dir", *KEYS),
+                hint=f"did you mean {near}?" if near else None,
+            )
+        texts.append(f"{KEYS[key]}={_typed(value)}")
+    composer = Composer()
+    composer.check(texts)
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        plain = run_config(composer.compose(texts))
+    return Chosen(plain, check(plain))
+
+
+def _typed(value: Any) -> str:
+    """Return a value as it is typed on kvbench's command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

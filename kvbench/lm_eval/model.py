@@ -1,0 +1,239 @@
+"""The model ``kvbench`` of lm-eval: its Hugging Face model, with generation and likelihoods through a kvbench cache.
+
+Tokens, chat templates, truncation, batches and stop strings are those of lm-eval's model ``hf``, from which this class
+inherits, so that a difference in a score comes from the cache.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from torch import Tensor
+
+from kvbench.cache import Prompts
+from kvbench.cache.cache import KVCache
+from kvbench.config.run_config import RuntimeConfig
+from kvbench.decoding.autoregressive import generate
+from kvbench.decoding.continuation import continuation_likelihoods
+from kvbench.decoding.sampling import Sampling
+from kvbench.errors import ConfigError
+from kvbench.lm_eval.chosen import Chosen, choose
+from kvbench.lm_eval.figures import Figures
+from kvbench.models.load import load
+from kvbench.profiling.device import device_name
+from kvbench.profiling.memory import PhasePeaks
+from kvbench.results.environment import cpu_name
+from kvbench.runner.answers import generation_figures
+from kvbench.runner.rows import Machine, row_bill
+
+Request = tuple[tuple[str, str], list[int], list[int]]
+
+
+@register_model("kvbench")
+class CachedLM(HFLM):  # type: ignore[misc]
+    """A model of lm-eval whose answers are read from a kvbench cache.
+
+    Args:
+        batch_size: prompts in one batch of generation; likelihoods take one context at a time.
+        max_batch_size: not used; lm-eval passes it.
+        device: torch's name of the device. lm-eval passes ``cuda:0`` also where there is no GPU; it counts only where
+            there is one.
+        add_bos_token, prefix_token_id, chat_template_args, enable_thinking, think_end_token: as for lm-eval's ``hf``.
+        results_dir: folder of the runs, for the rows that are read back (:mod:`kvbench.lm_eval.rows`); lm-eval's model
+            does not use it.
+        arguments: model, setting and their options (:func:`kvbench.lm_eval.chosen.choose`).
+
+    Raises:
+        KvbenchError: an argument is invalid, or the model cannot be loaded.
+    """
+
+    #: the model of this process that was built last; the command line reads its figures when lm-eval has ended
+    last: CachedLM | None = None
+
+    def __init__(
+        self,
+        *,
+        batch_size: int | str | None = 1,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        add_bos_token: bool | None = None,
+        prefix_token_id: int | None = None,
+        chat_template_args: dict[str, Any] | None = None,
+        enable_thinking: bool | None = None,
+        think_end_token: str | int | None = None,
+        results_dir: str | None = None,
+        **arguments: Any,
+    ) -> None:
+        if not str(batch_size).isdecimal() or int(str(batch_size)) < 1:
+            raise ConfigError("batch_size", batch_size, "must be a number of prompts", hint="--batch_size 8")
+        if device is not None and (torch.cuda.is_available() or not device.startswith("cuda")):
+            arguments["device"] = device
+        self.chosen: Chosen = choose(arguments)
+        config = self.chosen.checked
+        loaded = load(config.model, config.runtime)
+        super().__init__(
+            pretrained=loaded.model,
+            tokenizer=loaded.tokenizer,
+            backend="causal",
+            batch_size=int(str(batch_size)),
+            max_length=loaded.max_length,
+            add_bos_token=add_bos_token,
+            prefix_token_id=prefix_token_id,
+            chat_template_args=chat_template_args,
+            enable_thinking=enable_thinking,
+            think_end_token=think_end_token,
+        )
+        self.loaded = loaded
+        self.machine = Machine(
+            device_name(loaded.device) or cpu_name(), str(loaded.dtype).removeprefix("torch.")
+        )
+        self.figures = Figures()
+        self._texts: Sequence[str] = ()
+        CachedLM.last = self
+
+    def tok_batch_encode(self, strings: list[str], *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """Encode a batch of prompts as ``hf`` does, and remember their texts for the figures of their answers."""
+        self._texts = list(strings)
+        return super().tok_batch_encode(strings, *args, **options)
+
+    def _model_generate(
+        self, context: Tensor, max_length: int, stop: list[str], **generation_kwargs: Any
+    ) -> Tensor:
+        """Return the prompts with their answers, ``[B, T + N]``, padded on the right with the end-of-sequence token."""
+        mask = generation_kwargs.pop("attention_mask", None)
+        sampling = _sampling(generation_kwargs, self._runtime.seed)
+        cache = self._cache(context, mask, max_length)
+        peaks = PhasePeaks(self.loaded.device, census=False)
+        with peaks.run():
+            generation = generate(
+                self.model,
+                cache,
+                context,
+                mask,
+                max_new_tokens=max_length - context.shape[1],
+                sampling=sampling,
+                eos_token_ids=self.loaded.eos_token_ids,
+                stop=stop,
+                tokenizer=self.tokenizer,
+                prefill_chunk=self._runtime.prefill_chunk,
+                pad_token_id=self.tokenizer.pad_token_id or 0,
+                observer=peaks,
+                graphs=self._runtime.graphs,
+                compile=self._runtime.compile,
+                prefill_rows=self._runtime.prefill_rows,
+            )
+        measured = generation_figures(self.machine, cache, peaks, self.figures.empty, len(context), generation)
+        for row, text in enumerate(self._texts):
+            tokens = len(generation.tokens[row])
+            decoded = min(len(generation.step_s), tokens - (generation.finish[row] != "eos"))
+            bill = row_bill(cache, row, len(context))
+            self.figures.add(
+                text,
+                exact=_exact(cache, row),
+                prompt_tokens=generation.prompt_tokens[row],
+                tokens=tokens,
+                finish=generation.finish[row],
+                kv_bytes=bill,
+                measured={**measured, "decoded": decoded},
+            )
+        longest = max(map(len, generation.tokens))
+        rows = [tokens + [self.eot_token_id] * (longest - len(tokens)) for tokens in generation.tokens]
+        return torch.cat([context, torch.tensor(rows, device=context.device, dtype=context.dtype)], 1)
+
+    def _loglikelihood_tokens(
+        self, requests: list[Request], disable_tqdm: bool = False, override_bs: int | None = None
+    ) -> list[tuple[float, bool]]:
+        """Return log-likelihood and greedy match of each continuation, read through the cache one token at a time."""
+        from tqdm import tqdm
+
+        results: dict[int, tuple[float, bool]] = {}
+        bar = tqdm(total=len(requests), disable=disable_tqdm or self.rank != 0, desc="Likelihoods through the cache")
+        for numbers in _by_context(requests, self.max_length):
+            context, _ = _cut(requests[numbers[0]], self.max_length)
+            longest = max(len(requests[number][2]) for number in numbers)
+            ids = torch.tensor([context], device=self.loaded.device)
+            cache = self._cache(ids, None, len(context) + longest)
+            continuations = [requests[number][2] for number in numbers]
+            answers = continuation_likelihoods(
+                self.model, cache, context, continuations, self._runtime.prefill_chunk
+            )
+            for number, (total, greedy, used) in zip(numbers, answers, strict=True):
+                pair = requests[number][0]
+                results[number] = (total, greedy)
+                self.figures.add(
+                    pair[0] if pair else None,
+                    exact=_exact(used, 0),
+                    prompt_tokens=len(context),
+                    tokens=0,
+                    finish="window",
+                    kv_bytes=row_bill(used, 0, 1),
+                    measured=self.machine.measured(1, None, {"reads_packed": bool(used.reads_packed), "path": str(used.path)}),
+                )
+                if pair:
+                    self.cache_hook.add_partial("loglikelihood", pair, (total, greedy))
+                bar.update()
+        bar.close()
+        return [results[number] for number in range(len(requests))]
+
+    @property
+    def _runtime(self) -> RuntimeConfig:
+        return self.chosen.checked.runtime
+
+    def _cache(self, ids: Tensor, mask: Tensor | None, max_length: int) -> KVCache:
+        prompts = Prompts.from_batch(ids, mask, decode=self.tokenizer.decode)
+        return self.chosen.checked.method.new_cache(self.model, prompts, max_length=max_length)
+
+
+def _by_context(requests: Sequence[Request], max_length: int) -> Iterable[list[int]]:
+    """Return the numbers of the requests that share a context, the longest contexts first."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for number, request in enumerate(requests):
+        groups.setdefault(tuple(_cut(request, max_length)[0]), []).append(number)
+    return [groups[context] for context in sorted(groups, key=len, reverse=True)]
+
+
+def _cut(request: Request, max_length: int) -> tuple[list[int], bool]:
+    """Return the context that fits before the continuation, cut on the left as ``hf`` cuts it, and whether it was cut.
+
+    Raises:
+        ConfigError: the continuation alone does not fit.
+    """
+    _, context, continuation = request
+    room = max_length + 1 - len(continuation)
+    if room < 1:
+        raise ConfigError(
+            "max_length",
+            max_length,
+            f"is too short for a continuation of {len(continuation)} tokens",
+            hint="choose a model with a longer context",
+        )
+    return context[-room:], len(context) > room
+
+
+def _exact(cache: KVCache, row: int) -> bool:
+    """Return True if every token that a row has seen is still held exactly, so that the row tests no method."""
+    bill = cache.bill(row)
+    return not bill.used.codes and bill.used.window * 2 >= bill.fp16_equivalent * bill.width
+
+
+def _sampling(options: Mapping[str, Any], seed: int) -> Sampling:
+    """Return how tokens are chosen, from lm-eval's generation arguments.
+
+    Raises:
+        ConfigError: an argument has no counterpart here.
+    """
+    known = {"temperature", "do_sample", "top_p", "top_k"}
+    unknown = sorted(key for key, value in options.items() if key not in known and value not in (None, 1, False))
+    if unknown:
+        raise ConfigError(
+            "gen_kwargs", unknown[0], "is not supported through the cache", allowed=sorted(known | {"until", "max_gen_toks"})
+        )
+    temperature = float(options.get("temperature") or 0.0)
+    if not options.get("do_sample", temperature > 0):
+        temperature = 0.0
+    return Sampling(temperature, float(options.get("top_p") or 1.0), seed, options.get("top_k"))

@@ -1,0 +1,157 @@
+"""Rows of kvbench from lm-eval's log of samples, so that its tables, comparisons and page show them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvbench.lm_eval.logs import Logs
+from kvbench.results import summary
+from kvbench.results.environment import environment
+from kvbench.results.identity import identity, run_id
+from kvbench.results.samples import MEASURED, Row
+from kvbench.results.store import RunStore
+from kvbench.runner import resolve, sources
+from kvbench.results import code as codes
+from kvbench.util.progress import say
+
+if TYPE_CHECKING:
+    from kvbench.lm_eval.model import CachedLM
+
+#: version of the rows; a change makes other runs
+VERSION = 1
+#: metrics of a sample that count as its score, the first that it has
+SCORES = ("acc_norm", "exact_match", "acc", "f1", "score")
+
+
+def store(logs: Logs, model: CachedLM, folder: Path) -> Path | None:
+    """Write an evaluation's rows as a run, and return the run's folder; None if no task has scores per sample.
+
+    The run's identity is the model, the setting, and lm-eval's configuration and version of each task. An evaluation of
+    the same identity replaces the rows of the same documents; rows of others stay in the file and do not count.
+
+    Args:
+        logs: the files that lm-eval has written.
+        model: the model that answered, with the figures of its requests.
+        folder: folder of the runs.
+
+    Raises:
+        KvbenchError: a file cannot be read or written.
+    """
+    results = logs.results()
+    rows = [row for task, lines in sorted(logs.samples().items()) for row in task_rows(task, lines, model)]
+    if not rows:
+        return None
+    tasks = sorted({row["task"] for row in rows})
+    data = {"identity": {"target": "lm_eval", "tasks": {name: _digest(name, results) for name in tasks}}, "version": VERSION}
+    chosen = model.chosen
+    config = {**chosen.plain, "dataset": {"name": f"lm_eval/{'+'.join(tasks)}", "tasks": tasks}}
+    settled = resolve.settled(config, chosen.checked)
+    name = run_id(identity(settled, data, chosen.checked.model.folder(), say))
+    config = resolve.fitted(config, chosen.checked)
+    run = RunStore(folder, name, say)
+    current = sources.code(config)
+    on_gpu = model.loaded.device.type == "cuda"
+    where = environment(str(model.loaded.device), model.machine.device, model.machine.dtype)
+    for row in rows:
+        row[MEASURED]["code"] = codes.used(current, on_gpu=on_gpu)
+    with run.hold():
+        run.start(config, where)
+        run.recover()
+        run.append(rows)
+        stored = run.samples().rows
+        ids = list(dict.fromkeys(row["id"] for row in rows))
+        metrics = summary.build(
+            run,
+            config,
+            status="ok",
+            rows=[stored[name] for name in ids],
+            left_out=[name for name in stored if name not in ids],
+            requested=len(rows),
+            task_version=VERSION,
+            environment=where,
+            device=model.machine.device,
+            code=current,
+            data={"identity": data["identity"], "notes": _notes(results, model)},
+        )
+        run.write_metrics(metrics)
+        summary.pair_siblings(run)
+    return run.path
+
+
+def task_rows(task: str, lines: Sequence[Mapping[str, Any]], model: CachedLM) -> list[Row]:
+    """Return the rows of a task: one per document, scored by its first metric that is a number between 0 and 1.
+
+    Further metrics and filters are further scores of the row, named ``METRIC,FILTER``.
+
+    Args:
+        task: lm-eval's name of the task.
+        lines: the task's sample log.
+        model: the model that answered.
+    """
+    rows: dict[Any, Row] = {}
+    for line in lines:
+        scores = _scores(line)
+        main = next((scores[name] for name in (*SCORES, *scores) if name in scores), None)
+        if main is None:
+            continue
+        named = {f"{name},{line.get('filter')}": value for name, value in scores.items()}
+        row = rows.get(line["doc_id"])
+        if row is not None:
+            row["scores"] |= named
+            continue
+        prompt = str(line["arguments"]["gen_args_0"]["arg_0"])
+        figures = model.figures.by_prompt.get(prompt, {})
+        rows[line["doc_id"]] = {
+            "id": f"{task}/{line['doc_id']}-{str(line.get('doc_hash'))[:8]}",
+            "task": task,
+            "length": None,
+            "prompt_tokens": figures.get("prompt_tokens", 0),
+            "truncated": 0,
+            "prediction": _answer(line),
+            "tokens": [],
+            "finish": figures.get("finish", "window"),
+            "scores": {"score": main, **named},
+            "scorer_version": VERSION,
+            "nll": None,
+            "kv_bytes": figures.get("kv_bytes"),
+            MEASURED: dict(figures.get("measured") or model.machine.measured(1, None, None)),
+        }
+    return list(rows.values())
+
+
+def _scores(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a sample that are numbers between 0 and 1."""
+    values = {name: line.get(name) for name in line.get("metrics") or ()}
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= 1
+    }
+
+
+def _answer(line: Mapping[str, Any]) -> str:
+    """Return the answer as text: the generated one, or the log-likelihoods of the choices."""
+    responses = line.get("filtered_resps") or [""]
+    if len(responses) == 1 and isinstance(responses[0], str):
+        return responses[0]
+    return json.dumps(responses, ensure_ascii=False)
+
+
+def _digest(task: str, results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what determines a task's prompts and scores: its version, its examples and a hash of its configuration."""
+    config = dict((results.get("configs") or {}).get(task) or {})
+    config.pop("metadata", None)  # holds the arguments of the model too
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    shots = (results.get("n-shot") or {}).get(task)
+    chat = results.get("chat_template_sha")
+    return {"version": (results.get("versions") or {}).get(task), "shots": shots, "config": digest, "chat": chat}
+
+
+def _notes(results: Mapping[str, Any], model: CachedLM) -> dict[str, Any]:
+    figures = model.figures
+    return {"lm_eval": results.get("lm_eval_version"), "requests": figures.requests, "exact_requests": figures.exact}
