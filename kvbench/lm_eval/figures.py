@@ -49,5 +49,7 @@ class Figures:
         if not self.requests:
             return f"{setting}: no request reached the model (all answers came from lm-eval's request cache)"
         share = 100 * self.exact / self.requests
-        line = f"{setting}: {self.requests} requests; in {self.exact} ({share:.0f} %) the cache held every token exactly"
+        line = (
+            f"{setting}: {self.requests} requests; in {self.exact} ({share:.0f} %) the cache held every token exactly"
+        )
         return line + (", so they test nothing but fp16" if self.exact else "")

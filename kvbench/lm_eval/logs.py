@@ -34,7 +34,10 @@ class Logs:
         tasks = self.results().get("configs") or {}
         logs: dict[str, list[dict[str, Any]]] = {}
         for path in self._new("samples_"):
-            name = next((task for task in sorted(tasks, key=len, reverse=True) if path.name.startswith(f"samples_{task}_")), None)
+            name = next(
+                (task for task in sorted(tasks, key=len, reverse=True) if path.name.startswith(f"samples_{task}_")),
+                None,
+            )
             if name is not None:
                 logs[name] = list(_lines(path))
         return logs
@@ -67,7 +70,9 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         try:
             content = json.loads(line)
         except ValueError as error:
-            raise DataError(f"{path}, line {number}: is no JSON ({error}).\n  hint: run the evaluation again") from error
+            raise DataError(
+                f"{path}, line {number}: is no JSON ({error}).\n  hint: run the evaluation again"
+            ) from error
         if not isinstance(content, dict):
             raise DataError(f"{path}, line {number}: is no JSON object.\n  hint: run the evaluation again")
         yield content

@@ -89,9 +89,7 @@ class CachedLM(HFLM):  # type: ignore[misc]
             think_end_token=think_end_token,
         )
         self.loaded = loaded
-        self.machine = Machine(
-            device_name(loaded.device) or cpu_name(), str(loaded.dtype).removeprefix("torch.")
-        )
+        self.machine = Machine(device_name(loaded.device) or cpu_name(), str(loaded.dtype).removeprefix("torch."))
         self.figures = Figures()
         self._texts: Sequence[str] = ()
         CachedLM.last = self
@@ -101,9 +99,7 @@ class CachedLM(HFLM):  # type: ignore[misc]
         self._texts = list(strings)
         return super().tok_batch_encode(strings, *args, **options)
 
-    def _model_generate(
-        self, context: Tensor, max_length: int, stop: list[str], **generation_kwargs: Any
-    ) -> Tensor:
+    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **generation_kwargs: Any) -> Tensor:
         """Return the prompts with their answers, ``[B, T + N]``, padded on the right with the end-of-sequence token."""
         mask = generation_kwargs.pop("attention_mask", None)
         sampling = _sampling(generation_kwargs, self._runtime.seed)
@@ -159,9 +155,7 @@ class CachedLM(HFLM):  # type: ignore[misc]
             ids = torch.tensor([context], device=self.loaded.device)
             cache = self._cache(ids, None, len(context) + longest)
             continuations = [requests[number][2] for number in numbers]
-            answers = continuation_likelihoods(
-                self.model, cache, context, continuations, self._runtime.prefill_chunk
-            )
+            answers = continuation_likelihoods(self.model, cache, context, continuations, self._runtime.prefill_chunk)
             for number, (total, greedy, used) in zip(numbers, answers, strict=True):
                 pair = requests[number][0]
                 results[number] = (total, greedy)
@@ -172,7 +166,9 @@ class CachedLM(HFLM):  # type: ignore[misc]
                     tokens=0,
                     finish="window",
                     kv_bytes=row_bill(used, 0, 1),
-                    measured=self.machine.measured(1, None, {"reads_packed": bool(used.reads_packed), "path": str(used.path)}),
+                    measured=self.machine.measured(
+                        1, None, {"reads_packed": bool(used.reads_packed), "path": str(used.path)}
+                    ),
                 )
                 if pair:
                     self.cache_hook.add_partial("loglikelihood", pair, (total, greedy))
@@ -231,7 +227,10 @@ def _sampling(options: Mapping[str, Any], seed: int) -> Sampling:
     unknown = sorted(key for key, value in options.items() if key not in known and value not in (None, 1, False))
     if unknown:
         raise ConfigError(
-            "gen_kwargs", unknown[0], "is not supported through the cache", allowed=sorted(known | {"until", "max_gen_toks"})
+            "gen_kwargs",
+            unknown[0],
+            "is not supported through the cache",
+            allowed=sorted(known | {"until", "max_gen_toks"}),
         )
     temperature = float(options.get("temperature") or 0.0)
     if not options.get("do_sample", temperature > 0):

@@ -47,7 +47,10 @@ def store(logs: Logs, model: CachedLM, folder: Path) -> Path | None:
     if not rows:
         return None
     tasks = sorted({row["task"] for row in rows})
-    data = {"identity": {"target": "lm_eval", "tasks": {name: _digest(name, results) for name in tasks}}, "version": VERSION}
+    data = {
+        "identity": {"target": "lm_eval", "tasks": {name: _digest(name, results) for name in tasks}},
+        "version": VERSION,
+    }
     chosen = model.chosen
     config = {**chosen.plain, "dataset": {"name": f"lm_eval/{'+'.join(tasks)}", "tasks": tasks}}
     settled = resolve.settled(config, chosen.checked)

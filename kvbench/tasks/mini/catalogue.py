@@ -33,7 +33,7 @@ class Entry:
 
 #: tasks that separate formats of 4 bits: many answers from one cache, right only if all of them are. The bundled model
 #: was not trained on them as such, but on single questions of the same kinds
-HARD = ("many", "strings", "copies")
+HARD = ("pairs", "lists", "many", "strings", "copies")
 
 TASKS: dict[str, Entry] = {
     "passkey": Entry(retrieval.passkey, 12),
@@ -53,6 +53,8 @@ TASKS: dict[str, Entry] = {
     "arithmetic": Entry(reasoning.arithmetic, 64, "number"),
     "code_line": Entry(copying.code_line, 48),
     "several": Entry(retrieval.several, 24),
+    "pairs": Entry(retrieval.pairs, 16, all_right=True),
+    "lists": Entry(retrieval.lists, 48, "values", all_right=True),
     "many": Entry(retrieval.many, 24, all_right=True),
     "strings": Entry(copying.strings, 100, "words", all_right=True),
     "copies": Entry(copying.copies, 144, "words", shortest=512, all_right=True),

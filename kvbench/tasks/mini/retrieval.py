@@ -131,6 +131,23 @@ def many(setting: Setting) -> Draft:
     return key_value_hex(setting)
 
 
+def pairs(setting: Setting) -> Draft:
+    """Generate the task ``pairs``: ``key_value`` with 16 questions about one context, all of which must be right."""
+    if not setting.vary:
+        setting.questions = 16
+    return key_value(setting)
+
+
+def lists(setting: Setting) -> Draft:
+    """Generate the task ``lists``: ``multi_value`` with questions about three keys, all of which must be right.
+
+    Samples of fewer than 600 tokens ask about fewer keys.
+    """
+    if not setting.vary:
+        setting.questions = 3
+    return multi_value(setting)
+
+
 def multi_value(setting: Setting) -> Draft:
     """Generate the task ``multi_value``: the model must list all values of one key, in the order of the text.
 
