@@ -118,6 +118,20 @@ def test_there_are_commands_to_check() -> None:
     assert {command.needs for command in COMMANDS} - {None} <= set(NEEDS)
 
 
+@pytest.mark.parametrize("command", [command for command in COMMANDS if not command.inline], ids=str)
+def test_marks_are_about_their_commands(command: Command) -> None:
+    """A line that is added to a block moves the others: its mark must still name the right ones."""
+    model = re.search(r"\bmodel=(?!tiny\b)", command.text) is not None and "fetch" not in command.text
+    if command.needs is None:
+        assert not model or "bench predict" in command.text, f"{command}: no mark"
+        assert not re.search(r"runtime=fast|device_map=|device cuda|torchrun", command.text), f"{command}: no mark"
+    elif command.needs == "weights":
+        assert model or "experiments " in command.text, f"{command} needs no weights"
+    elif command.needs == "gpu":
+        gpu = r"runtime=fast|device_map=|cuda|torchrun|weights=random|kvbench\.bench|multigpu"
+        assert re.search(gpu, command.text), f"{command} needs no GPU"
+
+
 def test_blocks_and_their_marks() -> None:
     text = (
         "Words:\n\n    a 1\n\n    a 2\n\n<!-- needs: gpu -->\n    b 1\n\nmore\n\n<!-- needs: weights 2 -->\n\n"
