@@ -1,8 +1,8 @@
 """The choice of the kernel that serves a decode step: CUDA, Triton, or the reference path.
 
-Kernels serve one case only: causal attention to all cached tokens, on a GPU. All other steps (a sliding window that
-hides tokens, a method that observes attention, formats that no kernel reads) go to :mod:`kvbench.attention.reference`,
-and the layer records the reason in its ``paths``, which results show.
+Kernels serve one case only: causal attention to all cached tokens, or to the newest ones of a sliding window, on a
+GPU. All other steps (several new tokens with a sliding window that hides some, formats that no kernel reads, ...) go to
+:mod:`kvbench.attention.reference`, and the layer records the reason in its ``paths``, which results show.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvbench.attention.logits import PLAIN, Logits
-from kvbench.attention.phases import NotServed, Work, holder, receiving, work
+from kvbench.attention.phases import NotServed, Work, holder, out_of_order, receiving, work
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.options import Kernels
 from kvbench.cache.segments.codebook import NuqSegment
@@ -149,20 +149,22 @@ def observing(name: str) -> ModuleType | str:
     return observed
 
 
-def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
-    """Raise NotServed unless the step is plain causal attention over all cached tokens, as kernels require.
+def check(layer: KVLayer, mask: Tensor | None, count: int, length: int | None = None) -> None:
+    """Raise NotServed unless the step is plain causal attention, which a sliding window may limit, as kernels require.
 
     Args:
         layer: layer whose stores already contain the new tokens.
         mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
             dropped tokens; None for causal attention.
         count: number of new tokens in the step.
+        length: number of tokens, padding included, up to which later steps must be served too; None: only this step.
 
     Raises:
         NotServed: the method needs attention probabilities that no kernel returns; the cache holds pre-RoPE keys that
             are not in KVQuant's format; there are several new tokens, and the method packs them before their attention
-            is computed; the method must read the segments in another order than the slots'; or the mask hides more than
-            padding and later tokens.
+            is computed; the method must read the segments in another order than the slots'; a sliding window hides
+            tokens that a kernel cannot leave out (:func:`check_window`); or the mask hides anything else than padding,
+            later tokens, and tokens outside the sliding window.
     """
     method = layer.method
     if method.observe_steps and method.observe_group is None:
@@ -173,11 +175,32 @@ def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
         raise NotServed("several new tokens are packed before they attend")
     if method.reading_order(layer, slice(0, 1)) is not None:
         raise NotServed("segments must be read in the order of the text, which kernels do not support")
-    if not plain(layer, mask, count):
+    if layer.window is not None and max(layer.seen, length or 0) > layer.window:
+        check_window(layer, count)
+    if not plain(layer, mask, count, layer.window):
         raise NotServed("the mask hides more than padding and later tokens")
 
 
-def plain(layer: KVLayer, mask: Tensor | None, count: int) -> bool:
+def check_window(layer: KVLayer, count: int) -> None:
+    """Raise NotServed unless kernels can leave out the tokens that a layer's sliding window hides.
+
+    Kernels read all slots of a phase, so hidden tokens must be in the first slots, and the same ones for all queries:
+    the phases then begin after them (:func:`kvbench.attention.phases.lines`).
+
+    Args:
+        layer: layer with a sliding window.
+        count: number of new tokens in the step.
+    """
+    name = type(layer.method).__name__.lower()
+    if count > 1:
+        raise NotServed(f"a sliding window hides other tokens from each of {count} new tokens")
+    if layer.method.observe_steps or layer.rotation is not None:
+        raise NotServed(f"a sliding window hides tokens, which no kernel of {name} leaves out")
+    if layer.method.drops_tokens or out_of_order(layer):
+        raise NotServed(f"a sliding window hides tokens, and {name} does not keep tokens in the order of the text")
+
+
+def plain(layer: KVLayer, mask: Tensor | None, count: int, window: int | None = None) -> bool:
     """Return True if `mask` is an ordinary causal mask: it hides nothing except padding and later tokens.
 
     The comparison waits for the GPU, so its result is cached for the other layers of the step.
@@ -186,18 +209,22 @@ def plain(layer: KVLayer, mask: Tensor | None, count: int) -> bool:
         layer: a layer of the cache, whose padding is compared with the mask.
         mask: bool or additive ``[B or 1, 1, q, kv]``, or None for causal attention.
         count: number of new tokens in the step.
+        window: sliding window whose mask is expected: number of tokens that a query sees, its own included. None: a
+            query sees all tokens before it.
     """
     if mask is None:
         return True
     seen = (id(mask), layer.seen, count)
-    known = layer.progress.plain_mask
+    known = layer.progress.plain_masks.get(window)
     if known is None or known[0] != seen:
         width = mask.shape[-1]
         columns = torch.arange(width, device=mask.device)
         starts = torch.tensor([layer.start(row) for row in range(layer.batch)], device=mask.device)
         newest = width - count + torch.arange(count, device=mask.device)
         expected = (columns >= starts[:, None, None, None]) & (columns <= newest[:, None])
+        if window is not None:
+            expected &= columns > newest[:, None] - window
         visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
         # holds a reference to the mask, so that its id cannot be reused while the answer is remembered
-        known = layer.progress.plain_mask = (seen, bool((visible == expected).all()), mask)
+        known = layer.progress.plain_masks[window] = (seen, bool((visible == expected).all()), mask)
     return bool(known[1])

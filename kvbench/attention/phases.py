@@ -6,10 +6,14 @@ Slot i of a layer's keys and slot i of its values belong to the same token, but 
 formats of a list of phases. The kernel reads the beginning and the length of each phase from a table in device memory,
 with one line per row of the batch and phase. So rows may differ, and a captured CUDA graph can be replayed while
 lengths grow.
+
+On a layer with a sliding window, stored tokens that the newest query no longer sees are in no phase. They are in the
+first slots, so the window only moves the beginnings of the phases, inside a group of a quantizer too.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -273,12 +277,15 @@ def window_of(quantizer: AffineQuantizer) -> int:
     return window
 
 
-def pairs_of_row(keys: Sequence[int], values: Sequence[int]) -> dict[tuple[int, int], tuple[int, int, int]]:
+def pairs_of_row(
+    keys: Sequence[int], values: Sequence[int], window: int | None = None
+) -> dict[tuple[int, int], tuple[int, int, int]]:
     """Divide the tokens of one row into phases: runs of tokens with one key segment and one value segment.
 
     Args:
         keys: number of tokens in each segment of the row's keys.
         values: number of tokens in each segment of its values; both lists have the same sum.
+        window: number of tokens that the newest query sees, its own included; those before are in no phase. None: all.
 
     Returns:
         A dictionary with one item per phase, in slot order. The key is the pair (number of the key segment, number of
@@ -286,13 +293,21 @@ def pairs_of_row(keys: Sequence[int], values: Sequence[int]) -> dict[tuple[int, 
         the value segment, number of tokens).
     """
     ends_k, ends_v = list(accumulate(keys)), list(accumulate(values))
+    hidden = 0 if window is None else max(sum(keys) - window, 0)
     phases, slot = {}, 0
     for cut in sorted({*ends_k, *ends_v} - {0}):
         k = next(i for i, end in enumerate(ends_k) if end > slot)
         v = next(i for i, end in enumerate(ends_v) if end > slot)
-        phases[k, v] = (slot - ends_k[k] + keys[k], slot - ends_v[v] + values[v], cut - slot)
+        first = max(slot, hidden)
+        if first < cut:
+            phases[k, v] = (first - ends_k[k] + keys[k], first - ends_v[v] + values[v], cut - first)
         slot = cut
     return phases
+
+
+def out_of_order(layer: KVLayer) -> bool:
+    """Return True if the slots of a layer do not hold consecutive tokens in the order of the text."""
+    return any(layer.method.positions(layer, row) is not None for row in range(layer.batch))
 
 
 def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, int, int]]]]:
@@ -306,9 +321,13 @@ def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, i
         row has now or has had before. And for each row one triple per pair, as in :attr:`Work.counts`.
 
     Raises:
-        NotServed: keys and values of a phase are both packed, but begin at different places in their tiles.
+        NotServed: keys and values of a phase are both packed, but begin at different places in their tiles; or a
+            sliding window hides tokens, and the slots are not in the order of the text.
     """
     keys, values = layer.stores()
+    window = layer.window or sys.maxsize
+    if any(sum(keys.signature(row)) > window for row in range(layer.batch)) and out_of_order(layer):
+        raise NotServed("a sliding window hides tokens whose slots are not in the order of the text")
     rows: list[dict[tuple[int, int], tuple[int, int, int]]] = []
     alike: dict[Any, dict[tuple[int, int], tuple[int, int, int]]] = {}
     for row in range(layer.batch):
@@ -322,7 +341,7 @@ def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, i
         if (lengths, begun) in alike:
             rows.append(alike[lengths, begun])
             continue
-        phases = alike[lengths, begun] = pairs_of_row(*lengths)
+        phases = alike[lengths, begun] = pairs_of_row(*lengths, layer.window)
         for (k, v), (first_k, first_v, count) in phases.items():
             left, right = keys.segments[k], values.segments[v]
             if isinstance(left, FullSegment):

@@ -8,7 +8,7 @@ and tables whose addresses do not change. ``torch.compile`` sees the call as one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -32,6 +32,8 @@ Serve = Callable[[Tensor, Tensor, Tensor, float, Logits], Tensor]
 #: the serving function of the current step. Transformers and torch.compile pass only tensors to attention, hence a
 #: context variable; recordings in other threads have their own value
 _serving: ContextVar[Serve] = ContextVar("kvbench_recorded_step")
+#: sliding window of each layer that the current step serves
+_windows: ContextVar[Sequence[int | None]] = ContextVar("kvbench_recorded_windows", default=())
 
 
 class PassThrough(Cache):
@@ -72,22 +74,40 @@ def attention(
         value: values of the new tokens, ``[B, H, q, Dv]``.
         attention_mask: ignored; a recorded step reads from device memory which tokens are visible.
         scaling: factor by which scores are multiplied; None for 1/sqrt(D).
-        **kwargs: other arguments of the attention interface, including a softcap and sinks.
+        **kwargs: other arguments of the attention interface, including a softcap, sinks and a sliding window.
 
     Returns:
         The output ``[B, q, Hq, Dv]``, and None in place of attention weights.
 
     Raises:
-        NotServed: the model passes an argument that a recorded step does not support, such as a sliding window.
+        NotServed: the model passes an argument that a recorded step does not support, or another sliding window than
+            that of the layer's cache.
     """
-    for name in (*UNSERVED, "sliding_window"):
+    for name in UNSERVED:
         if kwargs.get(name) is not None:
             raise NotServed(f"the model passes '{name}' to attention, which a recorded step does not support")
+    if not torch.compiler.is_compiling():  # every pass has first run without compilation
+        check_window(module, kwargs.get("sliding_window"))
     factor = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     if torch.compiler.is_compiling():
         more = kwargs.get(SOFTCAP), kwargs.get(SINKS)
         return torch.ops.kvbench.recorded_attention(query, key, value, factor, *more), None
     return serve(query, key, value, factor, logits_of(module, query, kwargs)), None
+
+
+def check_window(module: torch.nn.Module, window: int | None) -> None:
+    """Raise NotServed if a model limits a layer's attention to another sliding window than that of the layer's cache.
+
+    Args:
+        module: the model's attention module.
+        window: the sliding window that the model passes to attention; None: none.
+    """
+    windows, index = _windows.get(), getattr(module, "layer_idx", None)
+    served = windows[index] if index is not None and index < len(windows) else None
+    if window != served:
+        raise NotServed(
+            f"the model passes 'sliding_window' {window} to attention, but the cache of the layer has {served}"
+        )
 
 
 def attention_before_rope(
@@ -156,7 +176,9 @@ def _(query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float 
 
 
 @contextmanager
-def recording(model: Any, serving: Serve, *, before_rope: bool = False) -> Iterator[None]:
+def recording(
+    model: Any, serving: Serve, *, before_rope: bool = False, windows: Sequence[int | None] = ()
+) -> Iterator[None]:
     """Make a model call `serving` for its attention inside the context, while a step is recorded as a CUDA graph.
 
     Args:
@@ -164,6 +186,8 @@ def recording(model: Any, serving: Serve, *, before_rope: bool = False) -> Itera
         serving: function that stores the new tokens of one layer and computes its attention (:data:`Serve`). It is
             called once per layer in each step, and must infer the layer from the order of the calls.
         before_rope: True to pass it keys before RoPE.
+        windows: for each layer, the sliding window that `serving` takes into account, None without one; empty: no layer
+            has one.
     """
     # No mask function is registered under this name, so transformers makes no mask at all.
     AttentionInterface.register(NAME, attention)
@@ -171,9 +195,10 @@ def recording(model: Any, serving: Serve, *, before_rope: bool = False) -> Itera
     config = model.config.get_text_config(decoder=True)
     before = config._attn_implementation
     model.set_attn_implementation(BEFORE_ROPE if before_rope else NAME)
-    token = _serving.set(serving)
+    tokens = _serving.set(serving), _windows.set(windows)
     try:
         yield
     finally:
-        _serving.reset(token)
+        _serving.reset(tokens[0])
+        _windows.reset(tokens[1])
         model.set_attn_implementation(before)

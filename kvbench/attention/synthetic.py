@@ -146,6 +146,7 @@ def layer(
     dtype: torch.dtype = torch.float16,
     device: torch.device | str = "cpu",
     seed: int = 0,
+    sliding: int | None = None,
 ) -> Work:
     """Generate a layer with random contents, as the argument `work` of a kernel.
 
@@ -158,13 +159,14 @@ def layer(
         dtype: dtype of tokens in full precision.
         device: device of the buffers.
         seed: seed of the random contents.
+        sliding: sliding window: number of tokens that the newest query sees, its own included. None: all.
     """
     rng = torch.Generator(device).manual_seed(seed)
     parts_k = [part(piece, "key", heads, key_dim, dtype, rng) for piece in keys]
     parts_v = [part(piece, "value", heads, value_dim, dtype, rng) for piece in values]
     rows = []
     for row in range(len(keys[0].lengths)):
-        pairs = pairs_of_row([p.lengths[row] for p in keys], [p.lengths[row] for p in values])
+        pairs = pairs_of_row([p.lengths[row] for p in keys], [p.lengths[row] for p in values], sliding)
         for (k, v), (first_k, first_v, count) in pairs.items():
             first_k += row if keys[k].format.kind == "full" else 0
             first_v += row if values[v].format.kind == "full" else 0

@@ -94,6 +94,11 @@ class Policy(Protocol[L]):
         ...
 
     @property
+    def drops_tokens(self) -> bool:
+        """True if the method evicts tokens, apart from those that a model's sliding window hides."""
+        ...
+
+    @property
     def packs_together(self) -> bool:
         """True if :meth:`settle` may run for all layers together, with one kernel launch for layers that do the same.
 

@@ -155,8 +155,9 @@ class Progress:
             Layers with equal tables share one (:func:`kvbench.attention.phases.shared_table`).
         plans: what the queries of the current pass over known tokens see, for layers that hold the same tokens in the
             same formats (:mod:`kvbench.attention.foreseen`).
-        plain_mask: the last answer of :func:`kvbench.attention.fused.plain`, which the other layers of a step reuse: a
-            key for the mask and the step, True if the mask is plainly causal, and the mask.
+        plain_masks: for each sliding window (None: no window) the last answer of
+            :func:`kvbench.attention.fused.plain`, which the other layers of a step reuse: a key for the mask and the
+            step, True if the mask is plainly causal, and the mask.
     """
 
     prefill: Prefill = field(default_factory=Prefill)
@@ -173,7 +174,7 @@ class Progress:
     rolls: Deferred[Roll] = field(init=False, default_factory=Deferred)
     tables: dict[Any, Tensor] = field(init=False, default_factory=dict)
     plans: dict[Any, Any] = field(init=False, default_factory=dict)
-    plain_mask: tuple[Any, bool, Tensor] | None = field(init=False, default=None)
+    plain_masks: dict[int | None, tuple[Any, bool, Tensor]] = field(init=False, default_factory=dict)
 
     def see(self, mask: Tensor | None, batch: int, count: int) -> None:
         """Record the left padding of new prompt tokens.

@@ -22,7 +22,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.attention.phases import NotServed
-from kvbench.attention.recorded import recording
 from kvbench.cache import KVCache
 from kvbench.decoding import compiled
 from kvbench.decoding.passes import check_cache
@@ -79,8 +78,6 @@ def refuses(
     devices = {p.device for p in model.parameters()}
     if len(devices) > 1 and not devices <= set(placement(model).devices):
         return "layers on several devices, on which kvbench has not placed them (runtime.device_map)"
-    if len(devices) > 1 and graphs != "always":
-        return "layers on several devices, which are not captured unless runtime.graphs=always"
     if placement(model).team is not None and graphs != "always":
         return "tensor parallelism, whose collectives are not recorded unless runtime.graphs=always"
     return None
@@ -173,7 +170,7 @@ class Captured:
         with (
             torch.inference_mode(False),
             torch.no_grad(),
-            recording(self.step.model, self.step.serve, before_rope=self.step.before_rope),
+            self.step.recording(),
         ):
             self.step.run()
 
@@ -189,7 +186,7 @@ class Captured:
         step = self.step
         self._segments = None  # frees their memory before the next capture
         if self.capture:
-            with recording(step.model, step.serve, before_rope=step.before_rope):
+            with step.recording():
                 with aside(step.devices):
                     rehearse(step)  # without compilation first, which finds what cannot be served
                 with compiled.around(step.model, self.compile, rows=step.tokens.numel(), drafting=self.drafting):

@@ -8,8 +8,9 @@ appending, attention over everything stored, and the choice of the next token an
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -21,7 +22,7 @@ from transformers import PreTrainedModel
 from kvbench.attention import fused, phases
 from kvbench.attention.logits import PLAIN, Logits
 from kvbench.attention.phases import FIELDS, NotServed, Work, assembled
-from kvbench.attention.recorded import PassThrough
+from kvbench.attention.recorded import PassThrough, recording
 from kvbench.cache import KVCache
 from kvbench.cache.kernels import nuq, roll_together
 from kvbench.cache.kernels.append import append
@@ -64,8 +65,7 @@ class Recorded:
     A subclass defines :meth:`run`, the pass itself. Before each pass, call :meth:`advance`.
 
     Args:
-        model: causal language model. :meth:`run` must be called inside :func:`kvbench.attention.recorded.recording` of
-            this model.
+        model: causal language model. :meth:`run` must be called inside :meth:`recording`.
         cache: the cache, which already contains the prompts.
         batch: number of rows.
         count: number of new tokens per row.
@@ -104,10 +104,11 @@ class Recorded:
         self._layout: Layout | None = None
         self._turn = 0
 
-    @property
-    def before_rope(self) -> bool:
-        """True if the cache holds keys before RoPE, which :meth:`serve` must then be given."""
-        return any(layer.rotation is not None for layer in self.cache.layers)
+    def recording(self) -> AbstractContextManager[None]:
+        """Return a context in which the model's attention is computed by :meth:`serve`."""
+        before_rope = any(layer.rotation is not None for layer in self.cache.layers)
+        windows = [layer.window for layer in self.cache.layers]
+        return recording(self.model, self.serve, before_rope=before_rope, windows=windows)
 
     def run(self) -> None:
         """Queue the forward pass on the device; a subclass must define this method.
@@ -175,7 +176,7 @@ class Recorded:
         for layer in self.cache.layers:
             if layer.method.eager:
                 check_eager(layer, self.count)
-            fused.check(layer, None, self.count)
+            fused.check(layer, None, self.count, expected(layer) + self.count)
             for store, channels in zip(layer.stores(), (layer.key_dim, layer.value_dim), strict=True):
                 for segment in store.segments:
                     phases.part(segment, channels, self.upper)
@@ -262,7 +263,7 @@ class Recorded:
         self.twins = [tables]
         views = zip(self.cache.layers, layout.shape, layout.counts, layout.spans(batch), strict=True)
         for layer, order, counts, (first, middle, last) in views:
-            fused.check(layer, None, self.count)
+            fused.check(layer, None, self.count, expected(layer) + self.count)
             state = tables.on(layer.device)
             table = state[first:middle].view(batch, len(order), FIELDS)
             work = assembled(layer, order, counts, table, self.upper)
@@ -382,6 +383,11 @@ def check_eager(layer: KVLayer, count: int) -> None:
         raise NotServed(f"{reason}, and there are fewer than {sinks} yet")
 
 
+def expected(layer: KVLayer) -> int:
+    """Return the number of tokens up to which the steps of a captured pass must be served: any, if it is unknown."""
+    return layer.progress.max_length or sys.maxsize
+
+
 def settle(cache: KVCache) -> None:
     """Let the method pack or drop tokens before a pass, without waiting for the device.
 
@@ -389,6 +395,9 @@ def settle(cache: KVCache) -> None:
         NonFiniteError: the method packed NaN or Inf in an earlier step.
     """
     cache.progress.watches.poll()
-    with together(cache.progress.packs) if cache.method.packs_together else nullcontext():
-        if cache.method.settles:
+    sliding = any(layer.window is not None for layer in cache.layers)
+    # tokens that leave a sliding window move the codes of others, which must have been written by then
+    deferred = cache.method.packs_together and not sliding
+    with together(cache.progress.packs) if deferred else nullcontext():
+        if cache.method.settles or sliding:
             cache.settle_layers()

@@ -69,7 +69,7 @@ def laid_out(cache: KVCache, places: Sequence[Sequence[tuple[int, int]]]) -> Lay
     known: dict[Any, Any] = {}
     for layer, place in zip(cache.layers, places, strict=True):
         # layers of a cache nearly always have equal lengths: their tables are computed once
-        key = (*state(layer), frozenset(layer.pairs))
+        key = (*state(layer), frozenset(layer.pairs), layer.window)
         if key not in known:
             order, counts = lines(layer)
             flat = np.array(counts, dtype=np.int32).reshape(-1)

@@ -83,6 +83,22 @@ def test_a_mask_is_plain_when_it_hides_padding_and_the_future_alone(count):
     assert not fused.plain(Layer(starts, width), window, count)
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_mask_is_that_of_a_sliding_window_or_it_is_not(count):
+    """The answers for two windows, of which a model may have layers in turn, do not replace each other."""
+    starts, width, window = [0, 3], 12, 5
+    causal = torch.ones(2, 1, count, width, dtype=torch.bool).tril(width - count)
+    causal[1, ..., :3] = False
+    mask = causal & ~torch.ones_like(causal).tril(width - count - window)
+    layer = Layer(starts, width)
+    for _ in range(2):
+        assert fused.plain(layer, mask, count, window) and fused.plain(layer, causal, count)
+    assert len(layer.progress.plain_masks) == 2
+    for other in (None, window - 1, window + 1):
+        assert not fused.plain(Layer(starts, width), mask, count, other)
+    assert fused.plain(Layer(starts, width), causal, count, width)  # a window that hides nothing
+
+
 def test_a_mask_is_looked_at_again_when_the_rows_or_the_step_are_others():
     """The answer of a mask is remembered for the layers of a step, not for another mask or number of tokens."""
     layer, width = Layer([0], 12), 12

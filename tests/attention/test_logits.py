@@ -9,8 +9,6 @@ from transformers import DynamicCache
 
 from kvbench.attention import capped, observe, prefill, reference, register
 from kvbench.attention.logits import PLAIN, Logits, hands_over, logits_of
-from kvbench.attention.phases import NotServed
-from kvbench.attention.recorded import recording
 from kvbench.cache import Prompts
 from kvbench.decoding import generate, graphs
 from kvbench.decoding.passes import prefill as prefilled
@@ -347,17 +345,6 @@ def test_recorded_steps_are_the_eager_ones(name, base, monkeypatch):
     assert cache.path == "oracle"
     torch.testing.assert_close(caught[-1][:, -1], logits[-1], rtol=1e-4, atol=1e-4)
     method.detach(made)
-
-
-def test_recorded_steps_refuse_a_sliding_layer(model):
-    cache = load_method("fp16").new_cache(model)
-    ids, mask = zoo.padded_batch([60, 60])
-    with torch.inference_mode(), pytest.raises(NotServed, match="'sliding_window'"):
-        token = prefilled(model, cache, ids, mask).argmax(-1)
-        sampling = Sampling()
-        step = Step(model, cache, token, mask.sum(-1), sampling, graphs.uniforms(sampling, sampling.generators(2), 1))
-        with recording(model, step.serve):
-            step.forward()
 
 
 def test_as_many_sinks_as_query_heads():

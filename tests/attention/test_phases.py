@@ -68,7 +68,7 @@ def test_exact_tokens_in_half_precision_alone(dtype, said):
 def stub(keys, values):
     """What :func:`lines` asks of a layer of one row."""
     stores = Store(keys), Store(values)
-    return SimpleNamespace(batch=1, stores=lambda: stores, pairs=set(), rotation=None)
+    return SimpleNamespace(batch=1, stores=lambda: stores, pairs=set(), window=None, rotation=None)
 
 
 def exact(tokens, start=0):

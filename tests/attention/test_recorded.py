@@ -65,12 +65,24 @@ def test_the_compiler_is_told_the_shape_of_the_output() -> None:
     assert out.shape == (2, 3, 4, 5) and out.dtype == QUERY.dtype and out.device.type == "meta"
 
 
-@pytest.mark.parametrize("name", ["sliding_window", "position_bias"])
-def test_what_a_recorded_step_cannot_serve_is_named(name: str) -> None:
+def test_what_a_recorded_step_cannot_serve_is_named() -> None:
     model, seen = zoo.model.__wrapped__("llama"), []
-    with recorded.recording(model, serving(seen)), pytest.raises(NotServed, match=f"'{name}'"):
-        recorded.attention(torch.nn.Linear(1, 1), QUERY, KEY, VALUE, None, 0.1, **{name: 16})
+    with recorded.recording(model, serving(seen)), pytest.raises(NotServed, match="'position_bias'"):
+        recorded.attention(torch.nn.Linear(1, 1), QUERY, KEY, VALUE, None, 0.1, position_bias=16)
     assert not seen
+
+
+@pytest.mark.parametrize(("window", "cached"), [(16, 16), (None, None), (16, None), (None, 16), (16, 17)])
+def test_a_sliding_window_must_be_that_of_the_layer_s_cache(window: int | None, cached: int | None) -> None:
+    model, module, seen = zoo.model.__wrapped__("llama"), torch.nn.Linear(1, 1), []
+    module.layer_idx = 1  # type: ignore[assignment]
+    with recorded.recording(model, serving(seen), windows=[None, cached]):
+        if window == cached:
+            recorded.attention(module, QUERY, KEY, VALUE, None, 0.1, sliding_window=window)
+        else:
+            with pytest.raises(NotServed, match=f"'sliding_window' {window} .* the layer has {cached}"):
+                recorded.attention(module, QUERY, KEY, VALUE, None, 0.1, sliding_window=window)
+    assert len(seen) == (window == cached)
 
 
 def test_the_stand_in_for_a_cache_passes_keys_and_values_on() -> None:

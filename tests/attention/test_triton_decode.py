@@ -109,6 +109,21 @@ def test_rows_of_different_lengths_under_a_causal_window(group, count, dtype):
     check(work, rows(3, group, count, 64, dtype=dtype))
 
 
+@pytest.mark.parametrize("sliding", [271, 250, 150, 80, 3])
+def test_a_sliding_window_begins_anywhere(sliding):
+    """Inside a group and inside a tile of packed tokens, among exact values, among exact keys; rows differ."""
+    work = layer(
+        [Piece(FULL, [2, 0]), Piece(channel(4, 32), [256, 32]), Piece(FULL, [22, 30])],
+        [Piece(FULL, [2, 0]), Piece(token(4, 64), [190, 20]), Piece(FULL, [88, 42])],
+        heads=1,
+        key_dim=64,
+        value_dim=64,
+        sliding=sliding,
+    )
+    assert [sum(count for *_, count in row) for row in work.counts] == [sliding, min(sliding, 62)]
+    check(work, rows(2, 2, 1, 64))
+
+
 @pytest.mark.parametrize(("group", "count", "dtype"), [(1, 1, torch.bfloat16), (4, 2, torch.float16)])
 def test_odd_windows_in_rows_of_different_lengths(group, count, dtype):
     """One query row has a column for each group of a tile, several rows take two products; tiers begin within tiles."""

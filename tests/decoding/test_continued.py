@@ -103,7 +103,7 @@ def test_reasons_to_capture_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model.lm_head.to("meta")
     assert "on which kvbench has not placed them" in str(reason())
     record_placement(model, Placement(devices=(torch.device("cpu"), torch.device("meta"))))
-    assert reason("always") is None and reason("always", how=speculation) is None
+    assert reason() is None and reason(how=speculation) is None
 
 
 def started(method: Any) -> tuple[Any, graphs.Captured]:

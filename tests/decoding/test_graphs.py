@@ -207,19 +207,6 @@ def test_what_no_kernel_serves_is_refused_and_leaves_the_cache_alone(method: Any
     assert cache.get_seq_length() == before + 7
 
 
-def test_a_window_shorter_than_the_text_is_refused(oracle: None) -> None:
-    """Kernels see everything; Mistral with a window of 40 does not."""
-    model = zoo.model("mistral", torch.bfloat16)
-    ids, mask = zoo.padded_batch([60], seed=1)
-    cache = load_method("fp16").new_cache(model, max_length=100)
-    with torch.inference_mode():
-        token = prefill(model, cache, ids, None).argmax(-1)
-        captured = graphs.Captured(Step(model, cache, token, mask.sum(-1), Sampling()), capture=False)
-        captured.first()
-        with pytest.raises(Exception, match="sliding_window"):
-            captured.replay()
-
-
 @torch.inference_mode()
 def test_nan_in_the_cache_is_named(oracle: None) -> None:
     """As eager steps name it, when the token is packed."""

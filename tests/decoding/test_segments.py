@@ -34,7 +34,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "refuses", spread)
 
 
-def answer(method: Any, spread: bool, new: int = 40, **more: Any) -> Any:
+def answer(method: Any, spread: bool, new: int = 30, **more: Any) -> Any:
     model = zoo.restless.__wrapped__()
     if spread:
         connect(model, balanced(model, TWO))
@@ -46,7 +46,7 @@ def answer(method: Any, spread: bool, new: int = 40, **more: Any) -> Any:
 METHODS: dict[str, tuple[Any, Any]] = {
     "fp16, sampled": (lambda: load_method("fp16"), SAMPLED),
     "kivi": (lambda: load_method("kivi", quantizer="int4", residual=32), None),
-    "logquant, a format that comes up later": (lambda: load_method("logquant", quantizer="int2", window=48), None),
+    "logquant, a format that comes up later": (lambda: load_method("logquant", quantizer="int2", window=24), None),
     "streamingllm": (lambda: load_method("streamingllm", budget=32), None),
     "quantspec, sampled drafts": (lambda: small(16, gamma=2), SAMPLED),
     "quantspec, greedy": (lambda: small(16, gamma=4), None),

@@ -28,8 +28,8 @@ def models() -> Any:
     """The bundled model in bf16 on one GPU, and on two."""
     from experiments.kernels.greedy import load
 
-    one, two = load("tiny", "cuda:0")[0], deepcopy(load("tiny", "cpu")[0])
-    two = two.to(one.dtype)
+    one = load("tiny", "cuda:0")[0]
+    two = deepcopy(one)
     where = balanced(two, [torch.device("cuda", index) for index in range(2)])
     for part, device in where.items():
         two.get_submodule(part).to(device)
