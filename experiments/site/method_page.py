@@ -139,7 +139,7 @@ def limits(method: Method) -> list[str]:
     lines = []
     if method.needs_prompts:
         lines.append("It needs to know the context and the question of each prompt: data sets must name them.")
-    if method.prompt_only:
+    if method.prompt_only or (_packs(method) and not method.settles):
         lines.append("It acts on the prompt alone: generated tokens stay in full precision.")
     if method.drops_tokens:
         lines.append("It drops tokens for good: what a later question needs may be gone.")
@@ -149,7 +149,7 @@ def limits(method: Method) -> list[str]:
     if method.observe_steps:
         lines.append("Each decode step must return the attention that tokens receive, which costs time.")
     if cls.demotions is Method.demotions and method.settles:
-        lines.append("Perplexity takes its tokens one by one, because what it drops or packs depends on the text.")
+        lines.append("Perplexity takes its tokens one by one: the method does not say beforehand when each is moved.")
     if method.keys_before_rope:
         lines.append("Keys are stored before RoPE, so every step applies RoPE to all cached keys.")
     if cls.__name__ == "KVQuant":

@@ -70,10 +70,11 @@ def completed(text: str, tree: Path) -> str:
     text = re.sub(r"\bID\b", sweeps[0], text)
     text = re.sub(r"\bDIR\b", "made", text)
     words = shlex.split(text)
-    if words[:3] == ["python", "-m", "kvbench"] and not any(part in word for word in words for part in UNLIMITED):
+    module = next((word for word in words if word in ("kvbench", "kvbench.analysis")), None)
+    if module and not any(part in word for word in words for part in UNLIMITED):
         data = next((word for word in words if word.startswith("dataset=")), "dataset=mini")
-        text = re.sub(r" dataset\.limit=\d+", "", text) + " dataset.limit=1"
-        text += " dataset.lengths=[1024]" if data.startswith("dataset=mini") else ""
+        fewer = "dataset.limit=1" + (" dataset.lengths=[1024]" if data.startswith("dataset=mini") else "")
+        text = re.sub(r" dataset\.limit=\d+", "", text).replace(f" {module} ", f" {module} {fewer} ", 1)
     return text
 
 
