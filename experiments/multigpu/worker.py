@@ -46,7 +46,7 @@ EQUAL: dict[str, str] = {
 #: methods whose memory and time are measured
 LONG: dict[str, str] = {"fp16": "fp16", "quantspec": "quantspec"}
 #: how decode steps run; collectives in a captured step come last, as they are the least certain
-GRAPHS = {"one": ("never", "auto"), "device_map": ("never",), "tensor_parallel": ("never", "always")}
+GRAPHS = {"one": ("never", "auto"), "device_map": ("never", "auto"), "tensor_parallel": ("never", "always")}
 
 
 class Record:

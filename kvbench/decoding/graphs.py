@@ -109,10 +109,10 @@ class Captured:
     def stepping(self) -> str:
         """Text for results on how steps run: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``.
 
-        If layers lie on several devices, it begins with the number of graphs of a step, such as ``3 graphs``.
+        If layers lie on several devices, it begins with ``graph in 3 parts`` or the like.
         """
-        graphs = self._segments.graphs if self._segments is not None else 1
-        how = "graph" if graphs == 1 else f"{graphs} graphs"
+        parts = 1 if self._segments is None else self._segments.graphs
+        how = "graph" if parts == 1 else f"graph in {parts} parts"
         if not self.compile:
             return how
         layers = compiled.decoder_layers(self.step.model)
