@@ -81,8 +81,15 @@ def layer(
     rotate: bool = True,
     seed: int = 0,
     room: int = 0,
+    border: float = 2.2,
 ) -> Layer:
-    """A layer with random contents; `lengths`: per row the tokens of sinks, packed tokens and tail."""
+    """A layer with random contents.
+
+    Args:
+        lengths: per row, the tokens of sinks, packed tokens and tail.
+        border: standard deviations beyond which an element of a key is an outlier, if there are outliers.
+        room: packed tokens for which there is room besides.
+    """
     rng = torch.Generator(device).manual_seed(seed)
     batch, width = len(lengths), heads * channels
 
@@ -97,8 +104,8 @@ def layer(
     for side in ("key", "value"):
         thresholds = None
         if side == "key":
-            border = (2.2 if outliers else 3.5) * spread
-            thresholds = torch.stack([(middle + border).reshape(width), (middle - border).reshape(width)]).half()
+            reach = (border if outliers else 3.5) * spread
+            thresholds = torch.stack([(middle + reach).reshape(width), (middle - reach).reshape(width)]).half()
         form = NuqFormat(bits, LEVELS[bits], outliers=outliers, thresholds=thresholds)
         segment = NuqSegment(batch, heads, channels, dtype, device, form=form, side=side, capacity=most[1] + room)
         x = draw(most[1], spread, middle) if side == "key" else draw(most[1])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from kvbench.attention.cuda.config import RESERVED
 
 #: warps of a CTA and CTAs that a multiprocessor must hold, to choose from: the fastest on an H200 first
-CHOICES = ((8, 1), (6, 1), (4, 1), (2, 1), (1, 1))
+CHOICES = ((12, 1), (10, 1), (8, 1), (6, 1), (4, 1), (2, 1), (1, 1))
 #: largest number of query rows that a CTA serves: the columns of a product
 ROWS = 8
 
@@ -46,7 +46,7 @@ class Build:
     outliers: bool
     softcap: bool = False
     sinks: int = 0
-    warps: int = 8
+    warps: int = 12
     resident: int = 1
 
     def macros(self) -> str:
@@ -75,7 +75,7 @@ class Build:
         """Dynamic shared memory of a CTA in bytes: the larger of what ``CTA_BYTES`` and ``merge_warps`` need."""
         steps = self.channels // 16
         sets = 1 << (self.rows - 1).bit_length()
-        common = steps * 1536 + 16 * self.channels * 2 + (self.rows + 1) * self.channels * 4 + 256
+        common = steps * 1536 + 16 * self.channels * 2 + (self.rows + 1) * self.channels * 4 + 320
         tile = 2 * 16 * self.bits * self.channels + 512
         own = self.rows * (512 + 256) + 512 + sets * (steps // 2) * 512 + 64
         merged = self.rows * (self.channels + 4) * 4
@@ -87,7 +87,7 @@ class Build:
         Args:
             shared: bytes of shared memory that the device allows a CTA.
         """
-        static = -(-(self.warps * 64 + 4) // 128) * 128
+        static = -(-(self.warps * self.rows * 8 + 4) // 128) * 128
         return (self.shared + static + RESERVED) * self.resident <= shared + RESERVED
 
 

@@ -130,7 +130,8 @@ def attend(
     if query.stride(-1) != 1:
         query = query.contiguous()
     device = query.device.index or 0
-    build = replace(configured(query, work), **dict(tuning))
+    changes: dict[str, Any] = dict(tuning)
+    build = replace(configured(query, work), **changes)
     compiled = kernel(build, device)
     blocks = -(-(query_heads // work.heads) // build.rows)
     lines = batch * work.heads * blocks

@@ -39,7 +39,7 @@ constexpr int KEPT = 8;                           // entries of a lane that are 
 constexpr int TURNS = STEPS * 3 * 512, SMALL = 16 * HALF * 4;
 constexpr int QUERY_AT = TURNS + SMALL, STAND_AT = QUERY_AT + ROWS * D * 4, FACTOR_AT = STAND_AT + D * 4,
               LEVELS_AT = FACTOR_AT + 64,
-              CTA_BYTES = LEVELS_AT + 192;  // levels of keys, then ROUNDINGS of values
+              CTA_BYTES = LEVELS_AT + 256;  // levels of keys, then ROUNDINGS of values
 // shared memory of a warp
 constexpr int KEY_PLANE = WORDROWS * D * 2, VALUE_PLANE = KEY_PLANE, SECOND = PLANES == 2 ? 8 * D * 2 : 0;
 constexpr int KEYS_AT = 0, VALUES_AT = KEY_PLANE + SECOND, PARAMS_AT = VALUES_AT + VALUE_PLANE + SECOND,

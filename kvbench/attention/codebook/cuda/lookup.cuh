@@ -7,7 +7,7 @@ struct Levels {
 // fp16 cannot hold a level exactly, and the error would be the same for each token with that code: it would grow beside
 // a mean over many tokens. Values therefore have several roundings of each level, whose mean is closer to it, for
 // different tokens.
-constexpr int ROUNDINGS = BITS == 4 ? 2 : 4;
+constexpr int ROUNDINGS = 4;
 // Writes the roundings of a codebook to shared memory: thread n < `count` the n-th.
 __device__ __forceinline__ void write_levels(const float* from, u8* to, int count) {
   if ((int)threadIdx.x >= count) return;

@@ -2,7 +2,7 @@
 // Merges the warps of a CTA in shared memory; then writes the output, or a partial result for the CTA that is last.
 __device__ __forceinline__ void merge_warps(State& st, const Args& args, u8* memory, int block0, int rows, float* partial,
                                             float* sums, int warp, int lane) {
-  __shared__ float tops[WARPS][8], totals[WARPS][8];
+  __shared__ float tops[WARPS][ROWS], totals[WARPS][ROWS];
   float* merged = (float*)memory;  // [WARPS][ROWS][PITCH]
   const int g = lane >> 2, t = lane & 3;
   __syncthreads();

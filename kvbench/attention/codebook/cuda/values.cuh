@@ -73,7 +73,7 @@ __device__ __forceinline__ void dense_values(State& st, const u8* memory, const 
       u32 words[4], levels_of_word[4][FIELDS];  // channels g, g + 8 of the first 8 tokens, then of the next 8
       ldsm(words, own_at + VALUES_AT + value_place(16 * a + r + (matrix & 1) * 8, 2 * part + (matrix >> 1)));
 #pragma unroll
-      for (int i = 0; i < 4; i++) unpack_words(levels + (i >> 1) * 2 % ROUNDINGS, words[i], single[i & 1] >> (i >> 1), levels_of_word[i]);
+      for (int i = 0; i < 4; i++) unpack_words(levels + (i & 2), words[i], single[i & 1] >> (i >> 1), levels_of_word[i]);
 #pragma unroll
       for (int i = 0; i < FIELDS; i++) {
         const int step = part * FIELDS + i;
