@@ -3,10 +3,11 @@
 const BYTES = ["B", "KiB", "MiB", "GiB", "TiB"];
 const NONE = "–";
 const MINUS = "−";
+const DECIMAL = new Intl.NumberFormat("en-US", { maximumFractionDigits: 12, useGrouping: false });  // slow to make
 
 /* Three significant digits without an exponent. */
 function digits(value, count = 3) {
-  return Number(value.toPrecision(count)).toLocaleString("en-US", { maximumFractionDigits: 12, useGrouping: false });
+  return DECIMAL.format(Number(value.toPrecision(count)));
 }
 
 function bytes(value) {

@@ -61,7 +61,7 @@ function drawHead(all, redraw) {
 function fillTable(runs, top) {
   table.runs = runs;
   table.from = -1;
-  if (top) table.box.scrollTop = 0;
+  if (top && table.box.scrollTop) table.box.scrollTop = 0;
   table.grid.setAttribute("aria-rowcount", runs.length + 2);
   table.count.textContent = runs.length === report.runs.length
     ? `${runs.length} runs` : `${runs.length} of ${report.runs.length} runs`;

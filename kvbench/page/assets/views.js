@@ -81,8 +81,8 @@ function draw() {
 function drawTable(main) {
   const all = tableColumns();
   const redraw = (heads = true, top = true) => {
+    fillTable(chosenRuns(all), top);  // first, as it asks for the layout, which a new head would make anew
     if (heads) drawHead(all, redraw);
-    fillTable(chosenRuns(all), top);
   };
   main.replaceChildren(...tableView(all, redraw), ...skippedRuns());
   shownView.update = (top = true) => redraw(false, top);
