@@ -6,7 +6,6 @@ inherits, so that a difference in a score comes from the cache.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbench.lm_eval.logs import Logs
+from kvbench.results import code as codes
 from kvbench.results import summary
 from kvbench.results.environment import environment
 from kvbench.results.identity import identity, run_id
 from kvbench.results.samples import MEASURED, Row
 from kvbench.results.store import RunStore
 from kvbench.runner import resolve, sources
-from kvbench.results import code as codes
 from kvbench.util.progress import say
 
 if TYPE_CHECKING:

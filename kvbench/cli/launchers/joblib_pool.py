@@ -9,7 +9,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from kvbench.cli.launchers.units import RETRIES, Execute, Unit, unfinished
+from kvbench.cli.launchers.units import RETRIES, Execute, Unit, end_with_parent, unfinished
 from kvbench.runner.gate import per_gpu
 from kvbench.util.progress import say
 from kvbench.util.requirements import has_gpu
@@ -19,6 +19,8 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 
 #: lock of the GPU of this process, which it holds until it ends
 _held: list[FileLock] = []
+#: True once this process ends with its parent
+_watched = False
 
 
 def run(units: Sequence[Unit], options: Mapping[str, Any]) -> None:
@@ -69,6 +71,10 @@ def gpus_for(units: Sequence[Unit]) -> list[str]:
 
 
 def _execute(unit: Unit, gpus: Sequence[str]) -> str:
+    global _watched
+    if not _watched:
+        _watched = True
+        end_with_parent()
     if gpus and not _held:
         bind(unit.folder, gpus)
     return Execute()(unit)

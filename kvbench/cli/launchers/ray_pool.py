@@ -112,6 +112,8 @@ class _Pool:
         self._ray, self._units, self._options = ray, list(units), options
         self._attempts: dict[Any, _Attempt] = {}
         self._keeper = self._task = None
+        self._has_gpus = bool(ray.cluster_resources().get("GPU"))
+        self._memory: int | None = None
         self._names = (f"{uuid.uuid4().hex[:8]}-{number}" for number in itertools.count(1))
 
     def work(self) -> None:
@@ -138,9 +140,15 @@ class _Pool:
         finally:
             (folder / PROBE).unlink(missing_ok=True)
 
+    def _gpu_memory(self) -> int | None:
+        """Return the memory of one of the cluster's GPUs in bytes, which are taken to be alike; asked once."""
+        if self._memory is None:
+            self._memory = self._ray.get(self._ray.remote(num_cpus=0, num_gpus=0.01)(_gpu_memory).remote())
+        return self._memory
+
     def _start(self, attempt: _Attempt, probe: str | None) -> None:
         assert self._task is not None
-        needs = resources.needs(attempt.unit, self._ray.cluster_resources(), self._options)
+        needs = resources.needs(attempt.unit, self._has_gpus, self._gpu_memory, self._options)
         task = self._task.options(**needs)
         self._attempts[task.remote(attempt.unit, attempt.claim, self._keeper, probe)] = attempt
 
@@ -193,6 +201,13 @@ def _execute(unit: Unit, claim: str, keeper: Any, probe: str | None) -> Records:
         with mirrored(KeptMirror(calls, claim, Path(scratch) / "runs")):
             run_here(unit, records)
         return {path.name: path.read_bytes() for path in sorted(records.glob("job-*.json"))}
+
+
+def _gpu_memory() -> int | None:
+    """Return the memory of the first GPU of this process in bytes (a task of Ray)."""
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
 def _seen(folder: Path, probe: str) -> bool:

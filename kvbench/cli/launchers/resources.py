@@ -1,23 +1,68 @@
-"""Processors and GPUs that a job of a sweep asks its launcher for."""
+"""Processors and GPUs that a job of a sweep asks its launcher for, by the memory that its run is expected to take."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from kvbench.cli import job
 from kvbench.cli.launchers.units import Unit
+from kvbench.config.run_config import RunConfig, check
+from kvbench.errors import KvbenchError
+from kvbench.runner import forecast
+
+#: shares of a GPU are multiples of 1 / PARTS, so that Ray can add them up exactly
+PARTS = 20
+#: part of a GPU's memory that is given away; the rest is for fragmentation and for what predictions leave out
+USABLE = 0.92
 
 
-def needs(unit: Unit, cluster: Mapping[str, float], options: Mapping[str, Any]) -> dict[str, float]:
+def needs(unit: Unit, has_gpus: bool, memory: Callable[[], int | None], options: Mapping[str, Any]) -> dict[str, float]:
     """Return what a task of Ray asks for: ``num_cpus`` and ``num_gpus``.
 
     Args:
         unit: the unit that the task runs.
-        cluster: the resources of the cluster, as Ray names them.
+        has_gpus: True if the cluster has GPUs.
+        memory: function that returns the memory of one of its GPUs in bytes; None if it is unknown.
         options: ``hydra.launcher``.
     """
+    configs = [_checked(texts, unit) for texts in unit.overrides]
+    workers = max((_workers(config) for config in configs if config is not None), default=1)
     gpus = options["gpus"]
     if gpus == "auto":
-        on_cpu = all("runtime.device=cpu" in texts for texts in unit.overrides)
-        gpus = 0.0 if on_cpu or not cluster.get("GPU") else 1.0
-    return {"num_cpus": options["cpus"], "num_gpus": gpus}
+        gpus = _gpus(configs, memory) if has_gpus else 0.0
+    on_gpu = gpus > 0
+    return {
+        "num_cpus": float(options["cpus"]) * (1 if on_gpu else workers),
+        "num_gpus": gpus * workers if on_gpu and workers > 1 else gpus,
+    }
+
+
+def _checked(texts: list[str], unit: Unit) -> RunConfig | None:
+    """Return the configuration of a job; None if it is invalid, which the job itself reports."""
+    try:
+        return check(job.composed(texts, unit.extra))
+    except KvbenchError:
+        return None
+
+
+def _workers(config: RunConfig) -> int:
+    return config.runtime.workers if isinstance(config.runtime.workers, int) else 1
+
+
+def _gpus(configs: list[RunConfig | None], memory: Callable[[], int | None]) -> float:
+    """Return the share of a GPU that holds the runs of a unit; 1 if they need it alone, 0 if they run on the CPU.
+
+    A run that measures times, or shares its GPU's prefill with other runs, gets a whole GPU.
+    """
+    known = [config for config in configs if config is not None]
+    if known and all(config.runtime.device in ("cpu", "mps") for config in known):
+        return 0.0
+    if len(known) != 1 or known[0].task.times_only or known[0].task.single_process or _workers(known[0]) > 1:
+        return 1.0
+    predicted = forecast.peak_bytes(known[0])
+    total = memory() if predicted is not None else None
+    if predicted is None or not total:
+        return 1.0
+    return min(1.0, math.ceil(predicted / (USABLE * total) * PARTS) / PARTS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,8 @@ from kvbench.cli import plan
 PREFIX = "KVBENCH_"
 #: attempts to run a unit whose process or machine is lost, besides the first one
 RETRIES = 3
+#: seconds between two looks at whether the process that started a worker still runs
+WATCH_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,21 @@ def run(unit: Unit, folder: Path) -> str:
     if unit.extra is not None and str(unit.extra) not in sys.path:
         sys.path.insert(0, str(unit.extra))
     return multirun.run_unit(unit.value, folder, unit.extra)
+
+
+def end_with_parent() -> None:
+    """End this process soon after the one that started it, which may be killed before it can end its workers.
+
+    Rows that are finished are on disk; the job's run is unlocked for the command that continues the sweep.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="kvbench-parent", daemon=True).start()
 
 
 def unfinished(units: Sequence[Unit]) -> list[Unit]:
