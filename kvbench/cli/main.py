@@ -156,7 +156,9 @@ def _sweep(argv: Sequence[str], arguments: Arguments, composer: Composer, texts:
     multirun.forget()
     interrupted = False
     try:
-        if call.todo:
+        if call.launcher == "local":
+            call.run(composer.extra)
+        elif call.todo:
             _hydra(arguments.argv(call.overrides))
     except KeyboardInterrupt:
         interrupted = True

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from hydra import initialize_config_dir
 
 from kvbench.cli import job, plan, sweep
 from kvbench.cli.job import Outcome
@@ -26,6 +27,7 @@ from kvbench.results.load import SIDE_BY_SIDE
 from kvbench.results.store import DONE, STATUSES
 from kvbench.results.sweeps import Job, Manifest, Sweep
 from kvbench.util import atomic
+from kvbench.util.confdir import conf_dir
 from kvbench.util.progress import say, show
 from kvbench.util.requirements import check_writable
 
@@ -48,13 +50,25 @@ class Call:
         sweep: the sweep that the call starts or continues.
         todo: the jobs that the call runs.
         ended: outcomes of the jobs that an earlier call has finished and that need not run again.
-        overrides: what to pass to Hydra besides its options.
+        overrides: what to pass to Hydra besides its options, if a launcher starts the jobs.
+        launcher: value of ``launcher=``.
     """
 
     sweep: Sweep
     todo: Sequence[Job]
     ended: Sequence[Outcome]
     overrides: Sequence[str]
+    launcher: str = "local"
+
+    def run(self, extra: Path | None) -> None:
+        """Run the jobs one after the other in this process (``launcher=local``).
+
+        Args:
+            extra: folder given by ``--config-dir``; None if it is not given.
+        """
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):  # once for all jobs
+            for unit in plan.units(self.todo):
+                run_unit([(one.number, list(one.overrides)) for one in unit], self.sweep.folder, extra)
 
 
 def prepare(
@@ -93,7 +107,7 @@ def prepare(
         todo = [one for one in planned if one.number not in over]
     text = plan.for_hydra(plan.units(todo)) if todo else ""
     directory = [] if named else [f"hydra.sweep.dir={current.folder}"]
-    return Call(current, todo, ended, [*kept, *directory, text])
+    return Call(current, todo, ended, [*kept, *directory, text], launcher)
 
 
 def _folder(argv: Sequence[str], planned: Sequence[Job], launcher: str, named: str | None) -> Sweep:
@@ -130,7 +144,8 @@ def _folder(argv: Sequence[str], planned: Sequence[Job], launcher: str, named: s
         current = Sweep(folder, replace(manifest, id=folder.name))
         current.manifest.write(folder)
         say(f"sweep {current.manifest.id}: {len(planned)} jobs; `python -m kvbench.report --sweep ID` shows them")
-    atomic.write(current.folder / sweeps.DRIVER, (json.dumps(sweeps.here()) + "\n").encode())
+    with suppress(OSError):  # it only informs those who watch
+        atomic.write(current.folder / sweeps.DRIVER, (json.dumps(sweeps.here()) + "\n").encode())
     return current
 
 
@@ -183,20 +198,20 @@ def _finished(current: Sweep, one: Job, extra: Path | None) -> Outcome | None:
     return {**outcome, "metrics": {**current_metrics, "run_dir": str(store.path)}, "before": True}
 
 
-def run_unit(value: str, folder: Path, extra: Path | None) -> str:
+def run_unit(unit: str | Sequence[tuple[int, list[str]]], folder: Path, extra: Path | None) -> str:
     """Run the job of a unit, or several jobs together over one prefill; return the status of the last one.
 
     Each job's outcome is recorded as soon as it ends. The model stays loaded for the next unit of this process.
 
     Args:
-        value: the jobs, as :func:`kvbench.cli.plan.for_hydra` has encoded them.
+        unit: number and overrides of each job, or these as :func:`kvbench.cli.plan.encoded` has encoded them.
         folder: folder of the sweep.
         extra: folder given by ``--config-dir``; None if it is not given.
     """
     from kvbench.loggers import in_sweep
     from kvbench.models import shared
 
-    jobs = plan.decoded(value)
+    jobs = plan.decoded(unit) if isinstance(unit, str) else unit
     with shared.sharing(), in_sweep(folder.name):
         if len(jobs) > 1:
             return _together(jobs, folder, extra)
@@ -373,6 +388,8 @@ def conclude(call: Call, *, interrupted: bool = False) -> int:
         interrupted: True if the user has ended it before.
     """
     folder, expected = call.sweep.folder, len(call.sweep.manifest.jobs)
+    with suppress(OSError):
+        (folder / sweeps.DRIVER).unlink(missing_ok=True)
     by_number = {outcome["number"]: outcome for outcome in sweep.outcomes(folder, say)}
     by_number |= {outcome["number"]: outcome for outcome in call.ended} | _outcomes
     done = [by_number[number] for number in sorted(by_number)]

@@ -19,6 +19,7 @@ from kvbench.errors import KvbenchError
 from kvbench.results.record import problem as problem_of
 from kvbench.results.store import DONE
 from kvbench.util import atomic
+from kvbench.util.process import began
 
 #: folder in which each sweep has a folder of its own
 SWEEPS = Path("results/sweeps")
@@ -203,8 +204,8 @@ def running_file(folder: Path, number: int) -> Path:
 
 
 def here() -> dict[str, Any]:
-    """Return what identifies this process in the files of a sweep: its host and its number."""
-    return {"host": socket.gethostname(), "pid": os.getpid()}
+    """Return what identifies this process in the files of a sweep: its host, its number, and when it began."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "began": began(os.getpid())}
 
 
 def refusal(content: Mapping[str, Any], token: str | None) -> str:
@@ -287,13 +288,8 @@ def _alive(process: Mapping[str, Any] | None) -> bool:
         return False
     if process.get("host") != socket.gethostname():
         return True
-    try:
-        os.kill(int(process["pid"]), 0)
-    except (ProcessLookupError, OverflowError, KeyError, TypeError, ValueError):
-        return False
-    except OSError:
-        pass  # it runs, as another user
-    return True
+    number = process.get("pid")
+    return isinstance(number, int) and (now := began(number)) is not None and now == process.get("began", now)
 
 
 def _object(path: Path) -> dict[str, Any] | None:

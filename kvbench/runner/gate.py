@@ -22,6 +22,7 @@ from filelock import FileLock
 from kvbench.errors import ConfigError
 from kvbench.util import atomic
 from kvbench.util.cells import size as in_words
+from kvbench.util.process import began
 
 #: environment variable with the number of workers per GPU; the gate is in use if it is more than 1
 PER_GPU = "KVBENCH_WORKERS_PER_GPU"
@@ -99,7 +100,7 @@ class _Ledger:
     def join(self, needed: int) -> str:
         """Add this process to those that wait, and return the mark of its entry."""
         mark = f"{os.getpid()}-{time.monotonic_ns()}"
-        entry = {"mark": mark, "pid": os.getpid(), "began": _began(os.getpid()), "bytes": int(needed), "in": False}
+        entry = {"mark": mark, "pid": os.getpid(), "began": began(os.getpid()), "bytes": int(needed), "in": False}
         with self._lock:
             self._write([*self._entries(), entry])
         return mark
@@ -129,24 +130,7 @@ class _Ledger:
             entries = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return []
-        return [entry for entry in entries if _began(entry["pid"]) == entry["began"] is not None]
+        return [entry for entry in entries if began(entry["pid"]) == entry["began"] is not None]
 
     def _write(self, entries: list[dict[str, Any]]) -> None:
         atomic.write(self._path, json.dumps(entries, indent=1).encode())
-
-
-def _began(process: int) -> str | None:
-    """Return a text that identifies a running process even if its number is used again; None if it does not run."""
-    try:
-        with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as handle:
-            state, *rest = handle.read().rpartition(")")[2].split()
-            return None if state == "Z" else rest[18]
-    except (OSError, IndexError, ValueError):
-        pass
-    try:  # not Linux
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return None
-    except OSError:
-        pass
-    return None if os.path.isdir("/proc/self") else "running"

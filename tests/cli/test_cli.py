@@ -35,7 +35,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str, A
 
     seen: list[Mapping[str, Any]] = []
 
-    def run(config: Mapping[str, Any]) -> dict[str, Any]:
+    def run(config: Mapping[str, Any], begun: Any = None) -> dict[str, Any]:
         seen.append(config)
         if config["method"]["_target_"].endswith("Atom"):
             raise ModelError("no weights\n  hint: model=tiny")
@@ -98,8 +98,8 @@ def test_a_sweep_goes_on_past_failures_and_ends_with_one_table(
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["sweeps"]
     (folder,) = (tmp_path / "results" / "sweeps").iterdir()
-    records = [*(f"job-000{i}.json" for i in range(3)), "multirun.yaml"]
-    assert sorted(p.name for p in folder.iterdir()) == [*records, "table.csv", "table.md"]
+    files = [*(f"job-000{i}.json" for i in range(3)), "manifest.json", "table.csv", "table.md"]
+    assert sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")) == files
 
 
 def test_a_sweep_without_failures(runs: list[Mapping[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,7 +156,7 @@ def test_a_method_from_outside_is_one_yaml_and_one_module(
 def test_ctrl_c_ends_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import kvbench.runner.run
 
-    def interrupted(config: Mapping[str, Any]) -> dict[str, Any]:
+    def interrupted(config: Mapping[str, Any], begun: Any = None) -> dict[str, Any]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(kvbench.runner.run, "run", interrupted)

@@ -119,7 +119,7 @@ def test_what_may_stand_in_a_choice(
 ) -> None:
     started: list[Any] = []
 
-    def run(config: Any) -> dict[str, Any]:
+    def run(config: Any, begun: Any = None) -> dict[str, Any]:
         started.append(config)
         return {"status": "ok"}
 
