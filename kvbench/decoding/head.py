@@ -137,8 +137,7 @@ def compare(base: Tensor, candidate: Tensor, target: Tensor, statistics: Statist
     true = target.to(home)[:, None]
     most, top = p.topk(2, -1)
     if statistics == "llamacpp":
-        arrays = (logits.cpu().numpy() for logits in (base, candidate))
-        positions = compare_as_llamacpp(*arrays, target.cpu().numpy())
+        positions = compare_as_llamacpp(base.cpu().numpy(), candidate.cpu().numpy(), target.cpu().numpy())
     else:
         weight = p.exp()
         kld = torch.where(weight > 0, weight * (p - q), 0.0).sum(-1)

@@ -40,6 +40,8 @@ from kvbench.tasks.fidelity import Fidelity
 from kvbench.tasks.work import CompareTokens
 from kvbench.util.progress import say
 
+#: windows of a text that are decoded together, and the tokens that they may have together
+WINDOWS, TOGETHER = 8, 16384
 #: significant digits of the figures of a position in a row
 DIGITS = 9
 
@@ -83,6 +85,24 @@ class Comparisons:
     machine: Machine
     options: Options
     _checked: bool = field(default=False, init=False)
+
+    def size(self, samples: Sequence[Sample]) -> int:
+        """Return the number of samples per batch.
+
+        Prompts run ``runtime.batch_size`` at a time. Windows of a text all have the same length, so more of them run
+        together, because a step takes hardly longer: ``runtime.span_rows``, or :data:`WINDOWS` for ``auto``.
+
+        Args:
+            samples: the samples that are going to run.
+        """
+        runtime = self.config.runtime
+        works = [sample.work for sample in samples if isinstance(sample.work, CompareTokens)]
+        longest = max((len(work.ids) for work in works if work.ids is not None), default=0)
+        if not longest:
+            return runtime.batch_size
+        if runtime.span_rows != "auto":
+            return runtime.span_rows
+        return max(runtime.batch_size, min(WINDOWS, TOGETHER // longest))
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
         """Compare the predictions for a batch; arguments as for :meth:`kvbench.runner.strategy.Strategy.rows`.
@@ -194,7 +214,7 @@ class Comparisons:
         stored: list[Reference | None] = [None] * len(samples)
         if work.reference == "stored":
             stored = [self.store.read(sample.id, name) for sample, name in zip(samples, names, strict=True)]
-        source = {"kind": work.reference, "device": self.machine.device, "dtype": self.machine.dtype}
+        source: dict[str, Any] = {"kind": work.reference, "device": self.machine.device, "dtype": self.machine.dtype}
         if any(reference is None for reference in stored):
             # all rows of the batch, so that states of one batch have been made in one batch
             tokens, states = self._full_precision(samples, batch, work, report)

@@ -127,7 +127,7 @@ class References:
             "batch_rows": reference.batch_rows,
             "sha256": _checksum(reference.tokens, reference.states),
         }
-        arrays = {"tokens": reference.tokens, "states": reference.states}
+        arrays: dict[str, NDArray[Any]] = {"tokens": reference.tokens, "states": reference.states}
         path = self.path(sample)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

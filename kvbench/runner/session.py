@@ -62,6 +62,9 @@ class Session:
         spans = self._strategies.get(ScoreText)
         if isinstance(spans, TextSpans) and samples and all(isinstance(sample.work, ScoreText) for sample in samples):
             size = spans.size(samples)
+        compared = self._strategies.get(CompareTokens)
+        if isinstance(compared, Comparisons) and all(isinstance(sample.work, CompareTokens) for sample in samples):
+            size = compared.size(samples)
         return batching.plan(samples, size)
 
     def layout(self) -> dict[str, Any]:

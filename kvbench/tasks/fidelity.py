@@ -27,6 +27,8 @@ from kvbench.util.confdir import options as choices
 from kvbench.util.requirements import Package
 from kvbench.util.schema import MOST_TOKENS, bounded, unknown
 
+#: the data set that cuts texts into windows
+WINDOWS = "kvbench.tasks.perplexity.Perplexity"
 #: a text that needs no download and no path
 BUNDLED_TEXT = "mini_text"
 
@@ -66,7 +68,7 @@ class Fidelity(TokenTask):
     over: str | None = None
     options: dict[str, Any] | None = None
     answers: Literal["fp16", "task"] = "fp16"
-    window: int = bounded(1024, minimum=8, maximum=MOST_TOKENS)
+    window: int = bounded(768, minimum=8, maximum=MOST_TOKENS)
     prefill: int = bounded(512, minimum=1, maximum=MOST_TOKENS)
     limit: int | None = bounded(16, minimum=1)
     per_document: int | None = bounded(2, minimum=1)
@@ -128,26 +130,22 @@ class Fidelity(TokenTask):
             "limit": self.limit,
         }
         if self.over is None:
-            own = self.text in DOCUMENTS and self.text != BUNDLED_TEXT
-            if own:
+            if self.text in DOCUMENTS and self.text != BUNDLED_TEXT:
                 raise ConfigError(
                     "dataset.text",
                     self.text,
                     "is a data set of its own",
                     hint=f"dataset.over=perplexity/{self.text}, or dataset.text=FILE",
                 )
-            bundled = self.text == BUNDLED_TEXT
-            text = {"text": self.text} if bundled else {"text": "text", "path": self.text}
-            task: Task = Perplexity(name=self.name, source=HubSource(), **text, **spans)
-            task.check()
-            return task
+            text = {"text": self.text} if self.text == BUNDLED_TEXT else {"text": "text", "path": self.text}
+            return load({"_target_": WINDOWS, "name": self.name, **text, **spans})
         names = choices("dataset")
         if self.over not in names:
             raise unknown("dataset.over", self.over, "no such data set", names)
         content = yaml.safe_load(names[self.over].read_text(encoding="utf-8"))
         if "defaults" in content or content.get("_target_") == f"{__name__}.Fidelity":
             raise ConfigError("dataset.over", self.over, "has neither texts nor prompts with answers")
-        if content.get("_target_") == "kvbench.tasks.perplexity.Perplexity":
+        if content.get("_target_") == WINDOWS:
             return load({**content, **spans, **(self.options or {})})
         limit = {} if self.limit is None or "limit" not in content else {"limit": self.limit}
         return load({**content, **limit, **(self.options or {})})

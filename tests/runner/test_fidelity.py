@@ -93,7 +93,7 @@ def test_an_interrupted_run_keeps_the_references_that_it_has_written(tmp_path, t
         write(self, sample, *rest)
 
     plain = windows(tmp_path, text)
-    plain["runtime"]["batch_size"] = 1
+    plain["runtime"]["span_rows"] = 1
     monkeypatch.setattr(References, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(plain)

@@ -1,0 +1,153 @@
+"""The power table: each measure of each setting, and the pairs of settings that it tells apart at equal n.
+
+A measure tells a pair apart if the 95 % interval of its paired difference does not contain 0. All intervals are from
+the same bootstrap, which draws whole prompts, so the measures differ only in what they see of the same prompts.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvbench.metrics import fidelity as metrics
+from kvbench.results import fidelity
+from kvbench.results.samples import Row
+
+DRAWS = 2000
+#: heading of each measure
+MEASURES = {
+    "kld_mean": "KL mean",
+    "kld_p99_9": "KL 99.9 %",
+    "same_top": "same top",
+    "kept": "divergence",
+    "flips": "flips",
+    "score": "score",
+}
+#: settings whose formats have 4 bits
+FOUR_BITS = ("kivi 4", "atom 4", "quantspec (both nibbles)", "kvquant 4, 1% outliers", "logquant 4")
+
+Drawn = Mapping[str, NDArray[np.float64]]
+
+
+def fold(stored: Mapping[str, Mapping[str, Mapping[str, Row]]], out: Path) -> str:
+    """Write ``table.md``, ``settings.csv`` and ``pairs.csv``, and return the table as text.
+
+    Args:
+        stored: for each setting the rows of its two runs by sample id: ``fidelity``, with fp16's answers decoded, and
+            ``mini``, with answers of its own. Settings with fewer samples than fp16 are left out.
+        out: folder of the files.
+    """
+    full = {name: set(runs["fidelity"]) & set(runs["mini"]) for name, runs in stored.items()}
+    names = [name for name in stored if len(full[name]) == len(full["fp16"]) > 0]
+    # prompts without a decoded position, such as answers of one token, have no divergences
+    samples = [key for key in sorted(full["fp16"]) if stored["fp16"]["fidelity"][key]["fidelity"]["kld"]]
+    base = stored["fp16"]["mini"]
+    measured = {name: measure(stored[name], base, samples) for name in names}
+    pairs = [pair(a, b, measured) for a, b in itertools.combinations(names, 2)]
+    out.mkdir(parents=True, exist_ok=True)
+    _write(out / "settings.csv", [{"setting": name, **values} for name, (values, _) in measured.items()])
+    _write(out / "pairs.csv", pairs)
+    text = markdown(measured, pairs, samples, stored)
+    (out / "table.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def measure(
+    runs: Mapping[str, Mapping[str, Row]], base: Mapping[str, Row], samples: list[str]
+) -> tuple[dict[str, float], Drawn]:
+    """Return the measures of a setting, and the same for each draw of the bootstrap over prompts."""
+    forced = [runs["fidelity"][key] for key in samples]
+    klds = [row["fidelity"]["kld"] for row in forced]
+    same = [fidelity.same_top(row) for row in forced]
+    kept = [_kept(row["fidelity"]["left"]) for row in forced]
+    scores = [float(runs["mini"][key]["scores"]["score"]) for key in samples]
+    right = [score >= 1 - 1e-9 for score in scores]
+    flipped = [
+        float(own != (base[key]["scores"]["score"] >= 1 - 1e-9)) for own, key in zip(right, samples, strict=True)
+    ]
+    values = {
+        "kld_mean": fidelity.value(forced, "kld_mean"),
+        "kld_p99_9": fidelity.value(forced, "kld_p99_9"),
+        "same_top": fidelity.value(forced, "same_top"),
+        "kept": float(np.mean(kept)),
+        "flips": float(np.mean(flipped)),
+        "score": float(np.mean(scores)),
+        "never_left": float(np.mean([part == 1.0 for part in kept])),
+    }
+    drawn = {
+        "kld_mean": metrics.drawn(klds, draws=DRAWS),
+        "kld_p99_9": metrics.drawn(klds, 99.9, draws=DRAWS),
+        "same_top": metrics.drawn(same, draws=DRAWS),
+        **{
+            name: metrics.drawn([[x] for x in numbers], draws=DRAWS)
+            for name, numbers in (("kept", kept), ("flips", flipped), ("score", scores))
+        },
+    }
+    return values, drawn
+
+
+def _kept(left: Mapping[str, Any]) -> float:
+    """Return the share of fp16's answer that greedy decoding reproduces before it leaves it."""
+    return 1.0 if left["at"] is None else left["at"] / left["compared"]
+
+
+def pair(a: str, b: str, measured: Mapping[str, tuple[dict[str, float], Drawn]]) -> dict[str, Any]:
+    """Return for each measure the difference of two settings, its paired interval, and whether it excludes 0."""
+    line: dict[str, Any] = {"a": a, "b": b}
+    for name in MEASURES:
+        low, high = np.percentile(measured[b][1][name] - measured[a][1][name], (2.5, 97.5))
+        line |= {
+            f"{name}_diff": measured[b][0][name] - measured[a][0][name],
+            f"{name}_low": float(low),
+            f"{name}_high": float(high),
+            f"{name}_apart": bool(low > 0 or high < 0),
+        }
+    return line
+
+
+def markdown(
+    measured: Mapping[str, tuple[dict[str, float], Drawn]],
+    pairs: list[dict[str, Any]],
+    samples: list[str],
+    stored: Mapping[str, Any],
+) -> str:
+    """Return the tables as markdown: the measures of each setting, and how many pairs each of them tells apart."""
+    positions = sum(len(stored["fp16"]["fidelity"][key]["fidelity"]["kld"]) for key in samples)
+    lines = [
+        f"{len(samples)} prompts, {positions} decoded tokens of fp16's answers",
+        "",
+        "| | KL mean | KL 99.9 % | same top | answer kept until it leaves fp16's | never leave | flips | score |",
+        "|:--|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, (values, _) in measured.items():
+        shares = (f"{100 * values[key]:.1f} %" for key in ("same_top", "kept", "never_left", "flips"))
+        lines.append(
+            f"| {name} | {values['kld_mean']:.3g} | {values['kld_p99_9']:.3g} | {' | '.join(shares)} "
+            f"| {values['score']:.3f} |"
+        )
+    lossy = [line for line in pairs if "fp16" not in (line["a"], line["b"])]
+    groups = {
+        "with fp16": [line for line in pairs if line not in lossy],
+        "two methods": lossy,
+        "two formats of 4 bits": [line for line in lossy if line["a"] in FOUR_BITS and line["b"] in FOUR_BITS],
+    }
+    lines += ["", "Pairs told apart (95 % interval of the paired difference without 0):", ""]
+    lines += ["| pairs | " + " | ".join(MEASURES.values()) + " |", "|:--|" + "--:|" * len(MEASURES)]
+    for title, chosen in groups.items():
+        counts = (sum(line[f"{name}_apart"] for line in chosen) for name in MEASURES)
+        lines.append(f"| {title}, of {len(chosen)} | " + " | ".join(map(str, counts)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _write(path: Path, lines: list[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as handle:
+        writer = csv.DictWriter(handle, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        for line in lines:
+            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in line.items()})

@@ -1,0 +1,27 @@
+"""Settings and prompts of the power table, a line each in kvbench's grammar."""
+
+from __future__ import annotations
+
+#: name in the table -> method, quantizer and options: all methods, and formats of 4 bits, which scores hardly separate
+SETTINGS: dict[str, str] = {
+    "fp16": "fp16",
+    "kivi 4": "kivi:int4",
+    "kivi 3": "kivi:int3",
+    "kivi 2": "kivi:int2",
+    "atom 4": "atom:int4_token",
+    "quantspec (both nibbles)": "quantspec:gamma=0",
+    "kvquant 4, 1% outliers": "kvquant",
+    "kvquant 3, 1% outliers": "kvquant:bits=3",
+    "logquant 4": "logquant:int4_g64",
+    "logquant 2": "logquant",
+    "partial_logquant 2": "partial_logquant",
+    "hf_quantized 2 (hqq)": "hf_quantized:backend=hqq:axis_key=1:axis_value=1",
+    "cocktail": "cocktail:encoder=bm25",
+    "streamingllm, half": "streamingllm:budget=512",
+    "snapkv, half": "snapkv:budget=512",
+    "h2o, half": "h2o:budget=512",
+}
+
+#: tasks of mini with answers of 12 to 144 tokens, and the nominal length of their prompts
+TASKS = ("key_value_hex", "multi_value", "copy_long", "repeat")
+LENGTH = 1024
