@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kvbench.cache.layer import KVLayer
+from kvbench.parallel.spread import Mover, moved, moving
 
 #: a tensor and its copy on another device
 Pair = tuple[Tensor, Tensor]
@@ -44,6 +45,55 @@ class Twins:
     def pairs(self, device: torch.device) -> list[Pair]:
         """Return the tensor and its copy on `device`, as a list of one pair; an empty list if there is no copy."""
         return [(self.home, self._copies[device])] if device in self._copies else []
+
+
+class Spanning:
+    """Base class of passes over layers that may lie on several devices: it copies what the next device reads.
+
+    Args:
+        layers: the layers of the cache, in order.
+        device: the first device, from which the host starts a pass.
+
+    Attributes:
+        twins: tensors of which layers on other devices read copies, besides the model's own tensors.
+    """
+
+    def __init__(self, layers: Sequence[KVLayer], device: torch.device) -> None:
+        self.device = device
+        self.twins: list[Twins] = []
+        self._layers = layers
+        self._mover: Mover = self.copied
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """The devices of the pass, the first one in front."""
+        return list(dict.fromkeys([self.device, *(layer.device for layer in self._layers)]))
+
+    def carried(self, device: torch.device) -> list[Pair]:
+        """Return what must be copied to `device` before the pass goes on there, besides the model's own tensors."""
+        return [pair for twins in self.twins for pair in twins.pairs(device)]
+
+    def copied(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        """Copy tensors of the model, and the twins, to the device on which the pass goes on."""
+        copy(self.carried(device))
+        return moved(tensors, device)
+
+    def moving(self) -> AbstractContextManager[None]:
+        """Return a context in which the model's tensors are copied between devices in the way of this pass."""
+        return moving(self._mover)
+
+    @contextmanager
+    def crossing(self, by: Mover) -> Iterator[None]:
+        """Let another function than :meth:`copied` copy tensors from device to device within a ``with`` block.
+
+        Args:
+            by: the function, which must also copy what :meth:`carried` returns.
+        """
+        self._mover = by
+        try:
+            yield
+        finally:
+            self._mover = self.copied
 
 
 class Replayable(Protocol):

@@ -9,8 +9,7 @@ appending, attention over everything stored, and the choice of the next token an
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -31,9 +30,8 @@ from kvbench.cache.kernels.pack_together import together
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.decoding.sampling import Sampling, draw, probabilities
-from kvbench.decoding.segments import Pair, Twins, copy
+from kvbench.decoding.segments import Spanning, Twins
 from kvbench.decoding.tables import Layout, Upload, laid_out
-from kvbench.parallel.spread import Mover, moved, moving
 
 
 @dataclass
@@ -59,7 +57,7 @@ class Place:
     kernel: tuple[str, ModuleType] | None = None
 
 
-class Recorded:
+class Recorded(Spanning):
     """Base class of forward passes over a few new tokens per row that can be recorded as a CUDA graph.
 
     A subclass defines :meth:`run`, the pass itself. Before each pass, call :meth:`advance`.
@@ -75,7 +73,6 @@ class Recorded:
     Attributes:
         tokens, positions: input of the next pass, ``[B, count]``, at fixed addresses.
         state: tables of all layers on the first device, int32.
-        twins: tensors of which layers on other devices read copies: :attr:`state` and, in a subclass, more.
         version: number that increases when buffers have been reallocated, after which earlier recordings are invalid.
     """
 
@@ -92,15 +89,14 @@ class Recorded:
         *,
         upper: bool = False,
     ) -> None:
-        self.model, self.cache, self.device, self.count, self.upper = model, cache, device, count, upper
+        super().__init__(cache.layers, device)
+        self.model, self.cache, self.count, self.upper = model, cache, count, upper
         with torch.inference_mode(False):
             self.tokens = torch.zeros(batch, count, dtype=torch.long, device=device)
             self.positions = torch.zeros_like(self.tokens)
         self.through = PassThrough()
         self.version = 0
         self.layers: list[Place] = []
-        self.twins: list[Twins] = []
-        self._mover: Mover = self.copied
         self._layout: Layout | None = None
         self._turn = 0
 
@@ -153,7 +149,7 @@ class Recorded:
             NotServed: the model did not run attention exactly once per layer.
         """
         self._turn = 0
-        with moving(self._mover):
+        with self.moving():
             logits: Tensor = self.model(
                 input_ids=self.tokens,
                 position_ids=self.positions,
@@ -197,35 +193,6 @@ class Recorded:
                         if key not in seen:
                             seen.add(key)
                             warm(segment, store.tail.buffer[:, :, :1])
-
-    # -- layers on several devices ----------------------------------------------------------------------------------
-
-    @property
-    def devices(self) -> list[torch.device]:
-        """The devices of the pass, the first one in front."""
-        return list(dict.fromkeys([self.device, *(layer.device for layer in self.cache.layers)]))
-
-    def carried(self, device: torch.device) -> list[Pair]:
-        """Return what must be copied to `device` before the pass goes on there, besides the model's own tensors."""
-        return [pair for twins in self.twins for pair in twins.pairs(device)]
-
-    def copied(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-        """Copy tensors of the model, and the tables of the pass, to the device on which it goes on."""
-        copy(self.carried(device))
-        return moved(tensors, device)
-
-    @contextmanager
-    def crossing(self, by: Mover) -> Iterator[None]:
-        """Let another function than :meth:`copied` copy tensors from device to device within a ``with`` block.
-
-        Args:
-            by: the function, which must also copy what :meth:`carried` returns.
-        """
-        self._mover = by
-        try:
-            yield
-        finally:
-            self._mover = self.copied
 
     # -- the host's part --------------------------------------------------------------------------------------------
 

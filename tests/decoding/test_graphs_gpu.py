@@ -11,6 +11,7 @@ from kvbench.cache.options import Options
 from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.sampling import Sampling
 from kvbench.methods import load_method
+from tests.decoding.test_graphs_sliding import model_of as sliding
 
 pytestmark = [
     pytest.mark.gpu,
@@ -90,6 +91,17 @@ def test_captured_steps_say_what_eager_ones_say(tiny: Any, name: str, batch: int
     assert eager.stepping.startswith("eager (runtime.graphs=never)")
     assert captured.tokens == eager.tokens
     assert bill == wanted
+
+
+@pytest.mark.parametrize("name", ["fp16", "kivi", "quantspec, no draft"])
+@pytest.mark.parametrize(("model_name", "window"), [("mistral", 75), ("mistral", 300), ("qwen2", 300), ("gemma2", 200)])
+def test_sliding_windows_say_what_eager_steps_say(model_name: str, window: int, name: str) -> None:
+    """Windows that show exact tokens only, and windows that cut packed groups; layers of both kinds."""
+    model = sliding(model_name, window).to(torch.bfloat16).cuda()
+    captured, bill = answer(model, name, 2, "always")
+    eager, wanted = answer(model, name, 2, "never")
+    assert captured.stepping == "graph"
+    assert captured.tokens == eager.tokens and bill == wanted
 
 
 def test_sampled_tokens_are_the_same(tiny: Any) -> None:

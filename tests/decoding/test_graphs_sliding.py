@@ -12,6 +12,7 @@ from kvbench.attention.phases import NotServed
 from kvbench.cache.layer import KVLayer
 from kvbench.decoding import graphs
 from kvbench.decoding.autoregressive import generate
+from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.step import settle
 from kvbench.methods import load_method
 from tests import zoo
@@ -31,10 +32,10 @@ def model_of(name: str, window: int) -> Any:
     return model_class(config).eval()
 
 
-def answer(model: Any, method: Any, how: str) -> Any:
+def answer(model: Any, method: Any, how: str, **more: Any) -> Any:
     ids, mask = zoo.padded_batch(PROMPTS, seed=3)
     cache = method.new_cache(model, max_length=PROMPTS[0] + NEW)
-    generation = generate(model, cache, ids, mask, max_new_tokens=NEW, graphs=how)  # type: ignore[arg-type]
+    generation = generate(model, cache, ids, mask, max_new_tokens=NEW, graphs=how, **more)  # type: ignore[arg-type]
     method.detach(model)
     return generation, cache
 
@@ -83,12 +84,26 @@ def test_a_captured_step_sees_what_a_mask_shows(name: str, window: int, on_cpu: 
     assert cache.path == "oracle"
 
 
+def test_a_step_too_many_gives_back_what_the_window_showed(on_cpu: None) -> None:
+    """Rows end at different steps, while hidden tokens leave before each."""
+    model, method = model_of("mistral", 24), load_method("fp16")
+    free = answer(model, method, "never")[0].tokens
+    early = {*free[0][:8], *free[1][:8]}
+    eos = tuple(next(token for token in row[8:] if token not in early) for row in free)
+    (captured, cache), (eager, other) = (answer(model, method, how, eos_token_ids=eos) for how in ("always", "never"))
+    assert all(8 <= len(row) < NEW - 2 for row in eager.tokens)
+    assert captured.tokens == eager.tokens and captured.stepping == "graph"
+    assert cache.get_seq_length() == other.get_seq_length() and cache.bill().used == other.bill().used
+
+
 @pytest.mark.parametrize("name", ["qwen2", "gemma2"])
 def test_layers_of_both_kinds(name: str, on_cpu: None) -> None:
     method = load_method("kivi", quantizer="int4", residual=32)
     model = model_of(name, 50)
-    captured, eager = (answer(model, method, how)[0] for how in ("always", "never"))
+    sampling = Sampling(1.0, seed=4)  # Gemma's greedy answers repeat a token
+    captured, eager = (answer(model, method, how, sampling=sampling)[0] for how in ("always", "never"))
     assert captured.stepping == "graph" and captured.tokens == eager.tokens
+    assert min(len(set(row)) for row in eager.tokens) > 5
 
 
 @pytest.mark.parametrize(
