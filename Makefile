@@ -56,8 +56,8 @@ run: install  ## the main job: tiny model, mini data, fp16 against kivi 4 and 2 
 test: install  ## all tests that need no GPU and no network (under 8 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-test-slow:  ## tests that take minutes: the notebooks, and every paper table and figure through a stand-in for the hub
-	$(MAKE) install EXTRAS=test,lint,notebooks,browser,docs
+test-slow:  ## tests that take minutes: notebooks, paper tables through a stand-in for the hub, sweeps on several workers
+	$(MAKE) install EXTRAS=test,lint,notebooks,browser,docs,launch,ray
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1800
 
 test-docs: install  ## the commands of README and docs that need no GPU, network or weights, in a copy of the tree
