@@ -14,7 +14,7 @@ from kvbench.loggers import wandb_rows
 from kvbench.loggers.base import Logger
 from kvbench.loggers.csv import flatten
 from kvbench.loggers.units import charted
-from kvbench.loggers.wandb_service import Service, log_files
+from kvbench.loggers.wandb_service import Service, log_files, plain
 from kvbench.results.store import DONE
 
 #: files of a run that are sent as an artifact
@@ -87,9 +87,9 @@ class WandbLogger(Logger):
         run = self._start()
         if self._rows:
             columns, lines = wandb_rows.table(self._rows)
-            table = wandb.Table(columns=columns, data=lines)
+            table = wandb.Table(columns=columns, data=plain(lines))
             run.log({"samples": table}, step=len(self._rows) - 1)  # its own step would take the next row's number
-        for name, value in summary(metrics).items():
+        for name, value in plain(summary(metrics)).items():
             run.summary[name] = value
         if self.folder is not None:
             log_files(run, f"run-{self.run_id}", "kvbench-run", [self.folder / name for name in FILES])

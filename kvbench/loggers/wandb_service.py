@@ -70,14 +70,16 @@ class Service:
         """
         import wandb
 
-        fixed = {
-            "id": run_id,
-            "name": name,
-            "group": (self.settings.group or group)[:LONGEST_GROUP],
-            "job_type": kind[:LONGEST_TAG],
-            "tags": distinct([*self.settings.tags, *tags]),
-            "config": plain(config),
-        }
+        fixed = plain(
+            {
+                "id": run_id,
+                "name": name,
+                "group": (self.settings.group or group)[:LONGEST_GROUP],
+                "job_type": kind[:LONGEST_TAG],
+                "tags": distinct([*self.settings.tags, *tags]),
+                "config": config,
+            }
+        )
         if self._failure is not None:
             raise self._failure
         mode = self.mode()
@@ -158,7 +160,12 @@ def distinct(tags: Iterable[str]) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """Return a copy of `value` in which all mappings are dicts with string keys, and all tuples are lists."""
+    """Return a copy of data that W&B takes: dicts with string keys, lists instead of tuples, texts that can be encoded.
+
+    A lone surrogate, half of an emoji in an answer, becomes an escape.
+    """
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {plain(str(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -84,7 +84,7 @@ def _identity(entry: Entry, metrics: Mapping[str, Any]) -> dict[str, Any]:
         "model": cut(config.get("model") or "?", 120),
         "data": cut(config.get("dataset") or "?", 120),
         "status": metrics["status"],
-        "older": codes.shown(older.get("parts") or ()),
+        "older": (codes.shown(older.get("parts") or ()) or "").removeprefix("older code: "),
         "fp16": target == BASELINE_TARGET or None,
         "done": short(samples.get("done")),
         "asked": short(samples.get("requested")),

@@ -8,7 +8,7 @@ from typing import Literal
 
 from kvbench.errors import KvbenchError
 from kvbench.loggers.wandb import WandbLogger
-from kvbench.loggers.wandb_service import Service
+from kvbench.loggers.wandb_service import Service, plain
 from kvbench.publish.prompts import with_excerpts
 from kvbench.results.identity import content_digest
 from kvbench.results.store import RunStore
@@ -70,9 +70,9 @@ def _send(store: RunStore, service: Service, sweep: str | None, again: bool, pro
                 f"run {store.run_id} has not finished: it has {count} samples so far.\n"
                 "  hint: run its command again; python -m kvbench.report --html shows it"
             )
-        digest = content_digest(metrics)
+        digest, label = content_digest(metrics), plain(metrics["label"])
         if not again and store.deliveries().get(service.destination()) == digest:
-            print(f"{store.run_id}  {metrics['label']}: there already")
+            print(f"{store.run_id}  {label}: there already")
             return "known"
         samples = store.samples()
         left_out = set(metrics["samples"]["left_out"])
@@ -84,5 +84,5 @@ def _send(store: RunStore, service: Service, sweep: str | None, again: bool, pro
         logger.finish(metrics)
         store.record_delivery(service.destination(), digest)
     lost = f" ({len(samples.damaged)} damaged lines of samples.jsonl left out)" if samples.damaged else ""
-    print(f"{store.run_id}  {metrics['label']}: sent{lost}, {service.place}")
+    print(f"{store.run_id}  {label}: sent{lost}, {service.place}")
     return "sent"

@@ -236,6 +236,14 @@ def test_plain_data_have_no_tuples() -> None:
     assert plain({1: ({"a": (1, 2)}, "text")}) == {"1": [{"a": [1, 2]}, "text"]}
 
 
+def test_half_an_emoji_is_sent_as_an_escape(wandb, tmp_path) -> None:
+    log = logger(tmp_path)
+    log.sample(row("a", prediction="half \ud83d"))
+    log.finish({**METRICS, "error": "\ud83d"})
+    _, data = wandb.runs[0].logged[-1][1]["samples"]
+    assert "half \\ud83d" in data[0] and wandb.runs[0].summary["error"] == "\\ud83d"
+
+
 def test_times_of_a_sample_are_in_milliseconds_without_the_first_step(wandb, tmp_path) -> None:
     log = logger(tmp_path)
     measured = {"ttft_s": 0.5, "step_s": [0.4, 0.1, 0.3], "decoded": 3, "batch_rows": 2, "decode_s": 1.2}
