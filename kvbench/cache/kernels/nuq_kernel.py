@@ -1,10 +1,9 @@
 """Triton kernel that quantizes one new token per row to non-uniform levels, with its outliers (KVQuant).
 
 A program takes the key or the value of a token over all heads, as a value's range and outliers are those of all heads.
-The arithmetic is that of :mod:`kvbench.quantizers.nuq`. Order statistics of a value's elements are found by histograms
-of the two bytes of an element. New outliers are inserted among those of the token's block, whose entries are sorted by
-head, so the older ones of later heads move up. The position of the token is read from device memory, so the launch can
-be recorded.
+The arithmetic is that of :mod:`kvbench.quantizers.nuq`. New outliers are inserted among those of the token's block,
+whose entries are sorted by head, so the older ones of later heads move up. The position of the token is read from
+device memory, so the launch can be recorded.
 
 ``[H, D]`` below is padded to powers of two.
 """
@@ -15,98 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def number_of(key, BF16: tl.constexpr):
-    """Return the number, fp32, that has a sort key: the inverse of :func:`sort_key`.
-
-    Args:
-        key: sort key, int32, 0 to 65535.
-        BF16: True if elements are bf16, False if fp16.
-    """
-    bits = tl.where(key >= 32768, key - 32768, 65535 - key)
-    if BF16:
-        number = (bits << 16).to(tl.float32, bitcast=True)
-    else:
-        number = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    return number
-
-
-@triton.jit
-def sort_key(x):
-    """Return integers 0 to 65535 that sort like the given 16-bit floating-point numbers.
-
-    Args:
-        x: block of fp16 or bf16 numbers.
-    """
-    bits = x.to(tl.int16, bitcast=True).to(tl.int32) & 65535
-    return tl.where(bits >= 32768, 65535 - bits, bits + 32768)
-
-
-@triton.jit
-def at_rank(counts, rank):
-    """Return in which bin the element of a rank is, and its rank within the bin.
-
-    Args:
-        counts: number of elements per bin, ``[256]``.
-        rank: the rank, counted from 0 for the smallest element.
-    """
-    upto = tl.cumsum(counts, 0)
-    before = upto <= rank
-    return tl.sum(before.to(tl.int32), 0), rank - tl.max(tl.where(before, upto, 0), 0)
-
-
-@triton.jit
-def within_bin(keys, byte, rank):
-    """Return the sort key of the element of a rank among those whose upper byte is `byte`.
-
-    Args:
-        keys: sort keys, ``[n]``.
-        byte: the upper byte.
-        rank: rank among these elements.
-    """
-    # all other elements count as the largest of the bin, and so come after those of any rank in it
-    low, _ = at_rank(tl.histogram(tl.where(keys >> 8 == byte, keys & 255, 255), 256), rank)
-    return byte * 256 + low
-
-
-@triton.jit
-def statistics(keys, first, second, third, COUNT: tl.constexpr):
-    """Return the elements of three ranks, counted from 0 for the smallest, as sort keys.
-
-    Args:
-        keys: sort keys of all elements; padding has the largest, 65535.
-        first: a rank.
-        second: a rank.
-        third: a rank.
-        COUNT: number of sort keys.
-    """
-    keys = tl.reshape(keys, (COUNT,))
-    counts = tl.histogram(keys >> 8, 256)
-    a, a_rank = at_rank(counts, first)
-    b, b_rank = at_rank(counts, second)
-    c, c_rank = at_rank(counts, third)
-    return within_bin(keys, a, a_rank), within_bin(keys, b, b_rank), within_bin(keys, c, c_rank)
-
-
-@triton.jit
-def following(keys, key, rank):
-    """Return the sort key of the element of the next rank.
-
-    Args:
-        keys: sort keys of all elements, padding larger than any of them.
-        key: sort key of the element of rank `rank`.
-        rank: the rank.
-    """
-    upto = tl.sum(tl.sum((keys <= key).to(tl.int32), 1), 0)
-    above = tl.min(tl.min(tl.where(keys > key, keys, 65536), 1), 0)
-    return tl.where(upto > rank + 1, key, tl.minimum(above, 65535))
-
-
-@triton.jit
-def between(low, high, weight):
-    """Interpolate linearly between two numbers, as ``torch.lerp`` does."""
-    return tl.where(weight < 0.5, low + weight * (high - low), high - (high - low) * (1.0 - weight))
+from kvbench.cache.kernels.nuq_ranks import between, following, number_of, sort_key, statistics
+from kvbench.cache.kernels.nuq_store import insert, planes
 
 
 @triton.jit
@@ -125,90 +34,6 @@ def nearest(x, levels, BITS: tl.constexpr):
         code = tl.where(distance < best, i, code)
         best = tl.minimum(best, distance)
     return code
-
-
-@triton.jit
-def write_plane(words, tiles, token, head, d, codes, there, WIDTH: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr):
-    """Write one token's codes into a plane of words; the other tokens of these words keep theirs.
-
-    Args:
-        words: pointer to the plane of one row, int16 ``[H, tiles, ...]``.
-        tiles: number of tiles of a head.
-        token: index of the token.
-        head: index of the head of each element.
-        d: channel of each element.
-        codes: codes of the plane, int32 ``[H, D]``.
-        there: which elements exist.
-        WIDTH: bits of a code in this plane.
-        D: channels of a head.
-        KEYS: True for the order of words of keys, False for that of values.
-    """
-    N: tl.constexpr = 8 * WIDTH
-    field = token % 128 // N
-    row = token % 128 % N
-    base = (head.to(tl.int64) * tiles + token // 128) * (N * D)
-    if KEYS:
-        at = words + base + row * D + d
-    else:
-        at = words + base + d * N + row
-    shift = field * WIDTH
-    old = tl.load(at, mask=there, other=0).to(tl.int32)
-    new = (old & ~(((1 << WIDTH) - 1) << shift)) | (codes << shift)
-    tl.store(at, new.to(tl.int16), mask=there)
-
-
-@triton.jit
-def insert(
-    values, indices, table, token, x, outlier, head, d, heads, width, H: tl.constexpr, D: tl.constexpr,
-    BLOCK: tl.constexpr, ENTRIES: tl.constexpr,
-):  # fmt: skip
-    """Insert one token's outliers among the entries of its row.
-
-    Args:
-        values: pointer to the values of the row's entries.
-        indices: pointer to their indices, int16.
-        table: pointer to the ends of the row's entries, int32 ``[blocks, heads]``.
-        token: index of the token.
-        x: the token's elements, ``[H, D]``.
-        outlier: which of them are outliers.
-        head: heads, ``[H]``.
-        d: channels, ``[D]``.
-        heads: number of heads that exist.
-        width: channels of a token over all heads.
-        H: number of heads, padded.
-        D: number of channels of a head.
-        BLOCK: number of tokens of a block.
-        ENTRIES: number of older entries to move at a time.
-    """
-    there = head < heads
-    block = table + token // BLOCK * heads
-    begin = tl.where(token >= BLOCK, tl.load(table + tl.maximum(token // BLOCK * heads - 1, 0)), 0)
-    old_ends = tl.load(block + head, mask=there, other=0)
-    old_ends = tl.where(token % BLOCK > 0, old_ends, begin)
-    stop = tl.max(tl.where(there, old_ends, 0), 0)
-    marks = outlier.to(tl.int32)
-    counts = tl.sum(marks, 1)
-    before = tl.cumsum(counts, 0) - counts
-    rank = before[:, None] + tl.cumsum(marks, 1) - marks
-    # the entries of later heads first, so that none is overwritten before it has moved
-    chunks = tl.cdiv(stop - begin, ENTRIES)
-    for i in tl.range(0, chunks):
-        at = begin + (chunks - 1 - i) * ENTRIES + tl.arange(0, ENTRIES)
-        here = at < stop
-        entry = tl.load(indices + at, mask=here, other=0)
-        value = tl.load(values + at, mask=here, other=0.0)
-        owner = (entry.to(tl.int32) & 65535) % width // D
-        shift = tl.sum(tl.where(head[None, :] < owner[:, None], counts[None, :], 0), 1)
-        tl.debug_barrier()
-        tl.store(indices + at + shift, entry, mask=here)
-        tl.store(values + at + shift, value, mask=here)
-        tl.debug_barrier()
-    at = old_ends[:, None] + rank
-    index = token % BLOCK * width + head[:, None] * D + d[None, :]
-    tl.store(indices + at, index.to(tl.int16), mask=outlier)
-    tl.store(values + at, x.to(values.dtype.element_ty), mask=outlier)
-    tl.debug_barrier()
-    tl.store(block + head, old_ends + before + counts, mask=there)
 
 
 @triton.jit
@@ -410,18 +235,6 @@ def quantize_token(
             high_rank, low_weight, high_weight,
             VALUE_BITS, TABLES, VALUE_DIM, H, OUTLIERS, WATCHED, VALUE_BLOCK, ENTRIES,
         )  # fmt: skip
-
-
-@triton.jit
-def planes(
-    WORDS, row, heads, tiles, token, head, d, codes, there, BITS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr
-):
-    """Write one token's codes into all planes of a row; arguments as for :func:`write_plane`."""
-    if BITS == 3:
-        write_plane(WORDS[0] + row * heads * tiles * (16 * D), tiles, token, head, d, codes >> 1, there, 2, D, KEYS)
-        write_plane(WORDS[1] + row * heads * tiles * (8 * D), tiles, token, head, d, codes & 1, there, 1, D, KEYS)
-    else:
-        write_plane(WORDS[0] + row * heads * tiles * (8 * BITS * D), tiles, token, head, d, codes, there, BITS, D, KEYS)
 
 
 @triton.jit
