@@ -12,7 +12,9 @@
 // query times the scales of its fields' group, as 16-bit integers, in its own bytes and 0 in the others. Masks are nested,
 // so that the last needs no AND; a level is the difference of two sums, which is exact. Where groups do not fit tiles
 // (windows.cuh), columns {0, 1}, {2, 3} belong to the tile's first group, {4, 5}, {6, 7} to its second, and so on in a
-// second block of columns; a lane then has every level of both groups, and takes the tokens that are theirs.
+// second block of columns; a lane then has every level of both groups, and takes the tokens that are theirs. A last block
+// has what 16 bits leave of each column, as one more digit: a channel may be a thousand times as large as the others, which
+// count all the same. Its columns 2 t and 2 t + 1 belong to those of lane (g, t) in the first and in the second block.
 //
 // Second product, O^T = V^T P^T: both bytes are summed, as they are tokens; columns {2 l, 2 l + 1} are the two digits of
 // the weights of level l, times scales.
@@ -20,6 +22,8 @@
 // largest magnitude of an integer, and what makes the low bits of a float the integer that it is, plus half a digit: its
 // bytes are then the digits, the upper one signed and the lower one 128 too large
 constexpr float MOST = 32512.f, LOW_BITS = 12582912.f + 128.f;
+// what 16 bits leave is multiplied by FINE, and is then a signed byte
+constexpr float FINE = 254.f;
 
 // The softmax of a query row over a phase, divided among the lanes of a warp: all numbers of lane (g, t) but `top` are
 // parts of sums.
@@ -118,8 +122,13 @@ __device__ __forceinline__ u32 integer_scores(float (&s)[Plan<P>::COUNT], u32 sl
     factor[n] = MOST * inverse_of(most[n]);
   }
   const Digits digits(g);
-  const u32 bytes = g & 2 ? 0xff00ff00u : 0x00ff00ffu;
-  int sums[N][4][4];
+  const u32 bytes = g & 2 ? 0xff00ff00u : 0x00ff00ffu, last = N == 1 && g & 1 ? 0 : bytes;
+  const float fine_factor = g & 1 ? factor[N - 1] : factor[0];
+  auto rest = [&](u32 half) {
+    const float y = float_of_half(half), whole = fmaf(y, fine_factor, LOW_BITS) - LOW_BITS;
+    return fmaf(fmaf(y, fine_factor, -whole), FINE, LOW_BITS - 128.f);
+  };
+  int sums[N][4][4], fine[4][4];
   each<0, KS>([&](auto tag) {
     constexpr int a = decltype(tag)::value;
     u32 b[N][2], w[4];
@@ -129,6 +138,12 @@ __device__ __forceinline__ u32 integer_scores(float (&s)[Plan<P>::COUNT], u32 sl
       for (int j = 0; j < 2; j++)
         b[n][j] = bytes & digits.twice(fmaf(float_of_half(x[n][a][j]), factor[n], LOW_BITS),
                                        fmaf(float_of_half(x[n][a][j] >> 16), factor[n], LOW_BITS));
+    u32 third[2];
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      const u32 y = g & 1 ? x[N - 1][a][j] : x[0][a][j];
+      third[j] = last & __byte_perm(__float_as_uint(rest(y)), __float_as_uint(rest(y >> 16)), 0x4400);
+    }
     ldsm(w, slot + wide(lane & 15, 2 * a + (lane >> 4)));
 #pragma unroll
     for (int level = 0; level < 4; level++) {
@@ -136,6 +151,7 @@ __device__ __forceinline__ u32 integer_scores(float (&s)[Plan<P>::COUNT], u32 sl
       const u32 c[4] = {w[0] & all, w[1] & all, w[2] & all, w[3] & all};
 #pragma unroll
       for (int n = 0; n < N; n++) mma_bytes<a == 0>(sums[n][level], c[0], c[1], c[2], c[3], b[n][0], b[n][1]);
+      mma_bytes<a == 0>(fine[level], c[0], c[1], c[2], c[3], third[0], third[1]);
     }
   });
   // lane (g, t) has columns 2t and 2t + 1
@@ -154,30 +170,33 @@ __device__ __forceinline__ u32 integer_scores(float (&s)[Plan<P>::COUNT], u32 sl
   u32 own = 0;
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    int sum[N][4];  // sums of the codes of all levels up to one
+    // sums of the codes of all levels up to one, and a level's alone
+    int sum[N][4];
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
       for (int level = 0; level < 4; level++)
         sum[n][level] = sums[n][level][2 * i] * 256 + sums[n][level][2 * i + 1];
+    auto alone = [&](int n, int level) {
+      const int whole = level ? sum[n][level] - sum[n][level - 1] : sum[n][0], at = 2 * i + n;
+      const int part = level ? fine[level][at] - fine[level - 1][at] : fine[0][at];
+      return (float)whole + (float)part * (1.f / FINE);
+    };
     if constexpr (L::WINDOWED) {
 #pragma unroll
       for (int level = 0; level < 4; level++) {
         const int token = L::token(2 * level + i, lane);
         const bool second = N > 1 && token >= ends[1];
-        const int n = second ? N - 1 : 0;
         const bool mine = token >= (second ? ends[2 * N - 2] : ends[0]) == (t >> 1);
-        const int first = level ? sum[0][level] - sum[0][level - 1] : sum[0][0];
-        const int other = level ? sum[N - 1][level] - sum[N - 1][level - 1] : sum[N - 1][0];
-        const float scale = (n ? unit[N - 1] : unit[0]) * pow2(-2 * level);
-        s[2 * level + i] = mine ? (float)(n ? other : first) * scale + (n ? base[N - 1] : base[0])
-                                : __int_as_float(0xff800000);
+        const float product = second ? alone(N - 1, level) : alone(0, level);
+        const float scale = (second ? unit[N - 1] : unit[0]) * pow2(-2 * level);
+        s[2 * level + i] = mine ? product * scale + (second ? base[N - 1] : base[0]) : __int_as_float(0xff800000);
         own |= (u32)mine << (2 * level + i);
       }
     } else {
       const float scale = unit[0] * (t & 2 ? 0.0625f : 1.f);
-      s[i] = (float)(t & 2 ? sum[0][2] - sum[0][1] : sum[0][0]) * scale + base[0];
-      s[2 + i] = (float)(t & 2 ? sum[0][3] - sum[0][2] : sum[0][1] - sum[0][0]) * (scale * 0.25f) + base[0];
+      s[i] = (t & 2 ? alone(0, 2) : alone(0, 0)) * scale + base[0];
+      s[2 + i] = (t & 2 ? alone(0, 3) : alone(0, 1)) * (scale * 0.25f) + base[0];
       own = 15;
     }
   }
