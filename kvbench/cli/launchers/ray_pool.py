@@ -56,6 +56,7 @@ def run(units: Sequence[Unit], options: Mapping[str, Any]) -> None:
         KvbenchError: there is no Ray at the given address, or it has too few GPUs or processors for a job.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # Ray would send statistics to its makers
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # lines of different jobs may be equal
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # keeps a warning about GPUs of CPU jobs away
     import ray
 
