@@ -33,7 +33,7 @@ class Taken(Exception):
     """Raised when a program has parsed its command line."""
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=str)
+@pytest.mark.parametrize("command", {command.text: command for command in COMMANDS}.values(), ids=str)
 def test_commands_are_taken(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "configs"))  # as --config-dir has it
