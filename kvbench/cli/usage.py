@@ -52,6 +52,8 @@ Options
   --multirun, -m     run every combination of comma-separated values, one after the other; failures do not stop it;
                      hydra.sweep.dir=DIR is the folder of its record, hydra.launcher.KEY=VALUE configures the launcher
                      (Hydra's other settings are fixed); KVBENCH_MAX_JOBS=N allows more than 10000 jobs
+  --with-fp16        with --multirun: also run fp16 for each model and data set, to compare the others with it
+  --resume ID        run what is missing of the sweep results/sweeps/ID; the same command does so too
   --cfg job, -c job  show the whole configuration of a run without running it
   --config-dir DIR   add choices: DIR/method/foo.yaml defines method=foo (its class may be in DIR/foo.py);
                      KVBENCH_MAX_YAML_VALUES=N allows files with more than 5000 values
