@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from kvbench.models import devices
 from kvbench.parallel.crew import WorkerDiedError
 from kvbench.results import load, samples
 from kvbench.results.samples import outputs
-from kvbench.runner import ranks, sources, workers
+from kvbench.runner import workers
 from kvbench.runner.run import run
 from tests.run_files import read
 from tests.run_support import config
-from tests.runner.workers_support import MadeUp
+from tests.runner import workers_support
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,16 +42,7 @@ def settings(folder: Path, count: int | str, **dataset: Any) -> dict[str, Any]:
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs without a model, in this process and in workers."""
-
-    @contextmanager
-    def opened(checked: Any, task: Any, team: None) -> Iterator[MadeUp]:
-        session = MadeUp()
-        session.task = task
-        yield session
-
-    monkeypatch.setattr(ranks, "opened", opened)
-    monkeypatch.setattr(workers, "SERVER", "tests.runner.workers_support:serve")
-    monkeypatch.setattr(sources, "code", lambda config: {"method": "m" * 12, "scorer": "s" * 12})
+    workers_support.light(monkeypatch.setattr)
     monkeypatch.setattr(devices, "homes", lambda runtime: ["cpu"])
 
 
@@ -103,6 +94,25 @@ def test_a_sample_that_kills_every_worker_is_an_error_that_keeps_the_other_rows(
     assert stored["samples"]["done"] == len(kept) < 7
     again = run(settings(tmp_path, 2))
     assert again["status"] == "ok" and rows_of(again)[: len(kept)] == kept
+
+
+def test_ctrl_c_ends_the_workers_and_keeps_the_rows(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.runner.workers_support", str(tmp_path)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    rows, end = 0, time.monotonic() + 60
+    while rows < 5 and time.monotonic() < end:
+        time.sleep(0.02)
+        rows = sum(path.read_bytes().count(b"\n") for path in tmp_path.glob("*/samples.jsonl"))
+    children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, said = process.communicate(timeout=60)
+    assert process.returncode != 0 and b"KeyboardInterrupt" in said
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    stored = read(folder)
+    assert (stored["status"], stored["samples"]["done"], rows) == ("interrupted", 5, 5)
+    assert len(children) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in children)
 
 
 def test_workers_share_gpus_or_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvbench.results.samples import MEASURED
-from kvbench.runner import batching, workers
+from kvbench.runner import batching, ranks, sources, workers
 from kvbench.runner.rows import Machine, head
+from kvbench.runner.run import run
 from kvbench.runner.scoring import scored
 from kvbench.tasks.base import Sample, Task
 from tests.parallel.crew_support import once
-from tests.run_support import ToyTask
+from tests.run_support import ToyTask, config
 
 
 @dataclass(kw_only=True)
@@ -28,6 +31,7 @@ class Deadly(ToyTask):
     folder: str = ""
     error: str = ""
     always: bool = False
+    waits: bool = False
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
         if sample.id == self.victim:
@@ -35,7 +39,10 @@ class Deadly(ToyTask):
                 raise MemoryError("tried to allocate 77 bytes")
             if self.error:
                 raise ValueError(self.error)
-            if self.always or once(Path(self.folder) / "died"):
+            if self.waits:
+                while not (Path(self.folder) / "go").exists():
+                    time.sleep(0.01)
+            elif self.always or once(Path(self.folder) / "died"):
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().score(sample, prediction)
 
@@ -78,3 +85,24 @@ def serve(argument: dict[str, Any], number: int) -> Iterator[Any]:
 
     with workers.serve(argument, number, opened) as served:
         yield served
+
+
+def light(patch: Callable[[Any, str, Any], None]) -> None:
+    """Replace what loads a model and reads sources, so that runs of this process and of its workers need neither."""
+
+    @contextmanager
+    def opened(checked: Any, task: Any, team: None) -> Iterator[MadeUp]:
+        session = MadeUp()
+        session.task = task
+        yield session
+
+    patch(ranks, "opened", opened)
+    patch(workers, "SERVER", "tests.runner.workers_support:serve")
+    patch(sources, "code", lambda config: {"method": "m" * 12, "scorer": "s" * 12})
+
+
+if __name__ == "__main__":  # a run on two workers whose last sample never ends
+    light(setattr)
+    target = {"_target_": "tests.runner.workers_support.Deadly", "limit": 7, "folder": sys.argv[1]}
+    made = config(sys.argv[1], dataset={**target, "victim": "second/5", "waits": True})
+    run({**made, "runtime": {**made["runtime"], "workers": 2, "batch_size": 2}})
