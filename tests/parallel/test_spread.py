@@ -18,7 +18,7 @@ from kvbench.errors import ConfigError
 from kvbench.models.load import load
 from kvbench.models.random_weights import hf_config
 from kvbench.models.spec import ModelConfig
-from kvbench.parallel.spread import Carrier, balanced, connect, pretrained_spread, random_spread
+from kvbench.parallel.spread import Carrier, balanced, connect, moving, pretrained_spread, random_spread
 from kvbench.util.attachment import placement
 from kvbench.util.schema import build
 from tests import run_support, zoo
@@ -94,6 +94,28 @@ def test_what_all_layers_share_is_copied_once_a_pass() -> None:
     assert first["n"] == 3
     carrier.begin(torch.nn.Identity(), ())
     assert hook(torch.nn.Identity(), (), {"mask": shared})[1]["mask"] is not first["mask"]
+
+
+def test_another_function_may_copy_and_gets_all_tensors_of_a_crossing_at_once() -> None:
+    """Hidden states and what all layers share; a tensor that is passed twice is copied once."""
+    meta, calls = torch.device("meta"), []
+
+    def mover(tensors: Any, device: torch.device) -> list[torch.Tensor]:
+        calls.append(([tuple(x.shape) for x in tensors], device))
+        return [x.to(device) for x in tensors]
+
+    carrier, shared = Carrier(), torch.ones(3)
+    hook = carrier.to(meta)
+    with moving(mover):
+        inputs = {"rope": (shared, torch.ones(4)), "mask": shared}
+        (hidden,), given = hook(torch.nn.Identity(), (torch.ones(2),), inputs)
+        hook(torch.nn.Identity(), (hidden,), {"mask": shared})  # the next layer on the same device
+        output = carrier.back(SimpleNamespace(logits=torch.ones(5)), meta)
+        assert carrier.back(output, meta).logits.is_meta  # there already
+    assert [(sorted(shapes), device) for shapes, device in calls] == [([(2,), (3,), (4,)], meta), ([(5,)], meta)]
+    assert hidden.is_meta and given["rope"][0] is given["mask"] and given["rope"][1].shape == (4,)
+    hook(torch.nn.Identity(), (torch.ones(2),), {})
+    assert len(calls) == 2  # outside of the context torch copies
 
 
 def test_copies_end_with_the_pass_and_logits_go_back() -> None:
