@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
-from kvbench.cli import plan, sweep
-from kvbench.cli.launchers import gathered, joblib_pool, ray_pool, resources, units
+from kvbench.cli import launchers, plan, sweep
+from kvbench.cli.launchers import gathered, joblib_pool, ray_pool, resources, submitit_pool, units
 from kvbench.cli.launchers.units import Unit, units_of
 from kvbench.errors import ConfigError
 from kvbench.results.store import RunStore
@@ -59,6 +63,88 @@ def test_a_unit_has_all_that_another_process_needs(here: Path, monkeypatch: pyte
     assert units.unfinished([unit]) == [unit]
     record(unit)
     assert units.unfinished([unit]) == []
+
+
+def test_jobs_of_hydra_become_units(here: Path) -> None:
+    text = "dataset.template='Q: {question}, a|b'"
+    jobs = [[Job(number=i, overrides=("method=kivi", text), label="")] for i in range(3)]
+    parsed = OverridesParser.create().parse_overrides(["launcher=joblib", plan.for_hydra(jobs)])
+    seen: list[Unit] = []
+
+    class Seen(launchers.JoblibLauncher):
+        def run(self, units: Sequence[Unit]) -> None:
+            seen.extend(units)
+
+    sources = [{"provider": "main", "path": "x"}, {"provider": "command-line", "path": str(here / "extra")}]
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": "s"}, "runtime": {"config_sources": sources}}})
+    launcher = Seen(n_jobs=2, setup=OmegaConf.create(["module load cuda"]))
+    assert launcher.options == {"n_jobs": 2, "setup": ["module load cuda"]}
+    launcher.setup(hydra_context=None, task_function=None, config=config)  # type: ignore[arg-type]
+    returned = launcher.launch(BasicSweeper.split_arguments(parsed, None)[0], 0)
+    assert [one.return_value for one in returned] == ["ok"] * 3
+    assert [(unit.numbers, unit.overrides) for unit in seen] == [([i], [["method=kivi", text]]) for i in range(3)]
+    assert {(unit.folder, unit.extra) for unit in seen} == {(here / "s", here / "extra")}
+
+
+def test_a_lost_job_of_submitit_is_submitted_again_and_an_interrupted_sweep_leaves_no_queue(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class UncompletedJobError(RuntimeError):
+        pass
+
+    submitted: list[list[int]] = []
+    cancelled: list[int] = []
+    options: dict[str, Any] = {}
+
+    class Submitted:
+        def __init__(self, unit: Unit, error: BaseException | None) -> None:
+            self.unit, self.error = unit, error
+
+        def result(self) -> str:
+            if self.error is not None:
+                raise self.error
+            return "ok"
+
+        def cancel(self, check: bool) -> None:
+            cancelled.append(self.unit.numbers[0])
+
+    class Executor:
+        def __init__(self, **arguments: Any) -> None:
+            options.update(arguments)
+
+        def update_parameters(self, **arguments: Any) -> None:
+            options.update(arguments)
+
+        def map_array(self, call: Any, waiting: list[Unit]) -> list[Submitted]:
+            submitted.append([unit.numbers[0] for unit in waiting])
+            fates = {2: UncompletedJobError("Job 7 failed\nwith log")} if len(submitted) < 4 + fail else {}
+            return [Submitted(unit, interrupt or fates.get(unit.numbers[0])) for unit in waiting]
+
+    interrupt: BaseException | None = None
+    fail = 0
+    utils = SimpleNamespace(UncompletedJobError=UncompletedJobError)
+    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(AutoExecutor=Executor))
+    monkeypatch.setitem(sys.modules, "submitit.core", SimpleNamespace(utils=utils))
+    monkeypatch.setitem(sys.modules, "submitit.core.utils", utils)
+    asked = {"submitit_folder": "s/.submitit/%j", "max_num_timeout": 2, "partition": "gpu", "timeout_min": 5}
+    submitit_pool.run(three(here), asked, "slurm")
+    assert submitted == [[1, 2, 3], [2], [2], [2]]
+    assert options == {
+        "folder": str(here / "s/.submitit/%j"),
+        "cluster": "slurm",
+        "slurm_max_num_timeout": 2,
+        "slurm_partition": "gpu",
+        "timeout_min": 5,
+    }
+    assert "job 3 was lost: Job 7 failed\n" in capsys.readouterr().err and not cancelled
+    submitted.clear()
+    fail = 9
+    submitit_pool.run(three(here), asked, "slurm")
+    assert len(submitted) == units.RETRIES + 1 and "given up after 4 attempts: job 3" in capsys.readouterr().err
+    interrupt = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        submitit_pool.run(three(here), asked, "slurm")
+    assert cancelled == [1, 2, 3]
 
 
 def test_units_without_an_outcome_are_started_again_after_a_worker_died(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
@@ -53,15 +54,16 @@ class _Pool(Launcher):
         }
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Remember what Hydra's launchers get; called by Hydra."""
-        self.context, self.config = hydra_context, config
+        """Remember the configuration; called by Hydra."""
+        self.config = config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs; called by Hydra. Their outcomes are in the folder of the sweep."""
-        configs = [self.context.config_loader.load_sweep_config(self.config, list(texts)) for texts in job_overrides]
-        sources = [Path(one.path) for one in self.config.hydra.runtime.config_sources if one.provider == "command-line"]
-        values = [str(config[plan.JOB]) for config in configs]
-        self.run(units_of(values, Path(str(self.config.hydra.sweep.dir)), next(iter(sources), None)))
+        hydra, parser = self.config.hydra, OverridesParser.create()
+        sources = [Path(one.path) for one in hydra.runtime.config_sources if one.provider == "command-line"]
+        chosen = [next(text for text in texts if text.startswith(f"+{plan.JOB}=")) for texts in job_overrides]
+        values = [str(parser.parse_override(text).value()) for text in chosen]
+        self.run(units_of(values, Path(str(hydra.sweep.dir)), next(iter(sources), None)))
         done = JobReturn(status=JobStatus.COMPLETED)
         done.return_value = "ok"
         return [done for _ in values]
