@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from kvbench import loggers
-from kvbench.cli import multirun, sweep
+from kvbench.cli import job, multirun, sweep
 from kvbench.cli.launchers.units import Unit
 from kvbench.config.logger_config import logger_of
+from kvbench.config.run_config import RuntimeConfig
 from kvbench.errors import KvbenchError
 from kvbench.results import summary
 from kvbench.results.identity import content_digest
@@ -29,7 +30,7 @@ def keep(unit: Unit, records: dict[str, bytes]) -> None:
         outcome: dict[str, Any] = json.loads(data)
         metrics = outcome.get("metrics") or {}
         if isinstance(metrics.get("run_id"), str):
-            store = RunStore(_results_dir(outcome["overrides"]), metrics["run_id"], say)
+            store = RunStore(_results_dir(unit, outcome["overrides"]), metrics["run_id"], say)
             paired = _paired(store)
             if paired is not None:
                 outcome["metrics"] = {**paired, "run_dir": str(store.path)}
@@ -45,10 +46,12 @@ def keep(unit: Unit, records: dict[str, bytes]) -> None:
         multirun.refresh(unit.folder)
 
 
-def _results_dir(overrides: list[str]) -> Path:
-    key = "runtime.results_dir="
-    texts = [text.removeprefix(key).strip("'\"") for text in overrides if text.startswith(key)]
-    return Path(texts[-1] if texts else "results/runs")
+def _results_dir(unit: Unit, overrides: list[str]) -> Path:
+    """Return the folder of a job's runs on this machine; the one in its record is of the machine that ran it."""
+    try:
+        return Path(job.composed(overrides, unit.extra)["runtime"]["results_dir"])
+    except KvbenchError:  # an invalid configuration has no run
+        return Path(RuntimeConfig().results_dir)
 
 
 def _paired(store: RunStore) -> dict[str, Any] | None:
