@@ -92,7 +92,7 @@ def collect(root: Path = ROOT) -> Tree:
         tree.sources[site_path(source)] = source
         text = (root / source).read_text(encoding="utf-8")
         linked = {target: _linked(root, source, target) for target in targets(text) if not is_external(target)}
-        waiting += [path for path in linked.values() if path.endswith(".md")]
+        waiting += [path for path in linked.values() if path.endswith(".md") and (root / path).is_file()]
         for path in linked.values():
             if not path.endswith(".md"):
                 _add(tree, root, path)

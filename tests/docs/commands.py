@@ -35,8 +35,8 @@ NEEDS = {
     "cluster": "a cluster, or several machines",
     "package": "a package that the tests do not install",
 }
-#: beginnings of commands; other lines of a block (git, cd, pip) are not this repository's
-STARTS = ("python -m ", "make ", "torchrun ")
+#: beginnings of commands, after settings of the environment; other lines of a block (git, cd, pip) are not ours
+_START = re.compile(r"(?:[A-Z_]+=\S+ +)*(?:python -m|make|torchrun) ")
 _MARK = re.compile(r"^\s*<!-- needs: (?P<needs>.+?) -->\s*$")
 _ITEM = re.compile(r"(?P<need>\w+)(?P<numbers>(?: \d+(?:-\d+)?)*)")
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>```+)(?P<language>\w*)\s*$")
@@ -74,7 +74,7 @@ def commands(path: Path) -> list[Command]:
     found = []
     for mark, block in _blocks(text):
         lines = [_bare(line) for line in re.sub(r"\\\n\s*", "", "\n".join(block)).splitlines()]
-        lines = [line for line in lines if line.startswith(STARTS)]
+        lines = [line for line in lines if _START.match(line)]
         needs = _needs(mark, len(lines), name)
         found += [Command(name, line, False, needs.get(number)) for number, line in enumerate(lines, 1)]
     prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
