@@ -65,7 +65,9 @@ def test_a_unit_has_all_that_another_process_needs(here: Path, monkeypatch: pyte
     assert units.unfinished([unit]) == []
 
 
-def test_jobs_of_hydra_become_units(here: Path) -> None:
+def test_jobs_of_hydra_become_units(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = "dataset.template='Q: {question}, a|b'"
     jobs = [[Job(number=i, overrides=("method=kivi", text), label="")] for i in range(3)]
     parsed = OverridesParser.create().parse_overrides(["launcher=joblib", plan.for_hydra(jobs)])
@@ -84,6 +86,13 @@ def test_jobs_of_hydra_become_units(here: Path) -> None:
     assert [one.return_value for one in returned] == ["ok"] * 3
     assert [(unit.numbers, unit.overrides) for unit in seen] == [([i], [["method=kivi", text]]) for i in range(3)]
     assert {(unit.folder, unit.extra) for unit in seen} == {(here / "s", here / "extra")}
+
+    def refuse(self: Any, units: Any) -> None:
+        raise ConfigError("hydra.launcher.gpus", 9, "is more than there are")
+
+    monkeypatch.setattr(Seen, "run", refuse)
+    assert launcher.launch(BasicSweeper.split_arguments(parsed, None)[0], 0) == []
+    assert capsys.readouterr().err == "error: hydra.launcher.gpus=9: is more than there are.\n"
 
 
 def test_a_lost_job_of_submitit_is_submitted_again_and_an_interrupted_sweep_leaves_no_queue(

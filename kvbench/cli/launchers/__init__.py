@@ -22,6 +22,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli import plan
 from kvbench.cli.launchers.units import RETRIES, Unit, units_of
+from kvbench.errors import KvbenchError
+from kvbench.util.progress import say
 
 #: name of this module for Hydra, which takes launchers from the name space of its plugins only
 SPACE = "hydra_plugins.kvbench"
@@ -63,7 +65,12 @@ class _Pool(Launcher):
         sources = [Path(one.path) for one in hydra.runtime.config_sources if one.provider == "command-line"]
         chosen = [next(text for text in texts if text.startswith(f"+{plan.JOB}=")) for texts in job_overrides]
         values = [str(parser.parse_override(text).value()) for text in chosen]
-        self.run(units_of(values, Path(str(hydra.sweep.dir)), next(iter(sources), None)))
+        units = units_of(values, Path(str(hydra.sweep.dir)), next(iter(sources), None))
+        try:
+            self.run(units)
+        except KvbenchError as error:  # Hydra would print it with advice of its own
+            say(f"error: {error}")
+            return []
         done = JobReturn(status=JobStatus.COMPLETED)
         done.return_value = "ok"
         return [done for _ in values]
