@@ -193,9 +193,9 @@ def check_window(layer: KVLayer, count: int) -> None:
     """
     name = type(layer.method).__name__.lower()
     if count > 1:
-        raise NotServed(f"a sliding window hides other tokens from each of {count} new tokens")
+        raise NotServed(f"a sliding window hides different tokens from each of the {count} new tokens")
     if layer.method.observe_steps or layer.rotation is not None:
-        raise NotServed(f"a sliding window hides tokens, which no kernel of {name} leaves out")
+        raise NotServed(f"a sliding window hides tokens, and the kernels for {name} cannot leave them out")
     if layer.method.drops_tokens or out_of_order(layer):
         raise NotServed(f"a sliding window hides tokens, and {name} does not keep tokens in the order of the text")
 

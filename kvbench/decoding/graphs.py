@@ -77,7 +77,7 @@ def refuses(
         return "the cache shares its prompt with another one"
     devices = {p.device for p in model.parameters()}
     if len(devices) > 1 and not devices <= set(placement(model).devices):
-        return "layers on several devices, on which kvbench has not placed them (runtime.device_map)"
+        return "layers on several devices, but not placed there by runtime.device_map"
     if placement(model).team is not None and graphs != "always":
         return "tensor parallelism, whose collectives are not recorded unless runtime.graphs=always"
     return None

@@ -55,7 +55,7 @@ class Spanning:
         device: the first device, from which the host starts a pass.
 
     Attributes:
-        twins: tensors of which layers on other devices read copies, besides the model's own tensors.
+        twins: tensors of which layers on other devices read copies, in addition to the model's own tensors.
     """
 
     def __init__(self, layers: Sequence[KVLayer], device: torch.device) -> None:
@@ -70,7 +70,7 @@ class Spanning:
         return list(dict.fromkeys([self.device, *(layer.device for layer in self._layers)]))
 
     def carried(self, device: torch.device) -> list[Pair]:
-        """Return what must be copied to `device` before the pass goes on there, besides the model's own tensors."""
+        """Return what must be copied to `device` before the pass continues there, in addition to the model's own."""
         return [pair for twins in self.twins for pair in twins.pairs(device)]
 
     def copied(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
@@ -104,7 +104,7 @@ class Replayable(Protocol):
         ...
 
 
-#: starts to record work on a device; the context ends the recording and contains the graph
+#: function that starts to record work on a device, and returns a context that yields the graph and ends the recording
 Opening = Callable[[torch.device], AbstractContextManager[Replayable]]
 
 
@@ -126,7 +126,8 @@ class Segments:
     Record the pass inside :meth:`recording`, and call :meth:`cross` where it goes on to another device.
 
     Args:
-        carried: function from a device to the tensors that must be copied there besides those of the model.
+        carried: function that returns, for a device, pairs of a tensor and its copy there that must be updated when the
+            pass continues on that device.
         opening: function that starts a graph on a device; another one than :func:`graph_on` for tests without a GPU.
 
     Attributes:

@@ -101,7 +101,7 @@ def test_reasons_to_capture_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "with another one" in str(reason()) and reason(how=speculation) is None
     cache.lead(None)
     model.lm_head.to("meta")
-    assert "on which kvbench has not placed them" in str(reason())
+    assert "not placed there by runtime.device_map" in str(reason())
     record_placement(model, Placement(devices=(torch.device("cpu"), torch.device("meta"))))
     assert reason() is None and reason(how=speculation) is None
 

@@ -111,8 +111,8 @@ def test_layers_of_both_kinds(name: str, on_cpu: None) -> None:
     [
         (lambda: load_method("logquant", quantizer="int2", window=16), "logquant does not keep tokens in the order"),
         (lambda: load_method("streamingllm", budget=64), "streamingllm does not keep tokens in the order"),
-        (lambda: load_method("h2o", budget=40), "no kernel of h2o leaves out"),
-        (lambda: small(16, gamma=3), "other tokens from each of 4 new tokens"),
+        (lambda: load_method("h2o", budget=40), "kernels for h2o cannot leave them out"),
+        (lambda: small(16, gamma=3), "different tokens from each of the 4 new tokens"),
     ],
 )
 def test_what_a_window_forbids_is_named(method: Any, reason: str, on_cpu: None) -> None:
