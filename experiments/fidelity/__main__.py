@@ -2,7 +2,8 @@
 
 Each setting is run twice on the same prompts: once with fp16's own answers decoded through its cache
 (``dataset=fidelity/answers``), and once with answers of its own (``dataset=mini``). Both are runs of kvbench, so an
-interrupted command goes on where it stopped. ``--fold-only`` makes the tables of what is there.
+interrupted command goes on where it stopped. ``--fold-only`` makes the tables of what is there; with a smaller
+``--limit``, of each task's first samples.
 """
 
 from __future__ import annotations
@@ -53,14 +54,15 @@ def composed(setting: str, data: str, arguments: argparse.Namespace) -> dict[str
 
 
 def rows_of(config: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Row]:
-    """Return the stored rows of a run by sample id."""
+    """Return the stored rows of a run by sample id: of each task's first samples, as many as ``--limit`` says."""
     from kvbench.config.run_config import check
     from kvbench.results.identity import run_id
     from kvbench.runner import resolve
 
     checked = check(config)
     name = run_id(resolve.material(config, checked, checked.task))
-    return read_samples(Path(arguments.runs) / name / "samples.jsonl").rows
+    rows = read_samples(Path(arguments.runs) / name / "samples.jsonl").rows
+    return {key: row for key, row in rows.items() if int(key.rpartition("/")[2]) < arguments.limit}
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
@@ -90,7 +92,7 @@ def main(given: Sequence[str]) -> int:
         name: {data: rows_of(composed(SETTINGS[name], data, arguments), arguments) for data in (FORCED, FREE)}
         for name in arguments.only
     }
-    print(fold(stored, Path(arguments.out)))
+    print(fold(stored, Path(arguments.out), arguments.limit * len(TASKS)))
     return 0
 
 

@@ -23,6 +23,7 @@ DRAWS = 2000
 #: heading of each measure
 MEASURES = {
     "kld_mean": "KL mean",
+    "kld_median": "KL median",
     "kld_p99_9": "KL 99.9 %",
     "same_top": "same top",
     "kept": "divergence",
@@ -30,21 +31,24 @@ MEASURES = {
     "score": "score",
 }
 #: settings whose formats have 4 bits
-FOUR_BITS = ("kivi 4", "atom 4", "quantspec (both nibbles)", "kvquant 4, 1% outliers", "logquant 4")
+FOUR_BITS = ("kivi 4", "atom 4", "kvquant 4, 1% outliers", "logquant 4")
 
 Drawn = Mapping[str, NDArray[np.float64]]
 
 
-def fold(stored: Mapping[str, Mapping[str, Mapping[str, Row]]], out: Path) -> str:
+def fold(stored: Mapping[str, Mapping[str, Mapping[str, Row]]], out: Path, count: int) -> str:
     """Write ``table.md``, ``settings.csv`` and ``pairs.csv``, and return the table as text.
 
     Args:
         stored: for each setting the rows of its two runs by sample id: ``fidelity``, with fp16's answers decoded, and
-            ``mini``, with answers of its own. Settings with fewer samples than fp16 are left out.
+            ``mini``, with answers of its own. Settings with fewer samples than `count` are left out.
         out: folder of the files.
+        count: number of samples of each setting.
     """
     full = {name: set(runs["fidelity"]) & set(runs["mini"]) for name, runs in stored.items()}
-    names = [name for name in stored if len(full[name]) == len(full["fp16"]) > 0]
+    names = [name for name in stored if len(full[name]) == count]
+    if "fp16" not in names:
+        return f"fp16 has {len(full.get('fp16', ()))} of {count} samples in both of its runs"
     # prompts without a decoded position, such as answers of one token, have no divergences
     samples = [key for key in sorted(full["fp16"]) if stored["fp16"]["fidelity"][key]["fidelity"]["kld"]]
     base = stored["fp16"]["mini"]
@@ -54,6 +58,8 @@ def fold(stored: Mapping[str, Mapping[str, Mapping[str, Row]]], out: Path) -> st
     _write(out / "settings.csv", [{"setting": name, **values} for name, (values, _) in measured.items()])
     _write(out / "pairs.csv", pairs)
     text = markdown(measured, pairs, samples, stored)
+    missing = [name for name in stored if name not in names]
+    text += f"\nLeft out, with fewer prompts: {', '.join(missing)}\n" if missing else ""
     (out / "table.md").write_text(text, encoding="utf-8")
     return text
 
@@ -72,9 +78,7 @@ def measure(
         float(own != (base[key]["scores"]["score"] >= 1 - 1e-9)) for own, key in zip(right, samples, strict=True)
     ]
     values = {
-        "kld_mean": fidelity.value(forced, "kld_mean"),
-        "kld_p99_9": fidelity.value(forced, "kld_p99_9"),
-        "same_top": fidelity.value(forced, "same_top"),
+        **{name: fidelity.value(forced, name) for name in fidelity.MEASURES},
         "kept": float(np.mean(kept)),
         "flips": float(np.mean(flipped)),
         "score": float(np.mean(scores)),
@@ -82,6 +86,7 @@ def measure(
     }
     drawn = {
         "kld_mean": metrics.drawn(klds, draws=DRAWS),
+        "kld_median": metrics.drawn(klds, 50.0, draws=DRAWS),
         "kld_p99_9": metrics.drawn(klds, 99.9, draws=DRAWS),
         "same_top": metrics.drawn(same, draws=DRAWS),
         **{
@@ -122,14 +127,14 @@ def markdown(
     lines = [
         f"{len(samples)} prompts, {positions} decoded tokens of fp16's answers",
         "",
-        "| | KL mean | KL 99.9 % | same top | answer kept until it leaves fp16's | never leave | flips | score |",
-        "|:--|--:|--:|--:|--:|--:|--:|--:|",
+        "| | KL mean | KL median | KL 99.9 % | same top | share of fp16's answer kept | never leave | flips | score |",
+        "|:--|" + "--:|" * 8,
     ]
     for name, (values, _) in measured.items():
         shares = (f"{100 * values[key]:.1f} %" for key in ("same_top", "kept", "never_left", "flips"))
         lines.append(
-            f"| {name} | {values['kld_mean']:.3g} | {values['kld_p99_9']:.3g} | {' | '.join(shares)} "
-            f"| {values['score']:.3f} |"
+            f"| {name} | {' | '.join(f'{values[key]:.3g}' for key in ('kld_mean', 'kld_median', 'kld_p99_9'))} "
+            f"| {' | '.join(shares)} | {values['score']:.3f} |"
         )
     lossy = [line for line in pairs if "fp16" not in (line["a"], line["b"])]
     groups = {

@@ -9,7 +9,7 @@ SETTINGS: dict[str, str] = {
     "kivi 3": "kivi:int3",
     "kivi 2": "kivi:int2",
     "atom 4": "atom:int4_token",
-    "quantspec (both nibbles)": "quantspec:gamma=0",
+    "quantspec 8 (both nibbles)": "quantspec:gamma=0",
     "kvquant 4, 1% outliers": "kvquant",
     "kvquant 3, 1% outliers": "kvquant:bits=3",
     "logquant 4": "logquant:int4_g64",

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 #: number of draws for means, and for percentiles, which take longer
 DRAWS, PERCENTILE_DRAWS = 10_000, 1_000
 
-#: the measures of a pair of runs: name, and whether a larger value is better
-MEASURES = ("kld_mean", "kld_p99_9", "same_top")
+#: the measures of a pair of runs, and the percentiles that some of them are
+MEASURES = ("kld_mean", "kld_median", "kld_p99_9", "same_top")
+_LEVELS = {"kld_median": 50.0, "kld_p99_9": 99.9}
 
 
 def fold(group: Sequence[Row]) -> dict[str, Any] | None:
@@ -124,7 +125,7 @@ def drawn(rows: Sequence[Row], measure: str) -> Any:
     klds = [row["fidelity"]["kld"] for row in rows]
     if measure == "kld_mean":
         return fidelity.drawn(klds, draws=DRAWS)
-    return fidelity.drawn(klds, 99.9, draws=PERCENTILE_DRAWS)
+    return fidelity.drawn(klds, _LEVELS[measure], draws=PERCENTILE_DRAWS)
 
 
 def value(rows: Sequence[Row], measure: str) -> float:
@@ -134,7 +135,7 @@ def value(rows: Sequence[Row], measure: str) -> float:
     positions = joined(rows)
     if measure == "same_top":
         return float(positions.same_top.mean())
-    return fidelity.statistics(positions)["kld_mean" if measure == "kld_mean" else "kld_p99.9"]
+    return fidelity.statistics(positions)["kld_p99.9" if measure == "kld_p99_9" else measure]
 
 
 def pair(a: Sequence[Row], b: Sequence[Row]) -> dict[str, dict[str, float]] | None:

@@ -26,7 +26,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def windows(results: Path, text: Path, method: str = "kivi", /, **options: Any) -> dict[str, Any]:
-    dataset = {"_target_": FIDELITY, "name": "fidelity", "text": str(text), "window": 96, "prefill": 64, "limit": 2}
+    dataset = {"_target_": FIDELITY, "name": "fidelity", "text": str(text), "window": 80, "prefill": 64, "limit": 2}
     plain = config(results, method, runtime={"batch_size": 2})
     return {**plain, "dataset": {**dataset, **options}}
 
@@ -51,12 +51,12 @@ def test_stored_states_give_the_divergences_of_live_ones(tmp_path, text) -> None
     live = [run(windows(tmp_path, text, name, reference="live")) for name in ("kivi", "fp16")]
     assert (kld(live[1]) == 0).all()
     assert np.abs(kld(lossy) - kld(live[0])).max() < 1e-5
-    assert kld(lossy).mean() > 1e-9 and kld(lossy).shape == (2, 31)
+    assert kld(lossy).mean() > 1e-9 and kld(lossy).shape == (2, 15)
     row = next(iter(rows(lossy).values()))
     assert row["prompt_tokens"] == 64 and row["scores"] == {} and row["nll"] is None
     assert row["fidelity"]["first"]["kld"] < 1e-6 and row["fidelity"]["reference"]["batch_rows"] == 2
-    folded = lossy["scores"]["text@96"]["fidelity"]
-    assert folded["positions"] == 62 and folded["prompts"] == 2 and folded["left"] is None
+    folded = lossy["scores"]["text@80"]["fidelity"]
+    assert folded["positions"] == 30 and folded["prompts"] == 2 and folded["left"] is None
     assert folded["kld"]["mean"] == pytest.approx(kld(lossy).mean())
     assert lossy["untouched"] is None and lossy["mean"]["score"] is None
 
@@ -143,8 +143,8 @@ def free_dataset(text: Path) -> dict[str, Any]:
 
 def test_reference_answers_a_simulated_pass_and_the_error_of_each_layer(tmp_path, text) -> None:
     simulated = run(windows(tmp_path, text, mode="simulated", statistics="llamacpp"))
-    entry = simulated["scores"]["text@96"]["fidelity"]
-    assert entry["positions"] == 62 and entry["first_kld"] is None and entry["bins"][0]["first"] == 0
+    entry = simulated["scores"]["text@80"]["fidelity"]
+    assert entry["positions"] == 30 and entry["first_kld"] is None and entry["bins"][0]["first"] == 0
     over = {"over": "mini/passkey", "options": {"lengths": [512], "limit": 1}, "answers": "task"}
     plain = windows(tmp_path, text, probe=1, **over)
     plain["model"]["max_length"] = 2048
