@@ -139,7 +139,7 @@ def _service(arguments: argparse.Namespace) -> Service:
 
 def _conclude(outcomes: Counter[str], service: Service) -> None:
     """Print how many runs were sent, and where they are."""
-    words = {"sent": "sent", "known": "there already", "failed": "not sent"}
+    words = {"sent": "sent", "known": "already sent", "failed": "not sent"}
     counts = ", ".join(f"{outcomes[key]} {text}" for key, text in words.items() if outcomes[key])
     print(f"{service.destination().removeprefix('wandb ')}: {counts or 'nothing to send'}")
     if service.mode() == "offline" and outcomes["sent"]:

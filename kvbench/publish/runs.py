@@ -72,7 +72,7 @@ def _send(store: RunStore, service: Service, sweep: str | None, again: bool, pro
             )
         digest, label = content_digest(metrics), plain(metrics["label"])
         if not again and store.deliveries().get(service.destination()) == digest:
-            print(f"{store.run_id}  {label}: there already")
+            print(f"{store.run_id}  {label}: already sent")
             return "known"
         samples = store.samples()
         left_out = set(metrics["samples"]["left_out"])

@@ -57,7 +57,7 @@ def _send(sweep: Sweep, stores: Sequence[RunStore], folder: Path, service: Servi
     lines = table.lines(entries)
     digest = content_digest(lines)
     if not again and deliveries.sent(sweep.folder).get(service.destination()) == digest:
-        print(f"sweep {manifest.id}: there already")
+        print(f"sweep {manifest.id}: already sent")
         return "known"
     quality = "score" if any(line["score"] is not None for line in lines) else "perplexity"
     points = [line for line in lines if line["KV MiB"] is not None and line[quality] is not None]

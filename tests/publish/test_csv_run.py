@@ -49,5 +49,5 @@ def test_a_resumed_csv_run_is_published_whole(tmp_path, monkeypatch):
     assert content["config"]["method"]["residual"] == 32
 
     wandb = {"name": "wandb", "project": "kvbench", "mode": "offline", "dir": str(tmp_path / "w")}
-    run({**made, "logger": wandb})  # what is there already is not sent again
+    run({**made, "logger": wandb})  # what is already sent is not sent again
     assert list((tmp_path / "w").rglob("*.wandb")) == [file]

@@ -115,7 +115,7 @@ def test_a_run_and_its_sweep_are_in_wandbs_files_whole(tmp_path, no_pictures, ca
     assert {"manifest.json", "job-0000.json"} <= set(sweep["artifacts"][name])
 
     assert main(["--sweep", "today", "--dir", "w"]) == 0
-    assert "3 there already" in capsys.readouterr().out
+    assert "3 already sent" in capsys.readouterr().out
     assert set(wandb_files(tmp_path / "w")) == set(found) and len(list((tmp_path / "w").rglob("*.wandb"))) == 3
 
 
