@@ -1,1 +1,1 @@
-"""lm-evaluation-harness as a host: its tasks, prompts and metrics, with generation and likelihoods through a KV cache."""
+"""lm-evaluation-harness as a host: its tasks and metrics, with generation and likelihoods through a KV cache."""

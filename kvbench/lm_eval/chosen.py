@@ -84,7 +84,7 @@ def choose(arguments: Mapping[str, Any]) -> Chosen:
                 key,
                 "is not an argument of the model kvbench",
                 allowed=("model", "setting", "batch_size", "results_dir", *KEYS),
-                hint=f"did you mean {near}?" if near else None,
+                hint=f"did you mean {near}?" if near else "model=llama2-7b,setting=kivi:int4",
             )
         texts.append(f"{KEYS[key]}={_typed(value)}")
     composer = Composer()

@@ -6,7 +6,7 @@ inherits, so that a difference in a score comes from the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from kvbench.profiling.memory import PhasePeaks
 from kvbench.results.environment import cpu_name
 from kvbench.runner.answers import generation_figures
 from kvbench.runner.rows import Machine, row_bill
+from kvbench.util.progress import Progress
 
 Request = tuple[tuple[str, str], list[int], list[int]]
 
@@ -144,36 +145,35 @@ class CachedLM(HFLM):  # type: ignore[misc]
         self, requests: list[Request], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[tuple[float, bool]]:
         """Return log-likelihood and greedy match of each continuation, read through the cache one token at a time."""
-        from tqdm import tqdm
-
         results: dict[int, tuple[float, bool]] = {}
-        bar = tqdm(total=len(requests), disable=disable_tqdm or self.rank != 0, desc="Likelihoods through the cache")
-        for numbers in _by_context(requests, self.max_length):
-            context, _ = _cut(requests[numbers[0]], self.max_length)
-            longest = max(len(requests[number][2]) for number in numbers)
-            ids = torch.tensor([context], device=self.loaded.device)
-            cache = self._cache(ids, None, len(context) + longest)
-            continuations = [requests[number][2] for number in numbers]
-            answers = continuation_likelihoods(self.model, cache, context, continuations, self._runtime.prefill_chunk)
-            for number, (total, greedy, used) in zip(numbers, answers, strict=True):
-                pair = requests[number][0]
-                results[number] = (total, greedy)
-                self.figures.add(
-                    pair[0] if pair else None,
-                    exact=_exact(used, 0),
-                    prompt_tokens=len(context),
-                    tokens=0,
-                    finish="window",
-                    kv_bytes=row_bill(used, 0, 1),
-                    measured=self.machine.measured(
-                        1, None, {"reads_packed": bool(used.reads_packed), "path": str(used.path)}
-                    ),
-                )
-                if pair:
-                    self.cache_hook.add_partial("loglikelihood", pair, (total, greedy))
-                bar.update()
-        bar.close()
+        with Progress("likelihoods through the cache", len(requests)) as bar:
+            for numbers in _by_context(requests, self.max_length):
+                for number, result in zip(numbers, self._continued([requests[n] for n in numbers]), strict=True):
+                    results[number] = result
+                    if requests[number][0]:  # else a piece of a longer text
+                        self.cache_hook.add_partial("loglikelihood", requests[number][0], result)
+                    bar.advance(1)
         return [results[number] for number in range(len(requests))]
+
+    def _continued(self, requests: Sequence[Request]) -> Iterator[tuple[float, bool]]:
+        """Yield log-likelihood and greedy match of each request; all have the same context."""
+        context = _cut(requests[0], self.max_length)
+        continuations = [continuation for _, _, continuation in requests]
+        ids = torch.tensor([context], device=self.loaded.device)
+        cache = self._cache(ids, None, len(context) + max(map(len, continuations)))
+        answers = continuation_likelihoods(self.model, cache, context, continuations, self._runtime.prefill_chunk)
+        for (pair, _, _), (total, greedy, used) in zip(requests, answers, strict=True):
+            path = {"reads_packed": bool(used.reads_packed), "path": str(used.path)}
+            self.figures.add(
+                pair[0] if pair else None,
+                exact=_exact(used, 0),
+                prompt_tokens=len(context),
+                tokens=0,
+                finish="window",
+                kv_bytes=row_bill(used, 0, 1),
+                measured=self.machine.measured(1, None, path),
+            )
+            yield total, greedy
 
     @property
     def _runtime(self) -> RuntimeConfig:
@@ -188,12 +188,12 @@ def _by_context(requests: Sequence[Request], max_length: int) -> Iterable[list[i
     """Return the numbers of the requests that share a context, the longest contexts first."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for number, request in enumerate(requests):
-        groups.setdefault(tuple(_cut(request, max_length)[0]), []).append(number)
+        groups.setdefault(tuple(_cut(request, max_length)), []).append(number)
     return [groups[context] for context in sorted(groups, key=len, reverse=True)]
 
 
-def _cut(request: Request, max_length: int) -> tuple[list[int], bool]:
-    """Return the context that fits before the continuation, cut on the left as ``hf`` cuts it, and whether it was cut.
+def _cut(request: Request, max_length: int) -> list[int]:
+    """Return the end of the context that fits before the continuation, cut on the left as ``hf`` cuts it.
 
     Raises:
         ConfigError: the continuation alone does not fit.
@@ -207,7 +207,7 @@ def _cut(request: Request, max_length: int) -> tuple[list[int], bool]:
             f"is too short for a continuation of {len(continuation)} tokens",
             hint="choose a model with a longer context",
         )
-    return context[-room:], len(context) > room
+    return context[-room:]
 
 
 def _exact(cache: KVCache, row: int) -> bool:

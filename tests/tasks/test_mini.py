@@ -176,7 +176,7 @@ def test_hard_tasks_want_all_answers_right(name, questions):
     assert len(set(right)) == len(right) == questions
     assert all(part in sample.prompt[: sample.work.shared] for answer in right for part in answer.split(", "))
     assert task.score_questions(sample, right) == {"score": 1.0, "questions": 1.0, "all": 1.0}
-    wrong = {"score": 0.0, "questions": 1 - 1 / questions, "all": 0.0}
+    wrong = {"score": 0.0, "questions": (questions - 1) / questions, "all": 0.0}
     assert task.score_questions(sample, ["0", *right[1:]]) == wrong
 
 

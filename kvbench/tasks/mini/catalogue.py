@@ -20,8 +20,8 @@ class Entry:
             bundled model's tokenizer.
         scorer: name of the scorer in :data:`kvbench.tasks.mini.scoring.SCORERS`.
         shortest: shortest sample, in tokens, at which the task still makes sense.
-        all_right: True if a sample with several questions scores 1 only where every answer is right, else 0; False if it
-            scores the mean of its questions.
+        all_right: True if a sample with several questions scores 1 only where every answer is right, else 0; False if
+            it scores the mean of its questions.
     """
 
     make: Callable[[Setting], Draft]
