@@ -57,7 +57,7 @@ test: install  ## all tests that need no GPU and no network (under 8 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-slow:  ## tests that take minutes: notebooks, paper tables through a stand-in for the hub, sweeps on several workers
-	$(MAKE) install EXTRAS=test,lint,notebooks,browser,docs,launch,ray
+	$(MAKE) install EXTRAS=test,lint,notebooks,browser,docs,launch,ray,lm-eval
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1800
 
 test-docs: install  ## the commands of README and docs that need no GPU, network or weights, in a copy of the tree

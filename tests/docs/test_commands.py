@@ -93,6 +93,8 @@ def check_program(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch
     assert importlib.util.find_spec(name), module
     if not words or module == "kvbench.fetch":
         return
+    if module == "kvbench.lm_eval":  # whose command line is lm-eval's
+        pytest.importorskip("lm_eval", reason="needs the package lm-eval: pip install 'kvbench[lm-eval]'")
     original = argparse.ArgumentParser.parse_args
 
     def parsed(self: argparse.ArgumentParser, *args: object, **kwargs: object) -> None:

@@ -53,13 +53,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with three local tasks: word problems, keys with values, and a choice among values."""
     mini = Mini()
     for name, kind, tokens in (("problems", "arithmetic", 64), ("values", "key_value", 16)):
-        drawn = [mini.sample(kind, 512, index) for index in range(3)]
+        drawn = [mini.sample(kind, 512, index) for index in range(2)]
         lines = [json.dumps({"prompt": one.prompt, "answer": one.continuation}) for one in drawn]
         file = tmp_path / f"{name}.jsonl"
         file.write_text("\n".join(lines))
         (tmp_path / f"{name}.yaml").write_text(GENERATED.format(name=name, file=file, tokens=tokens))
     lines = []
-    for index in range(3):
+    for index in range(2):
         one = mini.sample("key_value_hex", 512, index)
         choices = [mini.sample("key_value_hex", 512, 50 + index).continuation, one.continuation]
         lines.append(json.dumps({"prompt": one.prompt, "choices": choices, "gold": 1}))
@@ -94,7 +94,7 @@ def test_fp16_is_hf_to_the_last_sample_and_int2_is_not(place: Path) -> None:
         == 0
     )
     ours, theirs, packed = answers("out"), answers("hf"), answers("int2")
-    assert len(ours) == 9 and ours.keys() == theirs.keys() == packed.keys()
+    assert len(ours) == 6 and ours.keys() == theirs.keys() == packed.keys()
     for (task, doc), responses in ours.items():
         if task != "choice":
             assert responses == theirs[task, doc]
@@ -106,11 +106,11 @@ def test_fp16_is_hf_to_the_last_sample_and_int2_is_not(place: Path) -> None:
     runs = {path.parent: json.loads(path.read_text()) for path in Path("results/runs").glob("*/metrics.json")}
     assert {run["label"] for run in runs.values()} == {"fp16", "kivi int2"}
     for folder, run in runs.items():
-        assert run["samples"]["done"] == 9 and set(run["scores"]) == {"problems", "values", "choice"}
+        assert run["samples"]["done"] == 6 and set(run["scores"]) == {"problems", "values", "choice"}
         rows = samples.read(folder / "samples.jsonl").rows.values()
         assert all(row["kv_bytes"]["used"]["total"] > 0 for row in rows)
-        assert run["data"]["notes"]["requests"] == 12
-        assert run["data"]["notes"]["exact_requests"] == (12 if run["label"] == "fp16" else 0)
+        assert run["data"]["notes"]["requests"] == 8
+        assert run["data"]["notes"]["exact_requests"] == (8 if run["label"] == "fp16" else 0)
 
 
 def test_a_request_cache_belongs_to_a_setting(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +127,7 @@ def test_a_request_cache_belongs_to_a_setting(place: Path, capsys: pytest.Captur
 def test_short_contexts_are_said_to_test_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = "model=tiny,setting=kivi:int2:residual=512"
     assert evaluate("--model_args", arguments, "--tasks", "values", "--batch_size", "3") == 0
-    assert "3 requests; in 3 (100 %) the cache held every token exactly" in capsys.readouterr().err
+    assert "2 requests; in 2 (100 %) the cache held every token exactly" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
