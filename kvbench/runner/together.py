@@ -51,6 +51,8 @@ def refusal(checked: RunConfig) -> str | None:
         return "its data set measures time and memory"
     if runtime.tensor_parallel is not None or runtime.workers != 1:
         return "it runs in several processes"
+    if checked.logger.name == "wandb":
+        return "logger=wandb follows one run at a time; python -m kvbench.publish sends runs afterwards"
     if runtime.memory_limit_gb is not None:
         return "its memory is limited (runtime.memory_limit_gb)"
     return method_refusal(checked.method)

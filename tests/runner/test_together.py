@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvbench.cache import KVCache, Prompts
-from kvbench.config.run_config import RuntimeConfig
+from kvbench.config.run_config import RuntimeConfig, check
 from kvbench.decoding import shared_prefill as reading
 from kvbench.errors import CacheError
 from kvbench.methods.load import load_method
@@ -21,7 +21,7 @@ from kvbench.models.spec import ModelConfig
 from kvbench.results.samples import MEASURED, outputs
 from kvbench.runner import shared_prefill
 from kvbench.runner.run import run
-from kvbench.runner.together import run_together
+from kvbench.runner.together import refusal, run_together
 from kvbench.util.schema import build
 from tests.run_files import store_of
 from tests.run_support import METHODS, config
@@ -131,6 +131,12 @@ def test_what_cannot_share_runs_by_itself_and_says_why(tmp_path: Path, prefills:
     assert [result["status"] for i, result in enumerate(results) if i != 4] == ["ok"] * 5  # type: ignore[index]
     assert prefills == [2, 2]
     assert sorted(ended) == list(range(6))
+
+
+def test_loggers_that_follow_one_run_at_a_time_are_refused(tmp_path: Path) -> None:
+    told = refusal(check(config(tmp_path, logger={"name": "wandb", "project": "mine"})))
+    assert told is not None and told.startswith("logger=wandb follows one run at a time")
+    assert refusal(check(config(tmp_path))) is None
 
 
 @pytest.mark.parametrize(
