@@ -23,7 +23,7 @@ GRID += ["dataset.tasks=[repeat]", "dataset.lengths=[512]", "dataset.limit=2", "
 #: options of the launchers with two workers
 LAUNCHERS = {
     "joblib": ["launcher=joblib", "hydra.launcher.n_jobs=2"],
-    "submitit_local": ["launcher=submitit_local", "hydra.sweeper.max_batch_size=2"],
+    "submitit_local": ["launcher=submitit_local", f"hydra.launcher.cpus_per_task={max(1, (os.cpu_count() or 1) // 2)}"],
     "ray": ["launcher=ray", "hydra.launcher.n_jobs=2", "hydra.launcher.shared_folder=false"],
 }
 #: part of the command line of a process that runs a job, by launcher

@@ -147,6 +147,10 @@ def test_a_lost_job_of_submitit_is_submitted_again_and_an_interrupted_sweep_leav
     }
     assert "job 3 was lost: Job 7 failed\n" in capsys.readouterr().err and not cancelled
     submitted.clear()
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    submitit_pool.run(three(here), {**asked, "cpus_per_task": 2}, "local")
+    assert submitted[0] == [1, 2] and submitted[-1] == [3], "two at a time"
+    submitted.clear()
     fail = 9
     submitit_pool.run(three(here), asked, "slurm")
     assert len(submitted) == units.RETRIES + 1 and "given up after 4 attempts: job 3" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -22,12 +23,22 @@ def run(units: Sequence[Unit], options: Mapping[str, Any], kind: Literal["slurm"
     Args:
         units: the units.
         options: ``hydra.launcher``, as Hydra's plugin for submitit defines it.
-        kind: executor of submitit.
+        kind: executor of submitit. ``slurm`` gets all jobs at once; ``local`` would start all at once, so it gets as
+            many as this machine has processors for (``cpus_per_task``).
     """
+    options = dict(options)
+    at_once = len(units)
+    if kind == "local":
+        at_once = max(1, (os.cpu_count() or 1) // (options.pop("cpus_per_task", None) or 1))
+    executor = _executor(options, kind)
+    for first in range(0, len(units), at_once):
+        _finish(executor, list(units[first : first + at_once]))
+
+
+def _finish(executor: Any, waiting: list[Unit]) -> None:
+    """Submit units, and wait until all have ended or were given up."""
     from submitit.core.utils import UncompletedJobError
 
-    executor = _executor(options, kind)
-    waiting = list(units)
     for attempt in range(RETRIES + 1):
         if attempt:
             say(f"{len(waiting)} jobs were lost; submitting them again")
