@@ -12,6 +12,8 @@ from tests.cli.launch_support import GRID, JOBS, LAUNCHERS, Command, inject, kil
 
 pytestmark = pytest.mark.slow
 
+#: part of the message of the job whose write fails, as on a full disk
+FULL = "no space left on the disk"
 NEEDS = {"joblib": "joblib", "submitit_local": "hydra_plugins.hydra_submitit_launcher", "ray": "ray"}
 
 
@@ -35,11 +37,9 @@ def test_a_disturbed_sweep_has_the_results_of_an_undisturbed_one(
     first = Command(tmp_path, arguments)
     first.until(lambda: lines(tmp_path) >= 3 and bool(workers(first.process.pid, launcher)))
     kill(workers(first.process.pid, launcher)[-1])
-    first.until(lambda: len(records(tmp_path)) >= 8)
-    assert (tmp_path / "injected" / "write-6").exists(), "the disk was full for one write"
+    first.until(lambda: len(records(tmp_path)) >= 8 and any(FULL in one["message"] for one in records(tmp_path)))
     kill(first.process.pid)
     first.ended()
-    assert "no space left on the disk" in first.text()
     before = lines(tmp_path)
     second = Command(tmp_path, arguments)
     assert second.ended() == 0, second.text()
