@@ -35,8 +35,8 @@ def _composed(*overrides: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
 def test_every_choice_composes_and_is_accepted(group: str, choice: str) -> None:
-    if choice == "submitit" and find_spec(SUBMITIT) is None:
-        pytest.skip("launcher=submitit needs the extra `launch`")
+    if choice.startswith("submitit") and find_spec(SUBMITIT) is None:
+        pytest.skip(f"launcher={choice} needs the extra `launch`")
     overrides = [f"{group}={choice}"]
     if group == "quantizer" and choice != "none":  # the default method packs nothing
         takers = [name for name, path in options("method").items() if choice in _takes(path)]
