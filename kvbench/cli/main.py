@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from kvbench.cli import job, multirun, plan, settings
+from kvbench.cli import job, multirun, plan, settings, unit
 from kvbench.cli.arguments import Arguments
 from kvbench.cli.arguments import parse as arguments_of
 from kvbench.cli.choice_help import choice_help
@@ -153,7 +153,7 @@ def _sweep(argv: Sequence[str], arguments: Arguments, composer: Composer, texts:
     from kvbench.models import shared
 
     call = multirun.prepare(argv, texts, composer.typed(texts), composer.extra, with_fp16=arguments.with_fp16)
-    multirun.forget()
+    unit.forget()
     interrupted = False
     try:
         if call.launcher == "local":
@@ -184,7 +184,7 @@ def run_job(config: DictConfig) -> str:
     folders = [Path(source.path) for source in known.runtime.config_sources if source.provider == "command-line"]
     extra = next(iter(folders), None)
     if known.mode == RunMode.MULTIRUN:
-        return multirun.run_unit(str(config[plan.JOB]), Path(known.sweep.dir), extra)
+        return unit.run_unit(str(config[plan.JOB]), Path(known.sweep.dir), extra)
     texts = [text for text in known.overrides.task if not text.startswith("hydra.")]
     outcome = job.run(lambda: job.from_hydra(config, known.runtime.choices, texts, extra), row=False)
     _outcomes.append(outcome)

@@ -1,25 +1,24 @@
-"""Sweeps (``--multirun``): the plan is written, the missing jobs run, and every job that ends rewrites the table."""
+"""Sweeps (``--multirun``): the plan is written, the missing jobs run, and a table of all jobs ends the command."""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
-import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from hydra import initialize_config_dir
 
-from kvbench.cli import job, plan, sweep
+from kvbench.cli import job, plan, sweep, unit
 from kvbench.cli.job import Outcome
+from kvbench.cli.unit import JOBS, run_unit
 from kvbench.errors import KvbenchError
 from kvbench.parallel import launch
 from kvbench.results import ranking, sweeps, tables
@@ -31,15 +30,8 @@ from kvbench.util.confdir import conf_dir
 from kvbench.util.progress import say, show
 from kvbench.util.requirements import check_writable
 
-#: environment variable with the number of jobs in a sweep, for messages; inherited by the workers of a launcher
-JOBS = "KVBENCH_SWEEP_JOBS"
 #: exit status of an interrupted run: 128 + SIGINT, as in shells
 INTERRUPTED = 130
-#: the table is rewritten by a job that ends if the last rewriting took less than this share of the time since then
-SHARE = 0.05
-
-#: outcomes of the jobs that ran in this process, also those whose record could not be written
-_outcomes: dict[int, Outcome] = {}
 
 
 @dataclass(frozen=True)
@@ -67,8 +59,8 @@ class Call:
             extra: folder given by ``--config-dir``; None if it is not given.
         """
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):  # once for all jobs
-            for unit in plan.units(self.todo):
-                run_unit([(one.number, list(one.overrides)) for one in unit], self.sweep.folder, extra)
+            for jobs in plan.units(self.todo):
+                run_unit([(one.number, list(one.overrides)) for one in jobs], self.sweep.folder, extra)
 
 
 def prepare(
@@ -198,188 +190,6 @@ def _finished(current: Sweep, one: Job, extra: Path | None) -> Outcome | None:
     return {**outcome, "metrics": {**current_metrics, "run_dir": str(store.path)}, "before": True}
 
 
-def run_unit(unit: str | Sequence[tuple[int, list[str]]], folder: Path, extra: Path | None) -> str:
-    """Run the job of a unit, or several jobs together over one prefill; return the status of the last one.
-
-    Each job's outcome is recorded as soon as it ends. The model stays loaded for the next unit of this process.
-
-    Args:
-        unit: number and overrides of each job, or these as :func:`kvbench.cli.plan.encoded` has encoded them.
-        folder: folder of the sweep.
-        extra: folder given by ``--config-dir``; None if it is not given.
-    """
-    from kvbench.loggers import in_sweep
-    from kvbench.models import shared
-
-    jobs = plan.decoded(unit) if isinstance(unit, str) else unit
-    with shared.sharing(), in_sweep(folder.name):
-        if len(jobs) > 1:
-            return _together(jobs, folder, extra)
-        number, texts = jobs[0]
-        _announce(number, texts)
-        with _running(folder, number) as begun, _room([texts], extra):
-            outcome = job.run(lambda: job.composed(texts, extra), row=True, begun=begun)
-        _ended(folder, number, {**outcome, "overrides": texts, "number": number})
-        status: str = outcome["status"]
-        return status
-
-
-def _together(jobs: Sequence[tuple[int, list[str]]], folder: Path, extra: Path | None) -> str:
-    """Run jobs that share a prefill (arguments as in :func:`run_unit`); return the status of the last one."""
-    from kvbench.runner.together import run_together
-
-    configs: list[dict[str, Any]] = []
-    places: list[tuple[int, list[str]]] = []
-    status, began = "error", time.time()
-
-    def end(number: int, texts: list[str], config: dict[str, Any] | None, result: Any) -> None:
-        nonlocal status
-
-        def act() -> Any:
-            if isinstance(result, Exception):
-                raise result
-            return result
-
-        outcome = job.outcome_of(act, lambda: config, began)
-        _ended(folder, number, {**outcome, "overrides": texts, "number": number})
-        status = outcome["status"]
-
-    with ExitStack() as stack:
-        notes = []
-        for number, texts in jobs:
-            _announce(number, texts)
-            try:
-                config = job.composed(texts, extra)
-            except KvbenchError as error:
-                end(number, texts, None, error)
-                continue
-            configs.append(config)
-            places.append((number, texts))
-            notes.append(stack.enter_context(_running(folder, number)))
-        stack.enter_context(_room([texts for _, texts in places], extra))
-        run_together(
-            configs,
-            lambda place, name: notes[place](name),
-            lambda place, result: end(*places[place], configs[place], result),
-        )
-    return status
-
-
-@contextmanager
-def _room(jobs: Sequence[Sequence[str]], extra: Path | None) -> Iterator[None]:
-    """Reserve memory of the GPU inside a ``with`` block, if other jobs of the sweep use the same GPU.
-
-    The model is freed at the end of the block, because its memory is then another job's.
-
-    Args:
-        jobs: the overrides of each job.
-        extra: folder given by ``--config-dir``; None if it is not given.
-    """
-    from kvbench.runner import gate
-
-    if gate.per_gpu() == 1:
-        yield
-        return
-    from kvbench.config.run_config import check
-    from kvbench.models import shared
-    from kvbench.models.devices import homes
-    from kvbench.profiling.device import identity
-    from kvbench.runner.forecast import peak_bytes
-
-    needs: list[int | None] = []
-    device: Any = None
-    for texts in jobs:
-        try:
-            checked = check(job.composed(texts, extra))
-            needs.append(peak_bytes(checked))
-            device = homes(checked.runtime)[0]
-        except KvbenchError:  # the job itself reports it
-            continue
-    known = identity(device) if device is not None else None
-    if known is None:
-        yield
-        return
-    name, capacity = known
-    needed = max((capacity if need is None else need for need in needs), default=capacity)
-    with gate.entered(name, capacity, needed, say):
-        try:
-            yield
-        finally:
-            shared.free()
-
-
-def _announce(number: int, texts: Sequence[str]) -> None:
-    say(f"\njob {number + 1}/{os.environ.get(JOBS, '?')}: {' '.join(texts)}")
-
-
-@contextmanager
-def _running(folder: Path, number: int) -> Iterator[Callable[[str], None]]:
-    """Mark a job as running inside a ``with`` block; yields a function that adds the id of its run."""
-    path = sweeps.running_file(folder, number)
-
-    def note(run_id: str | None = None) -> None:
-        content = {**sweeps.here(), "sweep": os.environ.get(sweep.TOKEN), "run_id": run_id}
-        with suppress(OSError):  # it only informs those who watch
-            path.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write(path, (json.dumps(content) + "\n").encode())
-
-    note()
-    try:
-        yield note
-    finally:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-
-
-def _ended(folder: Path, number: int, outcome: Outcome) -> None:
-    """Record the outcome of a job, and rewrite the table; what cannot be written is kept in this process."""
-    _outcomes[number] = outcome
-    try:
-        sweep.record(folder, number, outcome)
-    except OSError as error:
-        say(
-            f"job {number + 1}: its record cannot be written to {folder}: {error.strerror or error}. Its samples are "
-            "in the folder of its run; the same command again records it without repeating them"
-        )
-        return
-    if launch.rank() == 0:
-        refresh(folder)
-
-
-def refresh(folder: Path) -> None:
-    """Rewrite the table of a sweep from the records of its jobs, unless another process does so or has just done so.
-
-    Args:
-        folder: folder of the sweep.
-    """
-    table, began = folder / "table.md", time.time()
-    lock = FileLock(folder / ".table.lock")
-    try:
-        with lock.acquire(timeout=0):
-            spent = _read_seconds(folder)
-            with suppress(FileNotFoundError):
-                if began - table.stat().st_mtime < spent / SHARE:
-                    return
-            rows = ranking.best_first([one["metrics"] for one in sweep.outcomes(folder) if one.get("metrics")])
-            if rows:
-                sweep.keep_table(folder, tables.markdown(rows), tables.to_csv(rows))
-                (folder / ".table.seconds").write_text(f"{time.time() - began:.3f}")
-    except (Timeout, OSError):  # the table is written once more when the sweep ends, which reports a full disk
-        pass
-
-
-def _read_seconds(folder: Path) -> float:
-    try:
-        return float((folder / ".table.seconds").read_text())
-    except (OSError, ValueError):
-        return 0.0
-
-
-def forget() -> None:
-    """Forget the outcomes of an earlier sweep of this process."""
-    _outcomes.clear()
-
-
 def conclude(call: Call, *, interrupted: bool = False) -> int:
     """Print the table of all jobs, a line per failed job, and how to go on; return the exit status.
 
@@ -391,7 +201,7 @@ def conclude(call: Call, *, interrupted: bool = False) -> int:
     with suppress(OSError):
         (folder / sweeps.DRIVER).unlink(missing_ok=True)
     by_number = {outcome["number"]: outcome for outcome in sweep.outcomes(folder, say)}
-    by_number |= {outcome["number"]: outcome for outcome in call.ended} | _outcomes
+    by_number |= {outcome["number"]: outcome for outcome in call.ended} | unit.outcomes
     done = [by_number[number] for number in sorted(by_number)]
     rows = ranking.best_first([outcome["metrics"] for outcome in done if outcome.get("metrics")])
     if rows:
@@ -420,7 +230,7 @@ def conclude(call: Call, *, interrupted: bool = False) -> int:
 def _record_late(folder: Path, token: str) -> int:
     """Try again to write the records of this process's jobs that could not be written; return how many still cannot."""
     unwritten = 0
-    for number, outcome in _outcomes.items():
+    for number, outcome in unit.outcomes.items():
         if launch.rank() == 0 and sweep.outcome(folder, number, token) is None:
             try:
                 sweep.record(folder, number, outcome)

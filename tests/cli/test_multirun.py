@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.cli import multirun, plan, sweep
+from kvbench.cli import multirun, plan, sweep, unit
 from kvbench.cli.main import main
 from kvbench.results import ranking, sweeps
 from kvbench.results.sweeps import Sweep
@@ -67,7 +67,7 @@ def test_the_manifest_is_there_before_the_first_job(runs: Any, tmp_path: Path) -
 
 
 def test_the_table_is_rewritten_as_jobs_end(runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multirun, "SHARE", 1e9)  # however long it takes
+    monkeypatch.setattr(unit, "SHARE", 1e9)  # however long it takes
     lines: list[int] = []
 
     def count(residual: int) -> None:
@@ -86,7 +86,7 @@ def test_a_table_that_takes_long_is_not_rewritten_by_every_job(runs: Any, tmp_pa
     (folder / "table.md").write_text("before")
     (folder / ".table.seconds").write_text("1000")
     sweep.record(folder, 0, {"status": "ok", "number": 0, "overrides": [], "message": ""})
-    multirun.refresh(folder)
+    unit.refresh(folder)
     assert (folder / "table.md").read_text() == "before"
 
 
@@ -219,8 +219,8 @@ def test_jobs_of_other_processes_that_are_done_are_not_launched_again(
     jobs = [[f"method={name}", "dataset.limit=1", *data, "logger=none"] for name in ("fp16", "kivi")]
     call = multirun.prepare(["--multirun", *texts], texts, jobs)
     assert [job.number for job in call.todo] == [0, 1]
-    multirun.forget()
-    multirun.run_unit(plan.encoded([call.todo[0]]).strip("'"), call.sweep.folder, None)  # as a worker does
+    unit.forget()
+    unit.run_unit(plan.encoded([call.todo[0]]).strip("'"), call.sweep.folder, None)  # as a worker does
     call = multirun.prepare(["--multirun", *texts], texts, jobs)
     assert [job.number for job in call.todo] == [1]
     assert [(outcome["number"], outcome["before"]) for outcome in call.ended] == [(0, True)]
@@ -231,7 +231,7 @@ def test_jobs_of_other_processes_that_are_done_are_not_launched_again(
     monkeypatch.chdir(tmp_path)
     samples.parent.joinpath("metrics.json").unlink()
     assert len(multirun.prepare(["--multirun", *texts], texts, jobs).todo) == 2, "the run is gone"
-    multirun.forget()
+    unit.forget()
 
 
 def test_records_hold_what_the_reader_needs(runs: Any, tmp_path: Path) -> None:

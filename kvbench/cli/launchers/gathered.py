@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from kvbench import loggers
-from kvbench.cli import job, multirun, sweep
+from kvbench.cli import job, sweep
 from kvbench.cli.launchers.units import Unit
+from kvbench.cli.unit import refresh
 from kvbench.config.logger_config import logger_of
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.errors import KvbenchError
@@ -43,7 +44,7 @@ def keep(unit: Unit, records: dict[str, bytes]) -> None:
                 "are in the folder of its run; the same command again records it without repeating them"
             )
     if records:
-        multirun.refresh(unit.folder)
+        refresh(unit.folder)
 
 
 def _results_dir(unit: Unit, overrides: list[str]) -> Path:

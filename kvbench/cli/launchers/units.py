@@ -84,12 +84,12 @@ def run(unit: Unit, folder: Path) -> str:
         unit: the unit.
         folder: folder for the records of the jobs.
     """
-    from kvbench.cli import multirun
+    from kvbench.cli.unit import run_unit
 
     os.environ.update(unit.environment)
     if unit.extra is not None and str(unit.extra) not in sys.path:
         sys.path.insert(0, str(unit.extra))
-    return multirun.run_unit(unit.value, folder, unit.extra)
+    return run_unit(unit.value, folder, unit.extra)
 
 
 def end_with_parent() -> None:
