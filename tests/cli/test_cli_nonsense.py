@@ -30,7 +30,7 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("--multirun method=fp16,kivi hydra.sweep.dir=", ["must name exactly one folder"]),
     ("--multirun method=fp16,kivi hydra.sweep.dir=a,b", ["must name exactly one folder"]),
     ("--multirun method=fp16,kivi hydra.sweep.dir=${now:%Y}", ["plain path"]),
-    ("--multirun method=fp16,kivi hydra.launcher.n_jobs=2", ["launcher=joblib or launcher=submitit"]),
+    ("--multirun method=fp16,kivi hydra.launcher.n_jobs=2", ["launcher=joblib, launcher=submitit or launcher=ray"]),
     # sweeps
     ("--multirun runtime.seed=range(0,100000000)", ["would start 100000000 jobs", "KVBENCH_MAX_JOBS=100000000"]),
     ("--multirun runtime.seed=range(0,10001)", ["would start 10001 jobs", "at most 10000"]),
