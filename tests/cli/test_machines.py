@@ -1,6 +1,7 @@
 """A sweep of 24 jobs on two workers: one is killed, then the command itself; the same command again completes it.
 
-With a load of 13 on two processors, the undisturbed sweep took 5 minutes, joblib 9 and Ray 9; an idle machine is faster.
+With a load of 13 on two processors, the undisturbed sweep took 5 minutes, joblib 9 and Ray 9; submitit, which starts a
+process per job, takes longest. An idle machine is faster.
 """
 
 from __future__ import annotations
