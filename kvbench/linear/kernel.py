@@ -229,7 +229,8 @@ def candidates(base: Build, channels: int) -> list[tuple[Build, int]]:
         if base.wide:
             kept = [] if some else [(replace(base, stages=4), 1)]
             return [*kept, (replace(ring, warps=16, stages=3), 1), *last]
-        return [(replace(ring, stages=3, unit=128), 1), *last]
+        kept = [] if tiles <= 8 * PROCESSORS else [(replace(base, stages=3, unit=128), 1)]
+        return [*kept, (replace(ring, stages=3, unit=128), 1), *last]
     if base.wide:
         kept = [(replace(base, tiles=1, stages=6) if some else replace(base, tiles=2, stages=3), 1)]
         return [*([] if few else kept), (replace(ring, tiles=2, stages=3), 1), *last]

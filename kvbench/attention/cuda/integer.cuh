@@ -8,13 +8,15 @@
 // which counts 4^level times its code.
 //
 // First product, S^T = K q^T: columns {0, 1}, {2, 3}, {4, 5}, {6, 7} are (upper 0, levels 0 and 1), (upper 1, levels 0
-// and 1), (upper 0, levels 2 and 3), (upper 1, levels 2 and 3), each with an upper and a lower digit. A column is the
+// and 1), (upper 0, levels 2 and 3), (upper 1, levels 2 and 3), each with an upper and a lower digit; where groups have 64
+// tokens or more, all levels have the same columns {0, 1} and {2, 3}, and the others have two more digits. A column is the
 // query times the scales of its fields' group, as 16-bit integers, in its own bytes and 0 in the others. Masks are nested,
 // so that the last needs no AND; a level is the difference of two sums, which is exact. Where groups do not fit tiles
 // (windows.cuh), columns {0, 1}, {2, 3} belong to the tile's first group, {4, 5}, {6, 7} to its second, and so on in a
-// second block of columns; a lane then has every level of both groups, and takes the tokens that are theirs. A last block
-// has what 16 bits leave of each column, as one more digit: a channel may be a thousand times as large as the others, which
-// count all the same. Its columns 2 t and 2 t + 1 belong to those of lane (g, t) in the first and in the second block.
+// second block of columns; a lane then has every level of both groups, and takes the tokens that are theirs. For them and
+// groups of 32, a last block has what 16 bits leave of each column, as one more digit: a channel may be a thousand times as
+// large as the others, which count all the same. Its columns 2 t and 2 t + 1 belong to those of lane (g, t) in the first and
+// in the second block.
 //
 // Second product, O^T = V^T P^T: both bytes are summed, as they are tokens; columns {2 l, 2 l + 1} are the two digits of
 // the weights of level l, times scales.
@@ -22,8 +24,8 @@
 // largest magnitude of an integer, and what makes the low bits of a float the integer that it is, plus half a digit: its
 // bytes are then the digits, the upper one signed and the lower one 128 too large
 constexpr float MOST = 32512.f, LOW_BITS = 12582912.f + 128.f;
-// what 16 bits leave is multiplied by FINE, and is then a signed byte
-constexpr float FINE = 254.f;
+// what 16 bits leave is multiplied by FINE, and is then a signed byte; or by FINEST, and has 16 bits
+constexpr float FINE = 254.f, FINEST = 65024.f;
 
 // The softmax of a query row over a phase, divided among the lanes of a warp: all numbers of lane (g, t) but `top` are
 // parts of sums.
@@ -55,15 +57,17 @@ struct Digits {
 
 // The first product of a phase.
 //   WINDOWED  groups do not fit tiles
+//   FOLDED    all levels of a byte have the same group, so that half the columns have further digits
 //   N         blocks of eight columns
 //   LEVELS    levels of which a lane has scores: tokens of two words each
 template <int P>
 struct Plan {
-  static constexpr bool WINDOWED = WINDOWS[P] > 0;
+  static constexpr bool WINDOWED = WINDOWS[P] > 0, FOLDED = !WINDOWED && Shape<P>::KG >= 64;
   static constexpr int N = WINDOWED ? (MET + 1) / 2 : 1, LEVELS = WINDOWED ? 4 : 2, COUNT = 2 * LEVELS;
   // group of a tile's keys by which a column of block n is scaled
   static __device__ __forceinline__ int group(int column, int n) {
-    return WINDOWED ? 2 * n + (column >> 2) : ((column >> 2) * 2 + (column >> 1 & 1) * 4) * 16 / Shape<P>::KG;
+    const int level = FOLDED ? 0 : (column >> 2) * 2;
+    return WINDOWED ? 2 * n + (column >> 2) : (level + (column >> 1 & 1) * 4) * 16 / Shape<P>::KG;
   }
   // level and token of the i-th score of lane (g, t): words g and g + 8 of each level
   static __device__ __forceinline__ int level(int i, int t) { return (WINDOWED ? 0 : t >> 1) * 2 + (i >> 1); }
@@ -128,6 +132,12 @@ __device__ __forceinline__ u32 integer_scores(float (&s)[Plan<P>::COUNT], u32 sl
     const float y = float_of_half(half), whole = fmaf(y, fine_factor, LOW_BITS) - LOW_BITS;
     return fmaf(fmaf(y, fine_factor, -whole), FINE, LOW_BITS - 128.f);
   };
+  // a number as the integer whose digits this lane's column has
+  auto integer = [&](u32 half, int n) {
+    const float y = float_of_half(half), whole = fmaf(y, factor[n], LOW_BITS);
+    if (!L::FOLDED) return whole;
+    return fmaf(fmaf(y, factor[n], g & 4 ? LOW_BITS - whole : 0.f), g & 4 ? FINEST : 1.f, LOW_BITS);
+  };
   int sums[N][4][4], fine[4][4];
   each<0, KS>([&](auto tag) {
     constexpr int a = decltype(tag)::value;
@@ -136,11 +146,10 @@ __device__ __forceinline__ u32 integer_scores(float (&s)[Plan<P>::COUNT], u32 sl
     for (int n = 0; n < N; n++)
 #pragma unroll
       for (int j = 0; j < 2; j++)
-        b[n][j] = bytes & digits.twice(fmaf(float_of_half(x[n][a][j]), factor[n], LOW_BITS),
-                                       fmaf(float_of_half(x[n][a][j] >> 16), factor[n], LOW_BITS));
+        b[n][j] = bytes & digits.twice(integer(x[n][a][j], n), integer(x[n][a][j] >> 16, n));
     u32 third[2];
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
+    for (int j = 0; j < 2 && !L::FOLDED; j++) {
       const u32 y = g & 1 ? x[N - 1][a][j] : x[0][a][j];
       third[j] = last & __byte_perm(__float_as_uint(rest(y)), __float_as_uint(rest(y >> 16)), 0x4400);
     }
@@ -151,7 +160,7 @@ __device__ __forceinline__ u32 integer_scores(float (&s)[Plan<P>::COUNT], u32 sl
       const u32 c[4] = {w[0] & all, w[1] & all, w[2] & all, w[3] & all};
 #pragma unroll
       for (int n = 0; n < N; n++) mma_bytes<a == 0>(sums[n][level], c[0], c[1], c[2], c[3], b[n][0], b[n][1]);
-      mma_bytes<a == 0>(fine[level], c[0], c[1], c[2], c[3], third[0], third[1]);
+      if constexpr (!L::FOLDED) mma_bytes<a == 0>(fine[level], c[0], c[1], c[2], c[3], third[0], third[1]);
     }
   });
   // lane (g, t) has columns 2t and 2t + 1
@@ -179,6 +188,7 @@ __device__ __forceinline__ u32 integer_scores(float (&s)[Plan<P>::COUNT], u32 sl
         sum[n][level] = sums[n][level][2 * i] * 256 + sums[n][level][2 * i + 1];
     auto alone = [&](int n, int level) {
       const int whole = level ? sum[n][level] - sum[n][level - 1] : sum[n][0], at = 2 * i + n;
+      if (L::FOLDED) return (float)whole * (t & 2 ? 1.f / FINEST : 1.f);
       const int part = level ? fine[level][at] - fine[level - 1][at] : fine[0][at];
       return (float)whole + (float)part * (1.f / FINE);
     };
@@ -195,8 +205,13 @@ __device__ __forceinline__ u32 integer_scores(float (&s)[Plan<P>::COUNT], u32 sl
       }
     } else {
       const float scale = unit[0] * (t & 2 ? 0.0625f : 1.f);
-      s[i] = (t & 2 ? alone(0, 2) : alone(0, 0)) * scale + base[0];
-      s[2 + i] = (t & 2 ? alone(0, 3) : alone(0, 1)) * (scale * 0.25f) + base[0];
+#pragma unroll
+      for (int k = 0; k < 2; k++) {
+        const float low = alone(0, k), high = alone(0, 2 + k);
+        float product = t & 2 ? high : low;
+        if (L::FOLDED) product += __shfl_xor_sync(~0u, t & 2 ? low : high, 2);  // the other digits
+        s[2 * k + i] = product * (k ? scale * 0.25f : scale) + base[0];
+      }
       own = 15;
     }
   }
