@@ -178,3 +178,15 @@ def test_windows_as_integers(
     assert config.integer
     out = attend(config, query, work, channels**-0.5, 2, tmp_path)
     assert error(out, exact(query, work, channels**-0.5)) < 3e-3
+
+
+@pytest.mark.parametrize("group", [32, pytest.param(64, marks=SLOW)])
+def test_integers_of_a_channel_ten_thousand_times_the_others(group: int, tmp_path: Path) -> None:
+    """Sixteen bits of the largest would leave three of the others, which decide between tokens."""
+    sides = [[Piece(Format("affine", 2, axis, group), [160]), Piece(FULL, [11])] for axis in ("channel", "token")]
+    work = layer(*sides, heads=1, key_dim=64, value_dim=64, dtype=BF16)
+    work.phases[0][0].params[0][..., 5] *= 1e4
+    query = (torch.randn(1, 1, 1, 64, generator=torch.Generator().manual_seed(1)) * 2).to(BF16)
+    config = build(work.signature(), 64, 1, True, shared_memory((9, 0)), (("teams", 1),))
+    out, wanted = attend(config, query, work, 0.125, 2, tmp_path), exact(query, work, 0.125)
+    assert config.integer and error(out, wanted) < 1e-3 + error(wanted.to(BF16), wanted)

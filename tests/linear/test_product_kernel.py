@@ -112,6 +112,14 @@ def test_macros_and_shared_memory_of_a_configuration() -> None:
     assert ring.slot == 2048 and ring.shared(9, 640) == 4 * (2 * 512 + 3 * (2048 + 9 * 128))
 
 
+def test_wide_matrices_keep_the_input_in_shared_memory() -> None:
+    """So that it is read once per CTA; with less to read, or too long an input, it passes through the ring."""
+    kept = {
+        (n, k): kernel.choose(8, n, k, 0, False, True)[0].keep for n, k in ((22016, 4096), (4096, 4096), (22016, 16384))
+    }
+    assert kept == {(22016, 4096): True, (4096, 4096): False, (22016, 16384): False}
+
+
 @pytest.mark.parametrize("group", [0, 32, 128])
 def test_every_product_has_a_configuration_that_fits(group: int) -> None:
     """On sm_80 (163 KiB), sm_86, 89 and 120 (99 KiB), sm_90 and 100 (227 KiB)."""
