@@ -234,6 +234,17 @@ def test_jobs_of_other_processes_that_are_done_are_not_launched_again(
     unit.forget()
 
 
+def test_tables_fit_100_columns_and_name_settings_by_what_varies(
+    runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main([*GRID[:2], "method.residual=32,64,96,128,160,192,224,256", *GRID[3:]]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 100
+    table = (only(tmp_path).folder / "table.md").read_text().splitlines()
+    assert {line.split("|")[1].strip() for line in table[2:]} == {f"kivi int2 residual={32 * n}" for n in range(1, 9)}
+
+
 def test_records_hold_what_the_reader_needs(runs: Any, tmp_path: Path) -> None:
     assert main(GRID) == 0
     record = json.loads(sweeps.job_file(only(tmp_path).folder, 0).read_text())
