@@ -34,6 +34,11 @@ def cut(text: Any, longest: int = LONGEST) -> str:
     return f"{whole[:half]} ... {whole[-half:]}"
 
 
+def whole(text: str, longest: int) -> str:
+    """Return a text that is useless when shortened, such as a command; empty if it is longer than `longest`."""
+    return text if len(text) <= longest else ""
+
+
 def plain(value: Any, longest: int = 160) -> Any:
     """Return the value of a setting as JSON data: numbers that JSON lacks, and long or nested values, become texts."""
     if value is None or isinstance(value, bool):

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvbench.errors import KvbenchError
 from kvbench.page.entry import Entry
-from kvbench.page.numbers import cut, short, trimmed
+from kvbench.page.numbers import cut, short, trimmed, whole
 from kvbench.page.spread import spread
 from kvbench.results import aggregate, points
 from kvbench.results import code as codes
@@ -19,6 +19,8 @@ from kvbench.results.samples import Row
 PARTS = ("codes", "scales", "window", "index")
 #: maximum number of scores and of points of one run that the page holds
 MOST_SCORES, MOST_POINTS = 40, 32
+#: maximum length of a run's command in characters; a longer one is left out
+LONGEST_COMMAND = 1200
 #: significant digits of the scores of single tasks
 TASK_DIGITS = 4
 
@@ -89,7 +91,7 @@ def _identity(entry: Entry, metrics: Mapping[str, Any]) -> dict[str, Any]:
         "done": short(samples.get("done")),
         "asked": short(samples.get("requested")),
         "code": next(iter(metrics.get("code") or {}), None) if len(metrics.get("code") or {}) == 1 else None,
-        "command": cut(entry.command, 1200),
+        "command": whole(entry.command, LONGEST_COMMAND),
         "error": cut(metrics["error"]) if metrics.get("error") else None,
         "device": metrics["env"].get("device_name"),
         "path": (metrics.get("attention") or {}).get("path"),

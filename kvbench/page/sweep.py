@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from kvbench.page.numbers import cut, trimmed
+from kvbench.page.numbers import cut, trimmed, whole
 from kvbench.results.sweeps import Progress, Sweep
 
-#: maximum length of the command and of the message of a job, in characters
-LONGEST_COMMAND, LONGEST_MESSAGE = 400, 200
+#: maximum length of the sweep's command, of a job's, and of its message, in characters; a longer command is left out
+LONGEST_SWEEP, LONGEST_COMMAND, LONGEST_MESSAGE = 20_000, 1200, 200
+
+
+_PROGRAM = ("python", "-m", "kvbench")
 
 
 class FollowedSweep:
@@ -58,7 +62,7 @@ class FollowedSweep:
         manifest = self.sweep.manifest
         return {
             "id": cut(manifest.id, 120),
-            "command": cut(" ".join(["python -m kvbench", *manifest.command]), LONGEST_COMMAND),
+            "command": whole(shlex.join([*_PROGRAM, *manifest.command]), LONGEST_SWEEP),
             "created": cut(manifest.created, 40),
             "launcher": cut(manifest.launcher, 40),
             "driven": self.sweep.driven(),
@@ -70,7 +74,7 @@ class FollowedSweep:
                         entry.state,
                         entry.run_id,
                         entry.status,
-                        cut(" ".join(["python -m kvbench", *entry.job.overrides]), LONGEST_COMMAND),
+                        whole(shlex.join([*_PROGRAM, *entry.job.overrides]), LONGEST_COMMAND) or None,
                         cut((entry.message.splitlines() or [""])[0], LONGEST_MESSAGE) or None,
                     ]
                 )

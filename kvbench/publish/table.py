@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,7 +101,7 @@ def _line(entry: Progress) -> dict[str, Any]:
         _scaled(tpot.get("p99"), 1000),
         metrics.get("tokens_per_s"),
         None,
-        f"python -m kvbench {' '.join(entry.job.overrides)}",
+        shlex.join(["python", "-m", "kvbench", *entry.job.overrides]),
     )
     return dict(zip(COLUMNS, values, strict=True))
 

@@ -41,6 +41,7 @@ def test_all_jobs_are_shown_with_their_states(results, capsys, monkeypatch):
     assert {run["id"] for run in data["runs"]} == {run_id(1), run_id(2), run_id(3)}
     shown = data["sweep"]
     assert shown["command"] == "python -m kvbench --multirun method=kivi method.residual=32,64"
+    assert data["runs"][0]["command"].startswith("python -m kvbench model=tiny")
     assert [job[2] for job in shown["jobs"]] == ["done", "done", "failed", "running"]
     command = "python -m kvbench method=kivi method.residual=32"
     assert shown["jobs"][0] == [1, "setting 0", "done", run_id(1), "ok", command]
@@ -81,8 +82,11 @@ def test_the_page_follows_the_jobs(results):
     assert data["sweep"]["jobs"][2][2] == "done" and len(data["runs"]) == 2
 
 
-def test_texts_of_a_sweep_are_shortened(results):
-    folder = write_sweep(results, [], command=("x" * 10_000,))
+def test_messages_are_shortened_and_commands_are_whole_or_left_out(results):
+    folder = write_sweep(results, [], command=("x=[1,2]", "y" * 10_000))
     put(folder, 0, status="error", message=f"{'y' * 10_000}\nmore")
     data = FollowedSweep(Sweep.open(folder)).data()
-    assert len(data["command"]) <= 400 and len(data["jobs"][0][6]) <= 200
+    assert data["command"].startswith("python -m kvbench 'x=[1,2]' yyy") and len(data["command"]) > 10_000
+    assert len(data["jobs"][0][6]) <= 200
+    longer = write_sweep(results, [], "longer", command=("x" * 30_000,))
+    assert FollowedSweep(Sweep.open(longer)).data()["command"] == ""

@@ -19,7 +19,7 @@ function barPlot(all, scaleFor, text, title, label, bar) {
   const bottom = top + 4 + runs.length * layout.height;
   const box = { left: layout.left, right: width - 16, top, bottom, above };
   const x = scaleFor(box);
-  const parts = [lowerTicks(box, x, text)];
+  const parts = [lowerTicks(box, x, x.text || text)];
   parts.push(shape("text", { class: "title", x: (box.left + box.right) / 2, y: box.bottom + 38, "text-anchor": "middle" }, title));
   const groups = runs.map((run, i) => {
     const y = box.top + i * layout.height;

@@ -46,7 +46,7 @@ function toast(text) {
 
 /* Copy a text, and say so; where the browser refuses, show the text so that it can be copied by hand. */
 async function copy(text, what = "Command") {
-  if (!text) return toast("This run has no command: its configuration cannot be read");
+  if (!text) return toast("There is no command here: it is too long for the page, or its configuration cannot be read");
   try {
     await navigator.clipboard.writeText(text);
     toast(`${what} copied`);

@@ -26,7 +26,7 @@ function sweepView(redraw) {
     el("p", { class: "count", role: "status" }, `${jobs.length} jobs: ${words || "none"}${sweep.driven || !(counts.missing || counts.running) ? "" : ". No process works on it: the same command continues it."}`),
     progressBar(counts, jobs.length, words),
     el("p", { class: "note" }, [moment(sweep.created) && `started ${moment(sweep.created)}`, sweep.launcher && `launcher ${sweep.launcher}`].filter(Boolean).join(", ")),
-    el("div", { class: "row" }, el("pre", { class: "command", tabindex: 0 }, sweep.command), el("button", { type: "button", click: () => copy(sweep.command) }, "Copy")),
+    sweep.command ? el("div", { class: "row" }, el("pre", { class: "command long", tabindex: 0 }, sweep.command), el("button", { type: "button", click: () => copy(sweep.command) }, "Copy")) : null,
     el("div", { class: "tools jobs" }, el("label", {}, "Jobs", select)), jobTable(shown.slice(0, choice.jobs)), more,
   ];
 }

@@ -70,6 +70,7 @@ function byteScale(values, from, to, options) {
   const scale = scaleOf(values.map((value) => value / unit), from, to, options);
   const outer = (value) => scale(value / unit);
   outer.ticks = scale.ticks.map((tick) => tick * unit);
+  outer.text = (value) => `${digits(value / unit)} ${BYTES[Math.round(Math.log(unit) / Math.log(1024))]}`;  // one unit for all
   return outer;
 }
 

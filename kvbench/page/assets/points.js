@@ -62,7 +62,7 @@ function pointPlot(lines, metric, axis, more) {
   roving([...groups.flatMap((group) => [...group.querySelectorAll(".nameable")]), ...crosses]);
   const label = `${caption}: ${lines.length} runs, ${good.length} points. Arrow keys go from point to point.`;
   const drawing = canvas(size, box.bottom + 48, label, axes(box, x, y, {
-    xTitle: axis.name, yTitle: metric.title, xText: (value) => (axis.place === 0 ? tokens(value) : plain(value)), yText: metric.text,
+    xTitle: axis.name, yTitle: metric.title, xText: (value) => (axis.place === 0 ? tokens(value) : plain(value)), yText: y.text || metric.text,
   }), groups, crosses);
   const oom = lost.length ? ` Crosses at the top: ${lost.length} point${lost.length > 1 ? "s" : ""} that ran out of memory.` : "";
   return figure(caption, drawing, `${metric.low ? "Bars: 10 % to 90 % of the steps. " : ""}Click on a point to copy the command of its run.${oom}${more}`);

@@ -55,7 +55,7 @@ function scatter(all, cost, quality, width) {
   const layers = [...marks].sort((a, b) => onTop(a) - onTop(b));  // the front lies above the others
   const label = `${caption}: ${runs.length} runs, ${front.length} on the Pareto front. Arrow keys go from run to run.`;
   const drawing = canvas(width, height, label,
-    axes(box, x, y, { xTitle: cost.title, yTitle: quality.title, xText: cost.text, yText: (value) => digits(value).replace("-", MINUS) }),
+    axes(box, x, y, { xTitle: cost.title, yTitle: quality.title, xText: x.text || cost.text, yText: (value) => digits(value).replace("-", MINUS) }),
     shape("path", { class: "front", d: `${steps.join("")}H${box.right}` }), layers);
   return figure(caption, drawing, `Line: the Pareto front, ${front.length} of ${runs.length} runs. Bars: ± standard error.`);
 }
