@@ -17,6 +17,8 @@ from kvbench.quantizers.nuq import tail
 if TYPE_CHECKING:
     from kvbench.cache.segments.codebook import NuqSegment
 
+#: warps of a program, which takes a whole token
+WARPS = 16
 #: number of older outliers that are moved at a time
 ENTRIES = 512
 
@@ -117,6 +119,6 @@ def quantize(keys: NuqSegment, values: NuqSegment, key: Tensor, value: Tensor, p
             keys.exact.block if keys.exact else 1,
             values.exact.block if values.exact else 1,
             ENTRIES,
-            num_warps=8,
+            num_warps=WARPS,
             enable_fp_fusion=False,
         )
