@@ -35,7 +35,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() or 1))')
 help:  ## this list
 	@echo "kvbench: what a KV-cache method costs in accuracy, and what it saves in memory and time"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=$(PYTHON)  EXTRAS=$(EXTRAS)  VENV=$(VENV)"
 
@@ -60,7 +60,7 @@ test-slow:  ## tests that take minutes: notebooks, paper tables through a stand-
 	$(MAKE) install EXTRAS=test,lint,notebooks,browser,docs,launch,ray,lm-eval
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1800
 
-test-docs: install  ## the commands of README and docs that need no GPU, network or weights, in a copy of the tree
+test-docs: install  ## the commands of README and docs that need no GPU, network or weights (10 minutes of processor time)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m docs -n $(JOBS) --timeout 1800 tests/docs/test_run_commands.py
 
 docs:  ## the documentation as a site, in build/site (20 seconds, and 15 once to install Zensical)
