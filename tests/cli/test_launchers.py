@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from omegaconf import OmegaConf
 from kvbench.cli import launchers, plan, sweep
 from kvbench.cli.launchers import gathered, joblib_pool, ray_pool, resources, submitit_pool, units
 from kvbench.cli.launchers.units import Unit, units_of
-from kvbench.errors import ConfigError
+from kvbench.errors import ConfigError, KvbenchError
 from kvbench.results.store import RunStore
 from kvbench.results.sweeps import Job
 from kvbench.runner.run import run
@@ -296,6 +297,14 @@ def test_options_of_ray_are_checked(wrong: dict[str, Any], message: str) -> None
     ray_pool._check(RAY)
     with pytest.raises(ConfigError, match=message):
         ray_pool._check({**RAY, **wrong})
+
+
+def test_a_cluster_that_does_not_answer_is_one_message() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(KvbenchError, match=f"address={address}: there is no Ray cluster at this address"):
+            ray_pool._connect(None, {**RAY, "address": address})
 
 
 def test_a_job_asks_for_the_share_of_a_gpu_that_holds_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ from kvbench.util.progress import say
 
 #: file in the folder of a sweep by which a worker finds out whether it sees that folder
 PROBE = ".probe"
+#: seconds in which the head of a cluster must answer
+ANSWER_S = 5.0
 #: records of a unit's jobs, by file name
 Records = dict[str, bytes]
 
@@ -97,8 +100,11 @@ def _connect(ray: Any, options: Mapping[str, Any]) -> None:
         ray.init(address="local", num_cpus=count, include_dashboard=False, **common)
         return
     try:
+        host, _, port = str(address).removeprefix("ray://").rpartition(":")
+        if port.isdecimal():  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), ANSWER_S).close()
         ray.init(address=address, **common)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise KvbenchError(
             f"hydra.launcher.address={address}: there is no Ray cluster at this address ({first}).\n"
