@@ -119,10 +119,10 @@ class Composer:
             texts: overrides as typed.
         """
         values = settings.chosen(texts, True)
-        kept = [text for text in texts if not text.startswith(("hydra.", "hydra/", "launcher="))]
-        place = next((i for i, text in enumerate(kept) if text.startswith(f"{settings.KEY}=")), None)
+        own = [text for text in texts if not text.startswith(("hydra.", "hydra/", "launcher="))]
+        place = next((i for i, text in enumerate(own) if text.startswith(f"{settings.KEY}=")), None)
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            parsed = [self._parse(text) for i, text in enumerate(kept) if i != place]
+            parsed = [self._parse(text) for i, text in enumerate(own) if i != place]
         jobs = [list(job) for job in BasicSweeper.split_arguments(parsed, None)[0]]
         if place is None:
             return jobs

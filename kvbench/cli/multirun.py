@@ -87,7 +87,7 @@ def prepare(
     planned = plan.ordered(jobs, with_fp16=with_fp16)
     named = [text.split("=", 1)[1].strip("'\"") for text in overrides if text.startswith("hydra.sweep.dir=")]
     launcher = next((text.partition("=")[2] for text in overrides if text.startswith("launcher=")), "local")
-    kept = [text for text in overrides if text.startswith(("hydra.", "hydra/", "launcher="))]
+    for_launcher = [text for text in overrides if text.startswith(("hydra.", "hydra/", "launcher="))]
     os.environ[JOBS] = str(len(planned))
     os.environ[SIDE_BY_SIDE] = "1" if launcher in ("joblib", "submitit_local", "ray") else ""
     current = _folder(argv, planned, launcher, named[-1] if named else None)
@@ -99,7 +99,7 @@ def prepare(
         todo = [one for one in planned if one.number not in over]
     text = plan.for_hydra(plan.units(todo)) if todo else ""
     directory = [] if named else [f"hydra.sweep.dir={current.folder}"]
-    return Call(current, todo, ended, [*kept, *directory, text], launcher)
+    return Call(current, todo, ended, [*for_launcher, *directory, text], launcher)
 
 
 def _folder(argv: Sequence[str], planned: Sequence[Job], launcher: str, named: str | None) -> Sweep:
@@ -144,10 +144,10 @@ def _folder(argv: Sequence[str], planned: Sequence[Job], launcher: str, named: s
 def _same(folder: Path, command: tuple[str, ...]) -> Sweep | None:
     """Return the sweep in `folder` if it was started with the same command; else None."""
     try:
-        found = Sweep.open(folder)
+        there = Sweep.open(folder)
     except KvbenchError:
         return None
-    return found if found.manifest.command == command else None
+    return there if there.manifest.command == command else None
 
 
 def _results_dir(planned: Sequence[Job]) -> str:
