@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from kvbench.cli import launchers, settings
+from kvbench.cli import ray_options, settings
 from kvbench.cli.expand import check_sweeps
 from kvbench.cli.extra import check_folder
 from kvbench.cli.keys import Keys
@@ -75,7 +75,7 @@ class Composer:
     """
 
     def __init__(self, extra: Path | None = None) -> None:
-        launchers.register()
+        ray_options.store()
         if extra is not None:
             check_folder(extra.absolute())
         self.extra = extra.absolute() if extra else None

@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from kvbench.cli import job, multirun, plan, settings, unit
+from kvbench.cli import job, launchers, multirun, plan, settings, unit
 from kvbench.cli.arguments import Arguments
 from kvbench.cli.arguments import parse as arguments_of
 from kvbench.cli.choice_help import choice_help
@@ -210,6 +210,7 @@ def _conclude(done: Sequence[job.Outcome]) -> int:
 
 def _hydra(argv: Sequence[str]) -> int:
     """Let Hydra parse `argv` (through ``sys.argv``), compose configurations and launch jobs; return 0."""
+    launchers.register()
     original = sys.argv
     sys.argv = [original[0], *argv]
     try:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -21,25 +19,12 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli import plan
-from kvbench.cli.launchers.units import RETRIES, Unit, units_of
+from kvbench.cli.launchers.units import Unit, units_of
 from kvbench.errors import KvbenchError
 from kvbench.util.progress import say
 
 #: name of this module for Hydra, which takes launchers from the name space of its plugins only
 SPACE = "hydra_plugins.kvbench"
-
-
-@dataclass
-class RayOptions:
-    """Options of ``launcher=ray``, ``hydra.launcher.KEY``; conf/launcher/ray.yaml explains them."""
-
-    _target_: str = "hydra_plugins.kvbench.RayLauncher"
-    address: str | None = None
-    n_jobs: int = -1
-    cpus: float = 1.0
-    gpus: Any = "auto"
-    shared_folder: Any = "auto"
-    retries: int = RETRIES
 
 
 class _Pool(Launcher):
@@ -126,4 +111,3 @@ def register() -> None:
     for launcher in (JoblibLauncher, SlurmLauncher, SubmititLocalLauncher, RayLauncher):
         launcher.__module__ = SPACE
         Plugins.instance().register(launcher)
-    ConfigStore.instance().store(group="hydra/launcher", name="ray", node=RayOptions, provider="kvbench")
