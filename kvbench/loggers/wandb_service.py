@@ -107,7 +107,7 @@ class Service:
         return wandb.init(
             project=self.settings.project,
             entity=self.settings.entity,
-            dir=self.settings.dir,
+            dir=str(Path(self.settings.dir).absolute()),  # W&B's own process may have started in another folder
             mode=mode,
             reinit="finish_previous",
             resume="allow" if mode == "online" else None,
