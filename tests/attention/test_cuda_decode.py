@@ -117,6 +117,9 @@ class TestOnAGpu:
     @pytest.mark.parametrize(("group", "count"), [(1, 1), (4, 5)])
     def test_heads_of_other_sizes(self, name, group, count, channels):
         work = make(name, [(640, 40), (384, 59)], [(540, 140), (384, 59)], channels=channels)
+        if (name, channels) == ("groups of 16", 256):
+            assert "16 groups a token" in str(cuda_decode.refuses(query(work, group, count), work))
+            return
         assert wrong(work, query(work, group, count)) < 3e-3
 
     @pytest.mark.parametrize("name", ["int4 G128", "int3 G128", "int8 two nibbles"])

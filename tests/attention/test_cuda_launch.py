@@ -56,6 +56,7 @@ def test_what_it_cannot_read_is_refused(compiles: list[Any], monkeypatch: pytest
             "windows of 17 tokens in groups of 17: over 8 groups",
         ),
         (query(), work(key=wide), "groups of 128 channels"),
+        (query(), work(dims=(256, 256), value=Format("affine", 4, "token", 16)), "values in 16 groups a token"),
         (query(dtype=torch.bfloat16), work(), "dtype"),
     ):
         assert message in str(cuda_decode.refuses(given, made)), message

@@ -23,6 +23,8 @@ from kvbench.util.nvrtc import missing as available
 LOG2E = math.log2(math.e)
 #: head dimensions that the kernel supports
 HEAD_DIMS = (64, 80, 96, 128, 256)
+#: largest number of groups in a token's value: the product that sums their minima has a row for each of so many
+VALUE_GROUPS = 8
 #: largest number of (sequence, KV head) pairs: CUDA's limit on the second and third dimension of a grid
 LINES = 65535
 
@@ -47,6 +49,8 @@ def refuses(query: Tensor, work: Work) -> str | None:
     for key, value in work.phases:
         if value.format.axis == "channel":
             return "values grouped per channel"
+        if value.format.kind != "full" and work.value_dim // min(value.format.group, work.value_dim) > VALUE_GROUPS:
+            return f"values in {work.value_dim // value.format.group} groups a token, more than {VALUE_GROUPS}"
         if key.format.window and groups_met(key.format) > 8:
             return f"windows of {key.format.window} tokens in groups of {key.format.group}: over 8 groups in a tile"
         for form in (key.format, value.format):
