@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from experiments.checks.rules import Row, Rule, Text, Value, load
+from experiments.checks.rules import Row, Rule, Text, Value, load, one, table
 
 PAGE, SOURCE = "README.md", "results/quickstart/quickstart.json"
+FIDELITY = "results/tiny/fidelity/settings.csv"
 
 
 def scored(cell: dict[str, Any]) -> list[Value]:
@@ -25,6 +26,9 @@ def rules() -> Iterator[Rule]:
         yield Row(PAGE, "", task, [value for run in runs for value in scored(run["tasks"][task])], SOURCE)
     yield Row(PAGE, "", "**mean** (n = 40)", [value for run in runs for value in scored(run["mean"])], SOURCE)
     yield Text(PAGE, "| **mean** (n = {}) |", [runs[0]["mean"]["n"]], SOURCE)
+    label = "[KL divergence](docs/fidelity.md) from fp16, 0.0001 nats a token"
+    means = (one(table(FIDELITY), setting=name) for name in ("fp16", "kivi 4", "kivi 2", "atom 4"))
+    yield Row(PAGE, "", label, [1e4 * float(row["kld_mean"]) for row in means], FIDELITY)
     label = "KV bytes of a sequence, and fp16's to them"
     yield Row(PAGE, "", label, [x for run in runs for x in (run["kv_bytes"] / 2**20, run["ratio"])], SOURCE)
     values = [run[key] / 2**20 for run in runs for key in ("peak_prefill", "peak_decode")]
