@@ -21,7 +21,7 @@ from kvbench.util.schema import MOST, MOST_ROWS, MOST_TOKENS, bounded
 #: minimum number of prompt tokens
 SHORTEST = 16
 #: keys of the runtime group left out of the identity: they do not change the figures, or are recorded elsewhere
-_ELSEWHERE = ("results_dir", "retry", "batch_size", "workers", "seed", "device", "span_rows")
+_ELSEWHERE = ("results_dir", "retry", "batch_size", "workers", "seed", "device", "span_rows", "shared_prefill")
 
 #: settings that all points of a run share
 SETTINGS = ("repeats", "warm_up", "seed", "untimed", "fill", "compare", "stock")

@@ -152,7 +152,7 @@ def test_a_copy_has_its_own_state_and_empty_queues():
     assert (twin.frozen, twin.upper, twin.span, twin.max_length, twin.prefill.path) == (True, True, 4, 50, "sdpa")
     assert twin.watches is not progress.watches and twin.watches.of(torch.device("cpu")).record[0] == 0
     assert twin.packs is not progress.packs and twin.rolls is not progress.rolls
-    assert twin.tables == {} and twin.plain_mask is None
+    assert twin.tables == {} and twin.plain_masks == {}
     twin.reset()
     twin.padding.infer(None, 1, 2)
     twin.method_state.select([1])

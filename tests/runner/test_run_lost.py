@@ -19,14 +19,14 @@ LOST = {"rank": 1, "kind": "MemoryError", "message": "tried to allocate 20.00 Gi
 @pytest.mark.parametrize("lost", [LOST, {**LOST, "oom": False}, {**LOST, "kind": "KeyboardInterrupt", "oom": False}])
 def test_a_run_ends_once_though_two_threads_come_to_its_end(tmp_path, monkeypatch, lost):
     """Under tensor parallelism the thread that watches the other ranks records a failure beside the main thread."""
-    begun: list[run_module._Run] = []
+    begun: list[run_module.RunSteps] = []
     written: list[str] = []
-    do, build, write = run_module._Run.do, summary.build, RunStore.write_metrics
+    do, build, write = run_module.RunSteps.steps, summary.build, RunStore.write_metrics
     watcher = threading.Thread(target=lambda: begun[0]._lost(lost))
 
     def noted(self):
         begun.append(self)
-        return do(self)
+        return (yield from do(self))
 
     def slow(*args, **kwargs):
         if not watcher.ident:
@@ -39,7 +39,7 @@ def test_a_run_ends_once_though_two_threads_come_to_its_end(tmp_path, monkeypatc
         written.append(metrics["status"])
         write(self, metrics)
 
-    monkeypatch.setattr(run_module._Run, "do", noted)
+    monkeypatch.setattr(run_module.RunSteps, "steps", noted)
     monkeypatch.setattr(summary, "build", slow)
     monkeypatch.setattr(RunStore, "write_metrics", counted)
     done = run(config(tmp_path))
@@ -51,10 +51,10 @@ def test_a_run_ends_once_though_two_threads_come_to_its_end(tmp_path, monkeypatc
 
 def test_a_failure_elsewhere_is_the_end_of_a_run_that_has_none(tmp_path, monkeypatch):
     """The main thread waits for ever: what the watching thread writes is whole, and is not written over."""
-    do = run_module._Run.do
+    do = run_module.RunSteps.steps
 
     def lost(self):
-        done = do(self)
+        done = yield from do(self)
         self._ended = None
         self._lost(LOST)
         self.failures.errors.append(
@@ -63,7 +63,7 @@ def test_a_failure_elsewhere_is_the_end_of_a_run_that_has_none(tmp_path, monkeyp
         assert self._finish("error") == self._ended
         return done
 
-    monkeypatch.setattr(run_module._Run, "do", lost)
+    monkeypatch.setattr(run_module.RunSteps, "steps", lost)
     found = read(run(config(tmp_path))["run_dir"])
     assert found["status"] == "oom"
     assert found["oom"]["message"].startswith("rank 1: ")
