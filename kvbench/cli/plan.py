@@ -134,12 +134,19 @@ def _references(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return an fp16 job for each group of jobs that differ only in the method and that has no fp16 job."""
     present = {_rest(job) for job in jobs if _is_fp16(job)}
     missing = dict.fromkeys(_rest(job) for job in jobs if _rest(job) not in present)
-    return [["method=fp16", *rest] for rest in missing]
+    return [["method=fp16", *(["quantizer=none"] if _preset(rest) else []), *rest] for rest in missing]
+
+
+def _preset(job: Sequence[str]) -> bool:
+    """Return True if a job has a preset (``experiment=...``), which may choose a method and a quantizer."""
+    return any(text != "experiment=null" for text in _part(job, ("experiment",)))
 
 
 def _is_fp16(job: Sequence[str]) -> bool:
-    chosen = _part(job, METHOD)
-    return chosen in (("method=fp16",), (f"{SETTING}=fp16",), ())
+    chosen = tuple(text for text in _part(job, METHOD) if text != "quantizer=none")
+    if not chosen:  # the default, unless a preset chooses a method
+        return not _preset(job)
+    return chosen in (("method=fp16",), (f"{SETTING}=fp16",))
 
 
 def _rest(job: Sequence[str]) -> tuple[str, ...]:

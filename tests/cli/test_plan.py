@@ -55,6 +55,14 @@ def test_an_fp16_reference_is_added_once_where_there_is_none() -> None:
     assert typed(plan.ordered(jobs("dataset=x"), with_fp16=True)) == ["dataset=x"], "the default method is fp16"
 
 
+def test_the_method_of_a_preset_is_not_taken_for_fp16() -> None:
+    preset = "experiment=quickstart/kivi4"
+    assert typed(plan.ordered(jobs(preset), with_fp16=True)) == [f"method=fp16 quantizer=none {preset}", preset]
+    assert typed(plan.ordered(jobs("experiment=null"), with_fp16=True)) == ["experiment=null"]
+    own = [f"method=fp16 quantizer=none {preset}", preset]
+    assert typed(plan.ordered(jobs(*own), with_fp16=True)) == own
+
+
 def test_jobs_are_named_by_what_varies() -> None:
     grid = jobs("method=kivi quantizer=int2 method.residual=32", "method=kivi quantizer=int4 method.residual=32")
     assert plan.labels(grid) == ["int2", "int4"]
