@@ -95,6 +95,13 @@ def test_jobs_of_hydra_become_units(
     assert launcher.launch(BasicSweeper.split_arguments(parsed, None)[0], 0) == []
     assert capsys.readouterr().err == "error: hydra.launcher.gpus=9: is more than there are.\n"
 
+    def fail(self: Any, units: Any) -> None:
+        raise PermissionError(13, "Permission denied", "s/.probe")
+
+    monkeypatch.setattr(Seen, "run", fail)
+    assert launcher.launch(BasicSweeper.split_arguments(parsed, None)[0], 0) == []
+    assert capsys.readouterr().err == "error: s/.probe: Permission denied\n"
+
 
 def test_a_lost_job_of_submitit_is_submitted_again_and_an_interrupted_sweep_leaves_no_queue(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -188,6 +195,12 @@ def test_units_without_an_outcome_are_started_again_after_a_worker_died(
     assert f"2 units are given up: their worker processes died {units.RETRIES + 1} times" in said
 
 
+@pytest.mark.parametrize("number", [0, "two", 1.5])
+def test_the_number_of_workers_is_checked(here: Path, number: Any) -> None:
+    with pytest.raises(ConfigError, match=f"hydra.launcher.n_jobs={number}: must be a whole number"):
+        joblib_pool.run(three(here / "s"), {"n_jobs": number})
+
+
 def test_each_worker_gets_a_gpu_of_its_own(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joblib_pool, "has_gpu", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
@@ -240,6 +253,9 @@ class Ray:
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": 2.0}
 
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": self.cluster_resources()}, {"Alive": False, "Resources": {"CPU": 64.0}}]
+
     def get_runtime_context(self) -> Any:
         return SimpleNamespace(get_node_id=lambda: "here")
 
@@ -291,12 +307,38 @@ def test_a_lost_task_of_ray_is_started_again_under_another_claim_and_given_up_in
         ({"gpus": -1}, "hydra.launcher.gpus=-1: must be auto or a number"),
         ({"shared_folder": "maybe"}, "hydra.launcher.shared_folder=maybe"),
         ({"cpus": True}, "must be a number of processors"),
+        ({"n_jobs": 0}, "hydra.launcher.n_jobs=0: must be a whole number, 1 or greater"),
+        ({"retries": -1}, "hydra.launcher.retries=-1: must be a whole number, 0 or greater"),
     ],
 )
 def test_options_of_ray_are_checked(wrong: dict[str, Any], message: str) -> None:
     ray_pool._check(RAY)
     with pytest.raises(ConfigError, match=message):
         ray_pool._check({**RAY, **wrong})
+
+
+def test_a_job_that_no_machine_can_run_is_not_waited_for_in_silence(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {1: 1.0, 2: 2.5, 3: 2.0}  # the machine that runs has two processors
+    monkeypatch.setattr(resources, "needs", lambda unit, *_: {"num_cpus": asked[unit.numbers[0]], "num_gpus": 0.0})
+    monkeypatch.setattr(gathered, "keep", lambda unit, records: None)
+    (here / "s").mkdir()
+    ray: Any = Ray([{}, {}, {}])
+    ray_pool._Pool(ray, three(here / "s"), RAY).work()
+    assert [numbers for numbers, _, _ in ray.started] == [[1], [3]]
+    assert "job 3 asks for 2.5 CPUs and 0 GPUs, which Ray does not have here; not started" in capsys.readouterr().err
+    ray = Ray([{}, {}, {}])
+    ray_pool._Pool(ray, three(here / "s"), {**RAY, "address": "auto"}).work()
+    assert [numbers for numbers, _, _ in ray.started] == [[1], [2], [3]]
+    assert "which no machine of the cluster has; it waits for one that has them" in capsys.readouterr().err
+
+
+def test_a_gpu_and_its_processors_must_be_on_one_machine() -> None:
+    machines = [{"CPU": 8.0}, {"CPU": 2.0, "GPU": 1.0}]
+    assert resources.fits({"num_cpus": 2.0, "num_gpus": 1.0}, machines)
+    assert resources.fits({"num_cpus": 8.0, "num_gpus": 0}, machines)
+    assert not resources.fits({"num_cpus": 4.0, "num_gpus": 0.5}, machines)
 
 
 def test_a_cluster_that_does_not_answer_is_one_message() -> None:

@@ -56,6 +56,9 @@ class _Pool(Launcher):
         except KvbenchError as error:  # Hydra would print it with advice of its own
             say(f"error: {error}")
             return []
+        except OSError as error:  # the folder of the sweep cannot be written, for example
+            say(f"error: {error.filename or self.config.hydra.sweep.dir}: {error.strerror or error}")
+            return []
         done = JobReturn(status=JobStatus.COMPLETED)
         done.return_value = "ok"
         return [done for _ in values]

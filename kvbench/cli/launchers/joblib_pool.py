@@ -10,6 +10,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from kvbench.cli.launchers.units import RETRIES, Execute, Unit, end_with_parent, unfinished
+from kvbench.errors import ConfigError
 from kvbench.runner.gate import per_gpu
 from kvbench.util.progress import say
 from kvbench.util.requirements import has_gpu
@@ -29,10 +30,21 @@ def run(units: Sequence[Unit], options: Mapping[str, Any]) -> None:
     Args:
         units: the units.
         options: ``hydra.launcher``: arguments of ``joblib.Parallel``.
+
+    Raises:
+        ConfigError: ``n_jobs`` is not a number of processes.
     """
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import BrokenProcessPool
 
+    number = options.get("n_jobs")
+    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or not number):
+        raise ConfigError(
+            "hydra.launcher.n_jobs",
+            number,
+            "must be a whole number, 1 or greater, or -1 for one per GPU or processor",
+            hint="hydra.launcher.n_jobs=2",
+        )
     gpus = gpus_for(units)
     arguments = {**options, "backend": "loky"}
     if gpus:

@@ -56,7 +56,7 @@ def run(units: Sequence[Unit], options: Mapping[str, Any]) -> None:
         options: ``hydra.launcher``, as conf/launcher/ray.yaml explains it.
 
     Raises:
-        KvbenchError: there is no Ray at the given address, or it has too few GPUs or processors for a job.
+        KvbenchError: an option has a wrong value, or there is no Ray at the given address.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # Ray would send statistics to its makers
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # lines of different jobs may be equal
@@ -73,12 +73,13 @@ def run(units: Sequence[Unit], options: Mapping[str, Any]) -> None:
 
 def _check(options: Mapping[str, Any]) -> None:
     """Raise ConfigError for an option that has a wrong type or value."""
-    for key, kinds, rule in (
-        ("n_jobs", int, "a whole number, -1 for one per processor"),
-        ("retries", int, "a whole number, 0 or greater"),
-        ("cpus", (int, float), "a number of processors"),
+    for key, kinds, least, rule in (
+        ("n_jobs", int, -1, "a whole number, 1 or greater, or -1 for one per processor"),
+        ("retries", int, 0, "a whole number, 0 or greater"),
+        ("cpus", (int, float), 0, "a number of processors"),
     ):
-        if isinstance(options[key], bool) or not isinstance(options[key], kinds):
+        value = options[key]
+        if isinstance(value, bool) or not isinstance(value, kinds) or value < least or (key == "n_jobs" and not value):
             raise ConfigError(f"hydra.launcher.{key}", options[key], f"must be {rule}")
     if options["shared_folder"] not in ("auto", True, False):
         raise ConfigError("hydra.launcher.shared_folder", options["shared_folder"], allowed=("auto", "true", "false"))
@@ -156,6 +157,15 @@ class _Pool:
     def _start(self, attempt: _Attempt, probe: str | None) -> None:
         assert self._task is not None
         needs = resources.needs(attempt.unit, self._has_gpus, self._gpu_memory, self._options)
+        machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        if not attempt.tries and not resources.fits(needs, machines):
+            job = (
+                f"job {attempt.unit.numbers[0] + 1} asks for {needs['num_cpus']:g} CPUs and {needs['num_gpus']:g} GPUs"
+            )
+            if self._options["address"] is None:
+                say(f"{job}, which Ray does not have here; not started. See hydra.launcher.n_jobs, cpus and gpus")
+                return
+            say(f"{job}, which no machine of the cluster has; it waits for one that has them")
         task = self._task.options(**needs)
         self._attempts[task.remote(attempt.unit, attempt.claim, self._keeper, probe)] = attempt
 

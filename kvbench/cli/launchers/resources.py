@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvbench.cli import job
@@ -37,6 +37,19 @@ def needs(unit: Unit, has_gpus: bool, memory: Callable[[], int | None], options:
         "num_cpus": float(options["cpus"]) * (1 if on_gpu else workers),
         "num_gpus": gpus * workers if on_gpu and workers > 1 else gpus,
     }
+
+
+def fits(needs: Mapping[str, float], machines: Sequence[Mapping[str, float]]) -> bool:
+    """Return True if at least one machine has what a task asks for.
+
+    Args:
+        needs: what the task asks for (:func:`needs`).
+        machines: resources of each machine, as Ray counts them: ``CPU`` and ``GPU``.
+    """
+    return any(
+        needs["num_cpus"] <= machine.get("CPU", 0) and needs["num_gpus"] <= machine.get("GPU", 0)
+        for machine in machines
+    )
 
 
 def _checked(texts: list[str], unit: Unit) -> RunConfig | None:
