@@ -14,7 +14,6 @@ from filelock import FileLock, Timeout
 
 from kvbench.cli import job, plan, sweep
 from kvbench.cli.job import Outcome
-from kvbench.errors import KvbenchError
 from kvbench.parallel import launch
 from kvbench.results import ranking, sweeps, tables
 from kvbench.util import atomic
@@ -81,7 +80,7 @@ def _together(jobs: Sequence[tuple[int, list[str]]], folder: Path, extra: Path |
             _announce(number, texts)
             try:
                 config = job.composed(texts, extra)
-            except KvbenchError as error:
+            except Exception as error:  # as for a single job, a bug must not end the sweep
                 end(number, texts, None, error)
                 continue
             configs.append(config)
@@ -124,7 +123,7 @@ def _room(jobs: Sequence[Sequence[str]], extra: Path | None) -> Iterator[None]:
             checked = check(job.composed(texts, extra))
             needs.append(peak_bytes(checked))
             device = homes(checked.runtime)[0]
-        except KvbenchError:  # the job itself reports it
+        except Exception:  # the job itself reports it
             continue
     known = identity(device) if device is not None else None
     if known is None:

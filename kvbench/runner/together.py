@@ -10,6 +10,7 @@ from typing import Any
 from kvbench.config.prerequisites import check_here
 from kvbench.config.run_config import RunConfig, check
 from kvbench.decoding.shared_prefill import refusal as method_refusal
+from kvbench.errors import KvbenchError
 from kvbench.models import shared
 from kvbench.results.identity import run_id, short_name
 from kvbench.results.store import RunStore
@@ -123,8 +124,12 @@ def _side_by_side(
         stores = {}
         for member in sorted(members, key=lambda one: one.name):  # the same order in every process: no deadlock
             store = RunStore(member.checked.runtime.results_dir, member.name, say)
-            stack.enter_context(store.hold())
-            stores[member.name] = store
+            try:
+                stack.enter_context(store.hold())
+            except KvbenchError as error:  # its folder cannot be written, for example
+                end(member.place, error)
+            else:
+                stores[member.name] = store
         under_way: dict[int, Steps] = {}
         waiting: dict[int, Batch] = {}
 
@@ -141,7 +146,7 @@ def _side_by_side(
                 end(place, error)
 
         try:
-            for member in members:
+            for member in [member for member in members if member.name in stores]:
                 begun(member.place, member.name)
                 config = resolve.fitted(member.config, member.checked)
                 run_ = RunSteps(config, member.checked, member.checked.task, stores[member.name], None).steps()

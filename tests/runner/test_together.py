@@ -18,8 +18,10 @@ from kvbench.methods.load import load_method
 from kvbench.models import shared
 from kvbench.models.load import load
 from kvbench.models.spec import ModelConfig
-from kvbench.results.samples import MEASURED, outputs
+from kvbench.results.identity import run_id
+from kvbench.results.samples import MEASURED, DiskError, outputs
 from kvbench.runner import shared_prefill
+from kvbench.runner.resolve import material
 from kvbench.runner.run import run
 from kvbench.runner.together import refusal, run_together
 from kvbench.util.schema import build
@@ -131,6 +133,17 @@ def test_what_cannot_share_runs_by_itself_and_says_why(tmp_path: Path, prefills:
     assert [result["status"] for i, result in enumerate(results) if i != 4] == ["ok"] * 5  # type: ignore[index]
     assert prefills == [2, 2]
     assert sorted(ended) == list(range(6))
+
+
+def test_a_run_whose_folder_cannot_be_made_is_the_only_one_that_fails(tmp_path: Path) -> None:
+    runs = few(tmp_path)
+    checked = check(runs[1])
+    folder = Path(checked.runtime.results_dir) / run_id(material(runs[1], checked, checked.task))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_text("")
+    results = run_together(runs)
+    assert isinstance(results[1], DiskError)
+    assert [result["status"] for result in results[::2]] == ["ok", "ok"]  # type: ignore[index]
 
 
 def test_loggers_that_follow_one_run_at_a_time_are_refused(tmp_path: Path) -> None:
