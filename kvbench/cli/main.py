@@ -168,8 +168,22 @@ def _sweep(argv: Sequence[str], arguments: Arguments, composer: Composer, texts:
 
 
 def _resumed(name: str) -> list[str]:
-    """Return the command line of a sweep that is to be continued. Raises KvbenchError if there is no such sweep."""
-    return list(read_manifest(named(SWEEPS, name)).command)
+    """Return the command line of a sweep that is to be continued.
+
+    Raises:
+        KvbenchError: there is no such sweep, or its command would record another one when started in this folder.
+    """
+    folder = named(SWEEPS, name)
+    command = list(read_manifest(folder).command)
+    chosen = [Path(text.partition("=")[2].strip("'\"")) for text in command if text.startswith("hydra.sweep.dir=")]
+    if folder.absolute() != (chosen[-1] if chosen else SWEEPS / folder.name).absolute():
+        raise ConfigError(
+            "--resume",
+            name,
+            "was started in another working folder, to which the paths in its command refer",
+            hint="change to that folder with cd, and run the same command there",
+        )
+    return command
 
 
 def run_job(config: DictConfig) -> str:

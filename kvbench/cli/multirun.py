@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import tempfile
 import uuid
 from collections import Counter
@@ -135,7 +136,7 @@ def _folder(argv: Sequence[str], planned: Sequence[Job], launcher: str, named: s
         folder = folder if named is not None or before is None else sweep.new_folder()
         current = Sweep(folder, replace(manifest, id=folder.name))
         current.manifest.write(folder)
-        say(f"sweep {current.manifest.id}: {len(planned)} jobs; `python -m kvbench.report --sweep ID` shows them")
+        say(f"sweep {current.name}: {len(planned)} jobs; `python -m kvbench.report --sweep ID` shows them")
     with suppress(OSError):  # it only informs those who watch
         atomic.write(current.folder / sweeps.DRIVER, (json.dumps(sweeps.here()) + "\n").encode())
     return current
@@ -198,8 +199,10 @@ def conclude(call: Call, *, interrupted: bool = False) -> int:
         interrupted: True if the user has ended it before.
     """
     folder, expected = call.sweep.folder, len(call.sweep.manifest.jobs)
-    with suppress(OSError):
-        (folder / sweeps.DRIVER).unlink(missing_ok=True)
+    with suppress(OSError, ValueError):
+        driver = folder / sweeps.DRIVER
+        if json.loads(driver.read_text(encoding="utf-8")) == sweeps.here():  # another call may have continued the sweep
+            driver.unlink()
     by_number = {outcome["number"]: outcome for outcome in sweep.outcomes(folder, say)}
     by_number |= {outcome["number"]: outcome for outcome in call.ended} | unit.outcomes
     done = [by_number[number] for number in sorted(by_number)]
@@ -212,7 +215,9 @@ def conclude(call: Call, *, interrupted: bool = False) -> int:
     if rows and launch.rank() == 0:
         _keep(folder, rows)
     if rows and "logger=wandb" in call.sweep.manifest.command:
-        say(f"to send this table and its plots to W&B: python -m kvbench.publish --sweep {call.sweep.manifest.id}")
+        say(
+            f"to send this table and its plots to W&B: python -m kvbench.publish --sweep {shlex.quote(call.sweep.name)}"
+        )
     for outcome in failed:
         first = (outcome["message"] or outcome["status"]).splitlines()[0]
         say(f"job {outcome['number'] + 1} {outcome['status']}: {' '.join(outcome['overrides'])}: {first}")
@@ -220,7 +225,7 @@ def conclude(call: Call, *, interrupted: bool = False) -> int:
     if missing and not interrupted:
         say(f"{missing} of {expected} jobs did not record an outcome in {folder}")
     if interrupted or missing or failed or unwritten:
-        again = f"python -m kvbench --resume {call.sweep.manifest.id}"
+        again = f"python -m kvbench --resume {shlex.quote(call.sweep.name)}"
         say(f"{'interrupted; ' if interrupted else ''}to run what is missing: {again} (or the same command again)")
     if interrupted:
         return INTERRUPTED

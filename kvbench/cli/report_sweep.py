@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -64,8 +65,8 @@ def _text(sweep: Sweep, entries: Sequence[Progress], driven: bool) -> list[str]:
         )
     if len(others) > MOST:
         lines.append(
-            f"and {len(others) - MOST} more; python -m kvbench.report --html --sweep {sweep.manifest.id} has all"
+            f"and {len(others) - MOST} more; python -m kvbench.report --html --sweep {shlex.quote(sweep.name)} has all"
         )
     if not driven and any(entry.state in ("missing", "failed") for entry in entries):
-        lines.append(f"to run what is missing: python -m kvbench --resume {sweep.manifest.id}")
+        lines.append(f"to run what is missing: python -m kvbench --resume {shlex.quote(sweep.name)}")
     return lines

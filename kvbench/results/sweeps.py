@@ -169,6 +169,12 @@ class Sweep:
         """Return the metrics of the jobs that have ended, in the order of the manifest; each is a row of the table."""
         return [entry.metrics for entry in self.progress() if entry.metrics is not None]
 
+    @property
+    def name(self) -> str:
+        """The text with which a user names the sweep: its id, or the path of its folder if that is not in SWEEPS."""
+        folder = self.folder.absolute()
+        return folder.name if folder.parent == SWEEPS.absolute() else str(folder)
+
     def driven(self) -> bool:
         """Return True if the process that started the sweep, or continued it last, still runs."""
         return _alive(_object(self.folder / DRIVER))
@@ -232,11 +238,14 @@ def named(sweeps: Path, name: str) -> Path:
 
     Args:
         sweeps: folder of all sweeps.
-        name: id of the sweep, which is the name of its folder in `sweeps`, or the beginning of the id.
+        name: id of the sweep, which is the name of its folder in `sweeps`, or the beginning of the id; or the path of
+            a folder with a manifest, for a sweep elsewhere (``hydra.sweep.dir``).
 
     Raises:
         KvbenchError: no folder, or more than one, has a name that begins so.
     """
+    if os.sep in name and (Path(name) / MANIFEST).is_file():
+        return Path(name)
     folders = sorted(path.name for path in sweeps.iterdir() if path.is_dir()) if sweeps.is_dir() else []
     matches = [name] if name in folders else [folder for folder in folders if name and folder.startswith(name)]
     if len(matches) == 1:

@@ -128,6 +128,41 @@ def test_the_same_command_continues_its_sweep_and_another_begins_one(runs: Any, 
     capsys.readouterr()
 
 
+def test_a_sweep_in_a_folder_of_its_own_is_named_by_its_path(
+    runs: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(residual: int) -> None:
+        if residual == 64:
+            raise KeyboardInterrupt
+
+    runs.before.append(interrupt)
+    assert main([*GRID, "hydra.sweep.dir=mine"]) == 130
+    assert f"python -m kvbench --resume {tmp_path / 'mine'}" in capsys.readouterr().err
+    runs.before.clear()
+    assert main(["--resume", str(tmp_path / "mine")]) == 0
+    assert Sweep.open(tmp_path / "mine").counts()["done"] == 3
+    assert main(["--resume", "./mine"]) == 0
+    capsys.readouterr()
+    monkeypatch.chdir(tmp_path / "mine")
+    assert main(["--resume", str(tmp_path / "mine")]) != 0
+    assert "was started in another working folder" in capsys.readouterr().err
+
+
+def test_a_call_that_ends_leaves_the_mark_of_another_that_continues_the_sweep(
+    runs: Any, tmp_path: Path, capsys: Any
+) -> None:
+    def continue_it(residual: int) -> None:
+        (only(tmp_path).folder / sweeps.DRIVER).write_text(json.dumps({**sweeps.here(), "pid": 1}))
+
+    runs.before.append(continue_it)
+    assert main(GRID) == 0
+    assert (only(tmp_path).folder / sweeps.DRIVER).exists()
+    runs.before.clear()
+    assert main(GRID) == 0
+    assert not (only(tmp_path).folder / sweeps.DRIVER).exists()
+    capsys.readouterr()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
