@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kvbench.page.numbers import cut, short, trimmed
+from kvbench.page.numbers import cut, short, trimmed, whole
 
 #: file with the scores, below the folder of results
 FILE = Path("mini/scores.json")
@@ -46,5 +46,5 @@ def _line(entry: dict[str, Any]) -> list[Any]:
     keys = [key.partition("@") for key in entry["tasks"]]
     tasks, lengths = (",".join(dict.fromkeys(key[i] for key in keys)) for i in (0, 2))
     data = f"dataset=mini dataset.tasks=[{tasks}] dataset.lengths=[{lengths}] dataset.limit={mean['n'] // len(keys)}"
-    command = cut(f"python -m kvbench {entry['command']} {data}", 300)
+    command = whole(f"python -m kvbench {entry['command']} {data}", 300)
     return trimmed([cut(entry["name"], 80), cut(entry["family"], 40), command, *map(short, numbers), cut(device, 80)])
