@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 from kvbench.cache import KVCache
 from kvbench.decoding.drafting import prepare
 from kvbench.decoding.passes import check_cache, forward, prefill
+from kvbench.errors import NonFiniteError
 
 
 @torch.inference_mode()
@@ -40,7 +42,7 @@ def continuation_likelihoods(
 
     Raises:
         CacheError: the cache was used before, or the model did not use it.
-        NonFiniteError: the logits after the context are NaN or Inf.
+        NonFiniteError: the logits after the context are NaN or Inf, or those after a later token NaN.
     """
     prepare(model, None)
     cache.lead(None)  # a draft's cache would be filled and never used
@@ -59,6 +61,8 @@ def continuation_likelihoods(
             if place + 1 < len(continuation):
                 scores = _step(model, twin, token, device)
         check_cache(twin, len(context) + len(continuation) - 1)
+        if math.isnan(total):
+            raise NonFiniteError(f"the logits within a continuation of {len(continuation)} tokens are NaN")
         yield total, greedy, twin
 
 

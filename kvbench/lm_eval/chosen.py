@@ -14,7 +14,10 @@ from kvbench.cli.compose import Composer, run_config
 from kvbench.config.run_config import RunConfig, check
 from kvbench.config.setting import parse
 from kvbench.errors import ConfigError, nearest
+from kvbench.results.identity import identity
+from kvbench.runner.resolve import settled
 from kvbench.util.confdir import conf_dir
+from kvbench.util.progress import say
 
 #: arguments of the model that stand for keys of kvbench's configuration
 KEYS = {
@@ -32,6 +35,9 @@ KEYS = {
     "seed": "runtime.seed",
 }
 
+#: a data set that is checked in place of lm-eval's tasks; its prompts are short enough for models of 512 tokens
+PLACEHOLDER = ("dataset=mini/passkey", "dataset.lengths=[512]")
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -45,13 +51,19 @@ class Chosen:
     plain: dict[str, Any]
     checked: RunConfig
 
-    @property
-    def key(self) -> str:
-        """Sixteen hexadecimal digits that differ between models, settings and their options (for request caches)."""
+    def key(self, host: Mapping[str, Any] | None = None) -> str:
+        """Return sixteen hexadecimal digits that differ between models, settings and their options.
+
+        The content of local weights and of a method's calibration file counts, not their paths.
+
+        Args:
+            host: lm-eval's own arguments of the model that change an answer, for example ``add_bos_token``.
+        """
         runtime = self.plain["runtime"]
         material = {
-            **{group: self.plain[group] for group in ("model", "method", "quantizer")},
+            **identity(settled(self.plain, self.checked), {}, self.checked.model.folder(), say),
             "runtime": {key: runtime.get(key) for key in ("seed", "prefill_chunk", "graphs", "compile")},
+            **({"host": dict(host)} if host else {}),
         }
         return hashlib.sha256(json.dumps(material, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -76,6 +88,7 @@ def choose(arguments: Mapping[str, Any]) -> Chosen:
             hint="--model_args model=llama2-7b,setting=kivi:int4",
         )
     texts = [f"model={given.pop(names[0])}", *parse(str(given.pop("setting", "fp16"))).overrides(), "logger=none"]
+    texts += PLACEHOLDER
     for key, value in given.items():
         if key not in KEYS:
             near = nearest(key, ["model", "setting", *KEYS])

@@ -14,10 +14,10 @@ from kvbench.lm_eval.logs import Logs
 
 #: folder in which lm-eval writes its results where no other is named; they are read back from there
 OUTPUT = "results/lm_eval"
-#: model arguments that do not change an answer, or are lm-eval's own
-OTHERS = frozenset(
-    ("results_dir", "batch_size", "max_batch_size", "add_bos_token", "prefix_token_id", "chat_template_args")
-) | {"enable_thinking", "think_end_token"}
+#: model arguments that do not change an answer
+RUNNING = frozenset(("results_dir", "batch_size", "max_batch_size"))
+#: model arguments that are lm-eval's own, and change what the model reads or how its answers are cut
+HOST = frozenset(("add_bos_token", "prefix_token_id", "chat_template_args", "enable_thinking", "think_end_token"))
 
 _USAGE = """python -m kvbench.lm_eval: lm-evaluation-harness through kvbench's caches
 
@@ -90,16 +90,17 @@ def _run(arguments: list[str]) -> int:
         if end.code not in (None, 0):
             return end.code if isinstance(end.code, int) else 1
     if ours and CachedLM.last is not None:
-        _report(CachedLM.last, logs, str((given.get("model_args") or {}).get("results_dir", "results/runs")))
+        _report(CachedLM.last, logs)
     return 0
 
 
-def _report(model: Any, logs: Logs, folder: str) -> None:
+def _report(model: Any, logs: Logs) -> None:
     """Print what the requests tested, and store the rows of this evaluation."""
     from kvbench.lm_eval.rows import store
     from kvbench.results.identity import short_name
 
     print(model.figures.summary(short_name(model.chosen.plain)), file=sys.stderr)
+    folder = model.results_dir or "results/runs"
     if folder != "none":
         run = store(logs, model, Path(folder))
         print(f"rows: {run}  (python -m kvbench.report)" if run else "rows: none, as no task has scores per sample")
@@ -135,13 +136,18 @@ def prepare(parsed: Namespace, given: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: the model arguments are invalid.
     """
+    from lm_eval.utils import simple_parse_args_string
+
     from kvbench.lm_eval.chosen import choose
 
     arguments = given.get("model_args") or {}
+    if isinstance(arguments, str):  # in a file of --config
+        arguments = simple_parse_args_string(arguments)
     if not isinstance(arguments, Mapping):
         raise ConfigError("--model_args", arguments, "must be KEY=VALUE", hint="model=llama2-7b,setting=kivi:int4")
-    chosen = choose({key: value for key, value in arguments.items() if key not in OTHERS})
+    chosen = choose({key: value for key, value in arguments.items() if key not in RUNNING | HOST})
     if given.get("use_cache"):
-        parsed.use_cache = f"{given['use_cache']}-{chosen.key}"
+        host = {key: value for key, value in arguments.items() if key in HOST and value is not None}
+        parsed.use_cache = f"{given['use_cache']}-{chosen.key(host)}"
     parsed.output_path = given.get("output_path") or OUTPUT
     parsed.log_samples = True

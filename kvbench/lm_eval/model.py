@@ -6,6 +6,8 @@ inherits, so that a difference in a score comes from the cache.
 
 from __future__ import annotations
 
+import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +22,7 @@ from kvbench.config.run_config import RuntimeConfig
 from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.continuation import continuation_likelihoods
 from kvbench.decoding.sampling import Sampling
-from kvbench.errors import ConfigError
+from kvbench.errors import ConfigError, DataError
 from kvbench.lm_eval.chosen import Chosen, choose
 from kvbench.lm_eval.figures import Figures
 from kvbench.models.load import load
@@ -32,6 +34,19 @@ from kvbench.runner.rows import Machine, row_bill
 from kvbench.util.progress import Progress
 
 Request = tuple[tuple[str, str], list[int], list[int]]
+
+#: generation arguments of transformers that have no counterpart here, and the value that leaves an answer as it is
+NEUTRAL = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "length_penalty": 1,
+    "early_stopping": False,
+    "repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "typical_p": 1,
+    "min_p": 0,
+    "use_cache": True,
+}
 
 
 @register_model("kvbench")
@@ -91,18 +106,37 @@ class CachedLM(HFLM):  # type: ignore[misc]
         self.loaded = loaded
         self.machine = Machine(device_name(loaded.device) or cpu_name(), str(loaded.dtype).removeprefix("torch."))
         self.figures = Figures()
+        self.results_dir = results_dir
+        #: arguments of lm-eval's own that change what the model reads or how its answers are cut
+        self.host = {
+            name: value
+            for name, value in {
+                "add_bos_token": add_bos_token,
+                "prefix_token_id": prefix_token_id,
+                "chat_template_args": chat_template_args,
+                "enable_thinking": enable_thinking,
+                "think_end_token": think_end_token,
+            }.items()
+            if value is not None
+        }
         self._texts: Sequence[str] = ()
+        self._removed: Sequence[int] = ()
+        self._asked: Counter[str] = Counter()
         CachedLM.last = self
 
     def tok_batch_encode(self, strings: list[str], *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        """Encode a batch of prompts as ``hf`` does, and remember their texts for the figures of their answers."""
+        """Encode a batch of prompts as ``hf`` does, and remember their texts and how many tokens were cut."""
+        ids, mask = super().tok_batch_encode(strings, *args, **options)
+        room = options.get("left_truncate_len") or self.max_length
+        cut = ids.shape[1] >= room
         self._texts = list(strings)
-        return super().tok_batch_encode(strings, *args, **options)
+        self._removed = [max(0, len(self.tok_encode(text)) - room) if cut else 0 for text in strings]
+        return ids, mask
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **generation_kwargs: Any) -> Tensor:
         """Return the prompts with their answers, ``[B, T + N]``, padded on the right with the end-of-sequence token."""
         mask = generation_kwargs.pop("attention_mask", None)
-        sampling = _sampling(generation_kwargs, self._runtime.seed)
+        chosen = sampling(generation_kwargs, self._seeds())
         cache = self._cache(context, mask, max_length)
         peaks = PhasePeaks(self.loaded.device, census=False)
         with peaks.run():
@@ -112,7 +146,7 @@ class CachedLM(HFLM):  # type: ignore[misc]
                 context,
                 mask,
                 max_new_tokens=max_length - context.shape[1],
-                sampling=sampling,
+                sampling=chosen,
                 eos_token_ids=self.loaded.eos_token_ids,
                 stop=stop,
                 tokenizer=self.tokenizer,
@@ -132,6 +166,7 @@ class CachedLM(HFLM):  # type: ignore[misc]
                 text,
                 exact=_exact(cache, row),
                 prompt_tokens=generation.prompt_tokens[row],
+                truncated=self._removed[row],
                 tokens=tokens,
                 finish=generation.finish[row],
                 kv_bytes=bill,
@@ -140,6 +175,14 @@ class CachedLM(HFLM):  # type: ignore[misc]
         longest = max(map(len, generation.tokens))
         rows = [tokens + [self.eot_token_id] * (longest - len(tokens)) for tokens in generation.tokens]
         return torch.cat([context, torch.tensor(rows, device=context.device, dtype=context.dtype)], 1)
+
+    def _seeds(self) -> list[int]:
+        """Return a seed for each prompt of the batch; a prompt that lm-eval repeats gets another one each time."""
+        seeds = []
+        for text in self._texts:
+            seeds.append(zlib.crc32(f"{self._runtime.seed}/{self._asked[text]}/{text}".encode("utf-8", "replace")))
+            self._asked[text] += 1
+        return seeds
 
     def _loglikelihood_tokens(
         self, requests: list[Request], disable_tqdm: bool = False, override_bs: int | None = None
@@ -162,12 +205,13 @@ class CachedLM(HFLM):  # type: ignore[misc]
         ids = torch.tensor([context], device=self.loaded.device)
         cache = self._cache(ids, None, len(context) + max(map(len, continuations)))
         answers = continuation_likelihoods(self.model, cache, context, continuations, self._runtime.prefill_chunk)
-        for (pair, _, _), (total, greedy, used) in zip(requests, answers, strict=True):
+        for (pair, whole, _), (total, greedy, used) in zip(requests, answers, strict=True):
             path = {"reads_packed": bool(used.reads_packed), "path": str(used.path)}
             self.figures.add(
                 pair[0] if pair else None,
                 exact=_exact(used, 0),
                 prompt_tokens=len(context),
+                truncated=len(whole) - len(context),
                 tokens=0,
                 finish="window",
                 kv_bytes=row_bill(used, 0, 1),
@@ -197,8 +241,14 @@ def _cut(request: Request, max_length: int) -> list[int]:
 
     Raises:
         ConfigError: the continuation alone does not fit.
+        DataError: the continuation has no tokens.
     """
-    _, context, continuation = request
+    pair, context, continuation = request
+    if not continuation:
+        raise DataError(
+            f"the answer {pair[1] if pair else ''!r} has no tokens of its own after its prompt, so it has no "
+            "likelihood.\n  hint: check doc_to_choice or doc_to_target of the task"
+        )
     room = max_length + 1 - len(continuation)
     if room < 1:
         raise ConfigError(
@@ -216,22 +266,35 @@ def _exact(cache: KVCache, row: int) -> bool:
     return not bill.used.codes and bill.used.window * 2 >= bill.fp16_equivalent * bill.width
 
 
-def _sampling(options: Mapping[str, Any], seed: int) -> Sampling:
+def sampling(options: Mapping[str, Any], seeds: Sequence[int]) -> Sampling:
     """Return how tokens are chosen, from lm-eval's generation arguments.
 
+    Args:
+        options: the generation arguments, without stop strings and lengths.
+        seeds: seed of each prompt.
+
     Raises:
-        ConfigError: an argument has no counterpart here.
+        ConfigError: an argument has no counterpart here, or asks for draws without a temperature.
     """
     known = {"temperature", "do_sample", "top_p", "top_k"}
-    unknown = sorted(key for key, value in options.items() if key not in known and value not in (None, 1, False))
-    if unknown:
+    refused = sorted(
+        key for key, value in options.items() if key not in known and value is not None and value != NEUTRAL.get(key)
+    )
+    if refused:
         raise ConfigError(
             "gen_kwargs",
-            unknown[0],
+            f"{refused[0]}={options[refused[0]]}",
             "is not supported through the cache",
             allowed=sorted(known | {"until", "max_gen_toks"}),
         )
     temperature = float(options.get("temperature") or 0.0)
+    if options.get("do_sample") and not temperature:
+        raise ConfigError(
+            "gen_kwargs",
+            "do_sample=True",
+            "needs a temperature above 0",
+            hint="--gen_kwargs do_sample=True temperature=0.7",
+        )
     if not options.get("do_sample", temperature > 0):
         temperature = 0.0
-    return Sampling(temperature, float(options.get("top_p") or 1.0), seed, options.get("top_k"))
+    return Sampling(temperature, float(options.get("top_p") or 1.0), seeds, options.get("top_k"))

@@ -31,7 +31,8 @@ SCORES = ("acc_norm", "exact_match", "acc", "f1", "score")
 def store(logs: Logs, model: CachedLM, folder: Path) -> Path | None:
     """Write an evaluation's rows as a run, and return the run's folder; None if no task has scores per sample.
 
-    The run's identity is the model, the setting, and lm-eval's configuration and version of each task. An evaluation of
+    The run's identity is the model, the setting, lm-eval's own arguments of the model, and lm-eval's configuration and
+    version of each task. An evaluation of
     the same identity replaces the rows of the same documents; rows of others stay in the file and do not count.
 
     Args:
@@ -48,7 +49,11 @@ def store(logs: Logs, model: CachedLM, folder: Path) -> Path | None:
         return None
     tasks = sorted({row["task"] for row in rows})
     data = {
-        "identity": {"target": "lm_eval", "tasks": {name: _digest(name, results) for name in tasks}},
+        "identity": {
+            "target": "lm_eval",
+            "tasks": {name: _digest(name, results) for name in tasks},
+            **({"host": model.host} if model.host else {}),
+        },
         "version": VERSION,
     }
     chosen = model.chosen
@@ -114,7 +119,7 @@ def task_rows(task: str, lines: Sequence[Mapping[str, Any]], model: CachedLM) ->
             "task": task,
             "length": None,
             "prompt_tokens": figures.get("prompt_tokens", 0),
-            "truncated": 0,
+            "truncated": figures.get("truncated", 0),
             "prediction": _answer(line),
             "tokens": [],
             "finish": figures.get("finish", "window"),
@@ -152,7 +157,15 @@ def _digest(task: str, results: Mapping[str, Any]) -> dict[str, Any]:
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16]
     shots = (results.get("n-shot") or {}).get(task)
     chat = results.get("chat_template_sha")
-    return {"version": (results.get("versions") or {}).get(task), "shots": shots, "config": digest, "chat": chat}
+    system = results.get("system_instruction_sha")
+    return {
+        "version": (results.get("versions") or {}).get(task),
+        "shots": shots,
+        "config": digest,
+        "chat": chat,
+        **({"system": system} if system else {}),
+        **({"multiturn": False} if chat and results.get("fewshot_as_multiturn") is False else {}),
+    }
 
 
 def _notes(results: Mapping[str, Any], model: CachedLM) -> dict[str, Any]:

@@ -21,12 +21,14 @@ def answer_lines(answers: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ..
     lines = []
     for key, entry in answers.items():
         flips, left = entry["flips"], entry["left"]
-        counted = flips and (
-            f"{100 * flips['flips']:.1f} %",
-            str(flips["lost"]),
-            str(flips["won"]),
-            f"{flips['p']:.3g}",
-        )
+        counted: tuple[str, ...] = ("-", "-", "-", "-")  # answers without scores, such as continuations of a text
+        if flips is not None:
+            counted = (
+                f"{100 * flips['flips']:.1f} %",
+                str(flips["lost"]),
+                str(flips["won"]),
+                f"{flips['p']:.3g}",
+            )
         parting = ("-", "-")
         if left is not None:
             middle = f"> {left['compared']:g}" if left["median"] is None else f"{left['median']:g}"

@@ -21,7 +21,7 @@ from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.fidelity import follow, simulate
 from kvbench.decoding.head import Comparison, Head, digests
 from kvbench.decoding.probe import layer_errors
-from kvbench.errors import ConfigError
+from kvbench.errors import ConfigError, NonFiniteError
 from kvbench.methods.base import QUERY_TOKENS, Method
 from kvbench.methods.fp16 import FP16
 from kvbench.models.load import LoadedModel
@@ -110,7 +110,7 @@ class Comparisons:
         Raises:
             ConfigError: a window of text is longer than the model's limit.
             ModelError: the model's final hidden states, or its output head, cannot be used.
-            NonFiniteError: the model's logits contain NaN or Inf.
+            NonFiniteError: a final hidden state contains NaN or Inf.
         """
         groups = [list(group) for _, group in groupby(samples, key=_kind)]
         if len(groups) > 1:
@@ -126,6 +126,7 @@ class Comparisons:
         for index, sample in enumerate(samples):
             target, base, reference = references[index]
             count = len(target)
+            _check_finite(sample.id, states[index][:count], base)
             compared = self.head.compare(
                 base.to(self.loaded.device),
                 states[index][:count],
@@ -450,6 +451,15 @@ def _kind(sample: Sample) -> tuple[object, ...]:
     """Return what the samples of a batch have in common."""
     work = work_of(sample)
     return None if work.ids is None else len(work.ids), work.prefill, work.mode
+
+
+def _check_finite(name: str, *states: Tensor) -> None:
+    """Raise NonFiniteError if a final hidden state contains NaN or Inf; a divergence would be no number then."""
+    if not all(bool(torch.isfinite(part).all()) for part in states):
+        raise NonFiniteError(
+            f"{name}: a final hidden state of the model contains NaN or Inf.\n"
+            "  hint: set model.dtype=float32; if the error remains, the weights are damaged"
+        )
 
 
 def _short(number: Any) -> float:

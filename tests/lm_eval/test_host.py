@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvbench.errors import ConfigError
 from kvbench.results import samples
 from kvbench.tasks.mini import Mini
 
@@ -128,6 +129,71 @@ def test_short_contexts_are_said_to_test_nothing(place: Path, capsys: pytest.Cap
     arguments = "model=tiny,setting=kivi:int2:residual=512"
     assert evaluate("--model_args", arguments, "--tasks", "values", "--batch_size", "3") == 0
     assert "2 requests; in 2 (100 %) the cache held every token exactly" in capsys.readouterr().err
+
+
+def test_a_key_covers_the_arguments_that_change_an_answer() -> None:
+    from kvbench.lm_eval.chosen import choose
+
+    chosen = choose({"model": "tiny", "setting": "kivi:int2"})
+    keys = [chosen.key(), chosen.key({"add_bos_token": True}), chosen.key({"enable_thinking": False})]
+    assert len(set(keys)) == 3 and choose({"model": "tiny", "setting": "kivi:int2"}).key() == keys[0]
+    assert choose({"model": "tiny", "setting": "kivi:int2", "seed": 1}).key() not in keys
+
+
+def test_prompts_that_lose_their_beginning_are_counted(place: Path) -> None:
+    """A model of 512 tokens has room for 256 of the prompt if the answer may have as many."""
+    (place / "cut.yaml").write_text(GENERATED.format(name="cut", file=place / "values.jsonl", tokens=256))
+    assert evaluate("--model_args", "model=tiny,max_length=512,results_dir=rows", "--tasks", "cut") == 0
+    (path,) = place.glob("rows/*/metrics.json")
+    assert json.loads(path.read_text())["samples"]["truncated"] == 2
+    rows = samples.read(path.parent / "samples.jsonl").rows.values()
+    assert all(0 < row["truncated"] < 256 and row["prompt_tokens"] == 256 for row in rows)
+
+
+def test_repeats_of_a_sampled_prompt_differ(place: Path) -> None:
+    task = GENERATED.format(name="drawn", file=place / "values.jsonl", tokens=16)
+    drawn = task.replace("max_gen_toks: 16", "max_gen_toks: 16, do_sample: true, temperature: 3.0") + "repeats: 3\n"
+    (place / "drawn.yaml").write_text(drawn)
+    assert evaluate("--model_args", "model=tiny", "--tasks", "drawn") == 0
+    first = answers("out")
+    assert len(first) == 2 and all(len(set(responses[0])) > 1 for responses in first.values())
+
+
+def test_generation_arguments_without_a_counterpart_are_refused(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also those whose value 1 or True is not the neutral one."""
+    assert evaluate("--model_args", "model=tiny", "--tasks", "values", "--gen_kwargs", "min_new_tokens=1") != 0
+    error = capsys.readouterr().err
+    assert "min_new_tokens=1" in error and "is not supported through the cache" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
+        ({"no_repeat_ngram_size": 1}, "no_repeat_ngram_size=1"),
+        ({"do_sample": True, "temperature": 0.0}, "needs a temperature above 0"),
+    ],
+)
+def test_arguments_that_would_change_an_answer_unseen_are_refused(options: dict[str, Any], message: str) -> None:
+    from kvbench.lm_eval.model import sampling
+
+    with pytest.raises(ConfigError, match=message):
+        sampling(options, [0])
+    neutral = {"num_beams": 1, "repetition_penalty": 1.0, "min_p": 0, "use_cache": True, "do_sample": False}
+    assert sampling({**neutral, "temperature": 0.7}, [0]).temperature == 0
+    assert sampling({"do_sample": True, "temperature": 0.7}, [3]).seed == [3]
+
+
+def test_a_file_of_options_may_give_model_arguments_as_text(place: Path) -> None:
+    lines = ["model: kvbench", "model_args: model=tiny,setting=kivi:int2,results_dir=rows", "tasks: [values]"]
+    lines += ["include_path: .", "output_path: out", "use_cache: answers"]
+    (place / "options.yaml").write_text("\n".join(lines))
+    assert main(["run", "--config", "options.yaml"]) == 0
+    assert len(list(place.glob("answers-*"))) == 1
+    (metrics,) = place.glob("rows/*/metrics.json")
+    assert json.loads(metrics.read_text())["label"] == "kivi int2"
 
 
 @pytest.mark.parametrize(

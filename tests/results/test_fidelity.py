@@ -14,6 +14,7 @@ from kvbench.results import fidelity
 from kvbench.results.aggregate import scores
 from kvbench.results.columns import RunLine, of_scores, score_cell
 from kvbench.results.compare import Comparison, markdown, to_csv
+from kvbench.results.compare_tables import answer_lines
 from kvbench.results.record_fidelity import Fidelity
 from kvbench.results.record_scores import Score
 from kvbench.results.typed import plain
@@ -158,3 +159,12 @@ def test_tables_of_runs_show_the_tail_and_the_csv_all_figures() -> None:
     }
     assert figures["t@96 kld_mean"] == pytest.approx(11) and figures["t@96 growth_per_1000"] == pytest.approx(1000)
     assert figures["t@96 never_left"] is None and "other kld_mean" not in figures
+
+
+def test_answers_without_scores_have_a_place_of_departure_and_no_flips() -> None:
+    rows = [{"0": answer(0, 1.0, tokens)} for tokens in ([1, 2, 3], [1, 5, 3])]
+    for part in rows:
+        part["0"]["scores"] = {}
+    entry = {"flips": fidelity.flips_of(*rows, ["0"]), "left": fidelity.answers_left(*rows, ["0"])}
+    assert entry["flips"] is None
+    assert answer_lines({"text": entry}) == [("text", "-", "-", "-", "-", "1", "0 %", "1")]

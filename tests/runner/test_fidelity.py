@@ -161,3 +161,20 @@ def test_a_window_longer_than_the_model_and_sampling_are_refused(tmp_path, text)
     plain = windows(tmp_path, text)
     with pytest.raises(ConfigError, match="compares greedy decoding"):
         run({**plain, "decoding": {"temperature": 0.5}})
+
+
+def test_a_state_that_is_not_a_number_is_an_error(tmp_path, text, monkeypatch, capsys) -> None:
+    """A prediction of NaN after the prompt has no divergence, so the batch has no rows."""
+    from kvbench.runner import fidelity
+
+    follow = fidelity.follow
+
+    def broken(*args: Any, **options: Any) -> Any:
+        states, logits = follow(*args, **options)
+        states = states.clone()
+        states[1, 3] = float("nan")
+        return states, logits
+
+    monkeypatch.setattr(fidelity, "follow", broken)
+    assert run(windows(tmp_path, text, reference="live"))["status"] == "error"
+    assert "text@80/1: a final hidden state of the model contains NaN" in capsys.readouterr().err
