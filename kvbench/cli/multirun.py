@@ -136,7 +136,7 @@ def _folder(argv: Sequence[str], planned: Sequence[Job], launcher: str, named: s
         folder = folder if named is not None or before is None else sweep.new_folder()
         current = Sweep(folder, replace(manifest, id=folder.name))
         current.manifest.write(folder)
-        say(f"sweep {current.name}: {len(planned)} jobs; `python -m kvbench.report --sweep ID` shows them")
+        say(f"sweep {current.name}: {sweeps.in_words(len(planned))}; `python -m kvbench.report --sweep ID` shows them")
     with suppress(OSError):  # it only informs those who watch
         atomic.write(current.folder / sweeps.DRIVER, (json.dumps(sweeps.here()) + "\n").encode())
     return current
@@ -261,4 +261,4 @@ def _count(done: Sequence[Outcome], expected: int) -> str:
         for status in STATUSES
         if ended[status]
     ]
-    return f"{expected} jobs: {', '.join(parts) or 'none has ended'}"
+    return f"{sweeps.in_words(expected)}: {', '.join(parts) or 'none has ended'}"

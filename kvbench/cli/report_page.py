@@ -62,7 +62,7 @@ def add(parser: argparse.ArgumentParser, what: Any) -> None:
         "--sweep",
         metavar="ID",
         help=f"show one sweep with the state of its jobs, as a table or with {_PAGE_OPTIONS}; ID is the name of a "
-        "folder in results/sweeps, or its beginning",
+        "folder in results/sweeps, its beginning, or the path of a folder elsewhere",
     )
     parser.add_argument(
         "--pair",
@@ -192,7 +192,8 @@ def _write(report: Report, path: Path) -> int:
         raise KvbenchError(
             f"{path}: cannot be written: {error.strerror or error}.\n  hint: name another file: --html FILE"
         ) from error
-    print(f"{path}: {len(data['runs'])} runs, {len(text) / 1e6:.2f} MB")
+    count = len(data["runs"])
+    print(f"{path}: {count} run{'' if count == 1 else 's'}, {len(text) / 1e6:.2f} MB")
     return 0
 
 

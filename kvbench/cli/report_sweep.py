@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from kvbench.page.sweep import FollowedSweep
-from kvbench.results import ranking, tables
+from kvbench.results import ranking, sweeps, tables
 from kvbench.results.sweeps import Progress, Sweep
 
 #: seconds between two looks at the files of the sweep
@@ -54,7 +54,7 @@ def _text(sweep: Sweep, entries: Sequence[Progress], driven: bool) -> list[str]:
     counts = {text: sum(entry.state == state for entry in entries) for state, text in states.items()}
     lines = [tables.summary(rows)] if rows else []
     lines.append(
-        f"sweep {sweep.manifest.id}: {len(entries)} jobs, "
+        f"sweep {sweep.manifest.id}: {sweeps.in_words(len(entries))}, "
         + ", ".join(f"{count} {text}" for text, count in counts.items() if count)
     )
     others = [entry for entry in entries if entry.state in ("running", "failed")]

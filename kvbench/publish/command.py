@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         "--sweep",
         metavar="ID",
         help="send all finished runs of a sweep, and a run of its own with their table and plots; ID is the name of a "
-        "folder in results/sweeps, or its beginning",
+        "folder in results/sweeps, its beginning, or the path of a folder elsewhere",
     )
     parser.add_argument("--results", type=Path, default=RUNS, help="folder of the runs (default: %(default)s)")
     parser.add_argument("--again", action="store_true", help="also send what W&B has already")

@@ -199,6 +199,11 @@ class Sweep:
         )
 
 
+def in_words(count: int) -> str:
+    """Return a number of jobs with its noun: ``1 job``, ``2 jobs``."""
+    return f"{count} job" if count == 1 else f"{count} jobs"
+
+
 def job_file(folder: Path, number: int) -> Path:
     """Return the path of the record of a job that has ended."""
     return folder / f"job-{number:04d}.json"

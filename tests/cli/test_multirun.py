@@ -148,6 +148,12 @@ def test_a_sweep_in_a_folder_of_its_own_is_named_by_its_path(
     assert "was started in another working folder" in capsys.readouterr().err
 
 
+def test_one_job_is_not_called_jobs(runs: Any, tmp_path: Path, capsys: Any) -> None:
+    assert main(["--multirun", "method=kivi", "method.residual=32", "runtime.device=cpu", "logger=none"]) == 0
+    said = capsys.readouterr().err
+    assert ": 1 job; `python -m kvbench.report" in said and "\n1 job: 1 ok\n" in said
+
+
 def test_a_call_that_ends_leaves_the_mark_of_another_that_continues_the_sweep(
     runs: Any, tmp_path: Path, capsys: Any
 ) -> None:
