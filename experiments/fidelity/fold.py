@@ -71,7 +71,7 @@ def measure(
     forced = [runs["fidelity"][key] for key in samples]
     klds = [row["fidelity"]["kld"] for row in forced]
     same = [fidelity.same_top(row) for row in forced]
-    kept = [_kept(row["fidelity"]["left"]) for row in forced]
+    parts = [_kept(row["fidelity"]["left"]) for row in forced]
     scores = [float(runs["mini"][key]["scores"]["score"]) for key in samples]
     right = [score >= 1 - 1e-9 for score in scores]
     flipped = [
@@ -79,10 +79,10 @@ def measure(
     ]
     values = {
         **{name: fidelity.value(forced, name) for name in fidelity.MEASURES},
-        "kept": float(np.mean(kept)),
+        "kept": float(np.mean(parts)),
         "flips": float(np.mean(flipped)),
         "score": float(np.mean(scores)),
-        "never_left": float(np.mean([part == 1.0 for part in kept])),
+        "never_left": float(np.mean([part == 1.0 for part in parts])),
     }
     drawn = {
         "kld_mean": metrics.drawn(klds, draws=DRAWS),
@@ -91,7 +91,7 @@ def measure(
         "same_top": metrics.drawn(same, draws=DRAWS),
         **{
             name: metrics.drawn([[x] for x in numbers], draws=DRAWS)
-            for name, numbers in (("kept", kept), ("flips", flipped), ("score", scores))
+            for name, numbers in (("kept", parts), ("flips", flipped), ("score", scores))
         },
     }
     return values, drawn

@@ -52,12 +52,12 @@ def relative(page: str, path: str, anchor: str = "") -> str:
 def anchors(text: str) -> set[str]:
     """Return the anchors of a page's headings, as GitHub and the site make them; a repeated title gets a number."""
     seen: dict[str, int] = {}
-    found = set()
+    names = set()
     for match in _HEADING.finditer(_blank(text, backquotes=False)):
         slug = re.sub(r"[^\w\- ]", "", match["title"].lower()).replace(" ", "-")
         seen[slug] = seen.get(slug, -1) + 1
-        found.add(f"{slug}_{seen[slug]}" if seen[slug] else slug)
-    return found | set(re.findall(r"\bid=\"([^\"]+)\"", text))
+        names.add(f"{slug}_{seen[slug]}" if seen[slug] else slug)
+    return names | set(re.findall(r"\bid=\"([^\"]+)\"", text))
 
 
 def _blank(text: str, backquotes: bool = True) -> str:

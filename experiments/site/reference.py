@@ -34,17 +34,17 @@ GROUPS = {
 
 def pages() -> dict[str, str]:
     """Return the generated pages by path on the site."""
-    made = {
+    texts = {
         f"reference/method/{name}.md": method_page.page(choice("method", name), table) for name in options("method")
     }
-    made["reference/models.md"] = model_page.page(table)
+    texts["reference/models.md"] = model_page.page(table)
     for group, (title, intro) in GROUPS.items():
-        made[f"reference/{group}.md"] = _group(group, title, intro)
-    made["reference/decoding.md"] = (
+        texts[f"reference/{group}.md"] = _group(group, title, intro)
+    texts["reference/decoding.md"] = (
         "# Decoding\n\nThese options say how answers are generated. All of them are part of the run's id.\n\n"
         + table(decoding().options)
     )
-    return made
+    return texts
 
 
 def _group(group: str, title: str, intro: str) -> str:

@@ -227,13 +227,13 @@ def candidates(base: Build, channels: int) -> list[tuple[Build, int]]:
     few, some = tiles <= 2 * PROCESSORS, tiles <= 3 * PROCESSORS
     if base.bits == 16:
         if base.wide:
-            kept = [] if some else [(replace(base, stages=4), 1)]
-            return [*kept, (replace(ring, warps=16, stages=3), 1), *last]
-        kept = [] if tiles <= 8 * PROCESSORS else [(replace(base, stages=3, unit=128), 1)]
-        return [*kept, (replace(ring, stages=3, unit=128), 1), *last]
+            with_input = [] if some else [(replace(base, stages=4), 1)]
+            return [*with_input, (replace(ring, warps=16, stages=3), 1), *last]
+        with_input = [] if tiles <= 8 * PROCESSORS else [(replace(base, stages=3, unit=128), 1)]
+        return [*with_input, (replace(ring, stages=3, unit=128), 1), *last]
     if base.wide:
-        kept = [(replace(base, tiles=1, stages=6) if some else replace(base, tiles=2, stages=3), 1)]
-        return [*([] if few else kept), (replace(ring, tiles=2, stages=3), 1), *last]
+        with_input = [(replace(base, tiles=1, stages=6) if some else replace(base, tiles=2, stages=3), 1)]
+        return [*([] if few else with_input), (replace(ring, tiles=2, stages=3), 1), *last]
     if few:  # a block for each multiprocessor, so that x is read once anyway
         return [(replace(ring, tiles=2, warps=16, stages=3), 1), (replace(ring, tiles=2, stages=4), 1), *last]
     if some:

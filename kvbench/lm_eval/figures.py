@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class Figures:
-    """What was measured on each request.
+    """Measurements of the requests.
 
     Args:
         by_prompt: the figures of a prompt's last request, by its text. Likelihoods of several continuations of one

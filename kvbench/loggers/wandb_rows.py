@@ -1,4 +1,4 @@
-"""What Weights & Biases gets of a run's samples: a step of the history and a row of the table for each."""
+"""Samples of a run as Weights & Biases gets them: for each, a step of the history and a row of the table."""
 
 from __future__ import annotations
 

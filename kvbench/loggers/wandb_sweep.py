@@ -12,7 +12,7 @@ from kvbench.loggers.wandb_service import Service, log_files, plain
 
 @dataclass(frozen=True, kw_only=True)
 class SweepContent:
-    """What is sent of a sweep.
+    """Content of the run that represents a sweep in Weights & Biases.
 
     Args:
         id: id of the sweep.

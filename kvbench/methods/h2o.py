@@ -69,7 +69,7 @@ class H2O(ScoredMethod):
 
     @property
     def observe_group(self) -> Literal["mean", "sum", "apart"]:  # type: ignore[override]
-        """How query heads that share a KV head may be combined before all steps have been summed."""
+        """Way in which query heads of a KV head may be combined before all steps have been summed."""
         return "apart" if self.group == "max" else self.group
 
     @property

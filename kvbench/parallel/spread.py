@@ -249,8 +249,8 @@ class Carrier:
             wanted = {**fresh, **hidden}
             copies = dict(zip(wanted, _mover.get()(list(wanted.values()), device), strict=True)) if wanted else {}
             self._copies.update({(key, device): (x, copies[key]) for key, x in fresh.items()})
-            kept = {key: self._copies[key, device][1] for key in shared}
-            return replaced(args, copies), {key: replaced(value, kept) for key, value in kwargs.items()}
+            shared_copies = {key: self._copies[key, device][1] for key in shared}
+            return replaced(args, copies), {key: replaced(value, shared_copies) for key, value in kwargs.items()}
 
         return hook
 

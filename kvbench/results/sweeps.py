@@ -119,7 +119,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a job of a sweep is.
+    """State of a job of a sweep, with its results if it has ended.
 
     Args:
         job: the job.

@@ -246,12 +246,12 @@ class Comparisons:
         # one more step, whose prediction is the end of the answer
         fed = [[*own, 0] if end else own for own, end in zip(answers, ended, strict=True)]
         states, _ = self._states(fp16, batch, fed, work, report, name)
-        kept = []
+        own_states = []
         for own, end, row in zip(answers, ended, states, strict=True):
             if end:
                 own.append(int(self.head.logits(row[len(own) : len(own) + 1]).argmax()))
-            kept.append(row[: len(own)].clone())
-        return answers, kept
+            own_states.append(row[: len(own)].clone())
+        return answers, own_states
 
     def _answers(self, fp16: Method, samples: Sequence[Sample], batch: _Batch) -> tuple[list[list[int]], list[bool]]:
         """Return fp16's greedy answer to each prompt, and whether it ended with an end-of-sequence token."""

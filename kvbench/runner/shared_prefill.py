@@ -124,14 +124,14 @@ def place(strategies: Sequence[Answers], batch: PromptBatch) -> tuple[torch.devi
         The device, None for that of the model; and an empty text, or the reason why neither has enough memory.
     """
     loaded = strategies[0].loaded
-    kept, working = predicted(strategies, batch)
+    shared_bytes, working = predicted(strategies, batch)
     on_device, on_host = memory(loaded.device), memory(torch.device("cpu"))
-    if on_device is None or kept + working <= SHARE * on_device:
+    if on_device is None or shared_bytes + working <= SHARE * on_device:
         return None, ""
-    if loaded.device.type != "cpu" and (on_host is None or kept <= SHARE * on_host):
+    if loaded.device.type != "cpu" and (on_host is None or shared_bytes <= SHARE * on_host):
         return torch.device("cpu"), ""
     return None, (
-        f"{kept / 2**30:.1f} GiB of keys and values would have to be kept for all methods, with "
+        f"{shared_bytes / 2**30:.1f} GiB of keys and values would have to be kept for all methods, with "
         f"{on_device / 2**30:.1f} GiB free on {loaded.device}"
     )
 

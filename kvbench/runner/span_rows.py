@@ -1,4 +1,4 @@
-"""How many spans of a text run at once: as many as the GPU's free memory holds, up to where more are no faster."""
+"""Number of spans of a text that run at once: as many as the GPU's free memory holds, while more are still faster."""
 
 from __future__ import annotations
 

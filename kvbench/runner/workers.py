@@ -149,7 +149,7 @@ def opened(config: Mapping[str, Any], checked: RunConfig, missing: Sequence[Samp
 
 
 class _Served:
-    """What a worker answers: the plan of a run's batches, and the rows of a batch.
+    """Answers of a worker: the plan of a run's batches, and the rows of a batch.
 
     Args:
         session: the session of this worker.

@@ -1,4 +1,4 @@
-"""What remains to be done for jobs whose results came from other machines: records, differences from fp16, loggers."""
+"""Last steps for jobs whose results came from other machines: records, differences from fp16, loggers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launcher sends to another process: a unit of a sweep, with all that the process needs to run it."""
+"""Unit of a sweep as a launcher sends it to another process, with all that the process needs to run it."""
 
 from __future__ import annotations
 
