@@ -18,10 +18,9 @@ ANSWER = 128
 def peak_bytes(checked: RunConfig) -> int | None:
     """Return the bytes of GPU memory that a run is expected to take at most; None if its model is not known.
 
-    The cache of a method without a formula for its bytes counts as one in full precision.
-
     They are those of the weights, the keys and values of the longest possible prompt with its answer, the activations
-    of the largest forward pass (:mod:`kvbench.profiling.roofline`), and the CUDA context.
+    of the largest forward pass (:mod:`kvbench.profiling.roofline`), and the CUDA context. The
+    cache of a method without a formula for its bytes counts as one in full precision.
 
     Args:
         checked: configuration of the run.
