@@ -16,6 +16,8 @@ from kvbench.quantizers.windowed import WindowedQuantizer
 
 #: tokens (axis ``channel``) or channels (axis ``token``) of a group that kernels are written for
 GROUPS = (16, 32, 64, 128)
+#: kinds of codes (:attr:`Format.kind`) that kernels decode
+READ = ("affine", "atom", "hierarchical")
 #: longest window, and longest group of a window, that fit into the integer by which a kernel gets a format
 #: (:func:`kvbench.attention.triton.codes.number`)
 WIDEST, LONGEST = 2047, 255
@@ -83,7 +85,7 @@ def kind_of(quantizer: AffineQuantizer) -> str:
     if isinstance(quantizer, WindowedQuantizer):
         return "affine"
     kind = getattr(quantizer, "kind", None) or {AffineQuantizer: "affine", AtomQuantizer: "atom"}.get(type(quantizer))
-    if kind is None:
+    if kind not in READ:
         raise NotServed(f"no kernel reads the codes of a {type(quantizer).__name__}")
     return kind
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kvbench.errors import ConfigError, NonFiniteError
 from kvbench.quantizers.packing import pack, unpack
+from kvbench.quantizers.parameters import Parameter
 from kvbench.quantizers.spec import Axis, FormatSpec
 
 FP16_MAX = 65504.0
@@ -80,9 +81,6 @@ class AffineQuantizer:
         axis: direction in which groups are formed. ``"channel"``: a group consists of consecutive tokens of the same
             channel; ``"token"``: of consecutive channels of the same token.
     """
-
-    #: number of tensors in `params`
-    param_count = 2
 
     def __init__(self, bits: int, group_size: int | None, axis: Axis = "channel") -> None:
         FormatSpec(bits=bits, group_size="head_dim" if group_size is None else group_size, axis=axis).check("quantizer")
@@ -250,26 +248,19 @@ class AffineQuantizer:
         """
         return param.unsqueeze(-2 if self.axis == "channel" else -1)
 
-    def param_shape(self, tokens: int, channels: int) -> tuple[int, int]:
-        """Return the last two dimensions of the tensor of scales (or of minima) of a tensor ``[..., T, D]``.
+    def parameters(self, dtype: torch.dtype) -> tuple[Parameter, ...]:
+        """Describe the tensors that :meth:`encode` returns in addition to the codes, in the same order.
 
         Args:
-            tokens: T, the number of tokens.
-            channels: D, the number of channels per token.
+            dtype: dtype of the keys and values that are quantized.
         """
-        if self.axis == "channel":
-            return tokens // (self.group_size or 1), channels
-        return tokens, channels // (self.group_size or channels)
+        parameter = Parameter(param_dtype(dtype), self.axis, self.group_size)
+        return (parameter, parameter)
 
     @property
     def block_tokens(self) -> int:
         """Smallest number of tokens that can be encoded alone: the group size for axis ``channel``, else 1."""
         return (self.group_size or 1) if self.axis == "channel" else 1
-
-    @property
-    def block_params(self) -> int:
-        """Number of rows of the tensor of scales that belong to :attr:`block_tokens` tokens."""
-        return 1
 
 
 def quarter(wide: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvbench.quantizers.affine import AffineQuantizer
+from kvbench.quantizers.affine import AffineQuantizer, param_dtype
+from kvbench.quantizers.parameters import Parameter
 
 
 class WindowedQuantizer(AffineQuantizer):
@@ -44,19 +45,14 @@ class WindowedQuantizer(AffineQuantizer):
         """W, the number of tokens that must be encoded or decoded together."""
         return self.window
 
-    @property
-    def block_params(self) -> int:
-        """Number of groups, and so of scales and minima per channel, in a block of W tokens."""
-        return self.groups
-
-    def param_shape(self, tokens: int, channels: int) -> tuple[int, int]:
-        """Return the last two dimensions of the tensor that holds the scales (or the minima): groups and channels.
+    def parameters(self, dtype: torch.dtype) -> tuple[Parameter, ...]:
+        """Describe the tensors of scales and minima: one row per group, a fixed number of groups per block.
 
         Args:
-            tokens: number of tokens; only whole blocks of W count.
-            channels: number of channels per token.
+            dtype: dtype of the keys and values that are quantized.
         """
-        return tokens // self.window * self.groups, channels
+        parameter = Parameter(param_dtype(dtype), "channel", self.group_size, self.window)
+        return (parameter, parameter)
 
     def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Quantize k blocks of W tokens without packing the codes.
@@ -65,7 +61,7 @@ class WindowedQuantizer(AffineQuantizer):
             x: tensor ``[..., k W, D]``.
 
         Returns:
-            The codes, uint8 ``[..., k W, D]``, and ``(scale, minimum)``, each ``[..., k * block_params, D]``.
+            The codes, uint8 ``[..., k W, D]``, and ``(scale, minimum)``, each ``[..., k * groups, D]``.
         """
         if self.even:
             return super().encode(x)

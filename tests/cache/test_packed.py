@@ -8,6 +8,7 @@ import torch
 from kvbench.cache.segments import packed
 from kvbench.cache.segments.packed import PackedSegment, fits_tiles
 from kvbench.quantizers import AffineQuantizer, AtomQuantizer, HierarchicalQuantizer
+from kvbench.quantizers.parameters import Parameter
 from kvbench.quantizers.windowed import WindowedQuantizer
 from tests import zoo
 
@@ -148,3 +149,46 @@ def test_tokens_that_leave_at_the_end_make_room_for_others(quantizer):
     wanted = quantizer.quantize(torch.cat([x[1:, :, :27], x[1:, :, 40:]], 2)).dequantize()
     assert segment.lengths == [40, 47]
     assert torch.equal(segment.read(slice(1, 2), 0, 47, torch.float32), wanted)
+
+
+class Crossed(AffineQuantizer):
+    """A quantizer with parameters of three kinds: of a token, of a tile's channel, and one byte per 8 channels."""
+
+    def __init__(self) -> None:
+        super().__init__(4, None, "token")
+
+    def parameters(self, dtype):
+        return (
+            *super().parameters(dtype),
+            Parameter(torch.float32, "channel", 128),
+            Parameter(torch.uint8, "token", 8, padding=1),
+        )
+
+    block_tokens = 128
+
+    def encode(self, x):
+        codes, params = super().encode(x)
+        tiles = x.unflatten(2, (-1, 128)).amax(3)
+        byte = torch.arange(5, dtype=torch.uint8).expand(*x.shape[:3], 5) + x[..., :1].gt(0)
+        return codes, (*params, tiles, byte)
+
+    def decode(self, codes, params, dtype):
+        values = super().decode(codes, params[:2], dtype)
+        return values + params[2].to(dtype).repeat_interleave(128, 2) + params[3][..., 2:3].to(dtype)
+
+
+def test_parameters_may_differ_in_dtype_axis_and_group():
+    quantizer, x = Crossed(), zoo.random_kv(512, 2)[0]
+    segment = new(quantizer, capacity=128)
+    segment.append(ALL, x[:, :, :256])
+    segment.append(ALL, x[:, :, 256:])
+    wanted = quantizer.decode(*quantizer.encode(x), torch.float32)
+    assert torch.equal(segment.read(ALL, 0, 512, torch.float32), wanted)
+    assert torch.equal(segment.read(ALL, 200, 300, torch.float32), wanted[:, :, 200:300])
+    assert segment.used(0) == {"codes": 2 * 512 * 16, "scales": 2 * (512 * 2 * 4 + 4 * 32 * 4 + 512 * 5)}
+    segment.drop_front(ALL, 128)
+    assert torch.equal(segment.read(ALL, 0, 384, torch.float32), wanted[:, :, 128:])
+    with pytest.raises(TypeError, match="cannot be removed one by one"):
+        segment.drop_back(0, 1)
+    segment.select(torch.tensor([1]))
+    assert torch.equal(segment.read(ALL, 0, 384, torch.float32), wanted[1:, :, 128:])

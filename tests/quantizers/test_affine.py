@@ -221,9 +221,11 @@ def test_decoded_values_that_pass_fp16_end_at_its_largest_number():
 def test_shapes_of_groups_and_parameters():
     by_channel, by_token = AffineQuantizer(4, 16), AffineQuantizer(4, 8, "token")
     whole = AffineQuantizer(4, None, "token")
-    assert by_channel.param_shape(48, 24) == (3, 24) and by_token.param_shape(48, 24) == (48, 3)
-    assert whole.param_shape(48, 24) == (48, 1)
-    assert [(q.block_tokens, q.block_params) for q in (by_channel, by_token, whole)] == [(16, 1), (1, 1), (1, 1)]
+    shapes = [[p.shape(48, 24) for p in q.parameters(torch.float16)] for q in (by_channel, by_token, whole)]
+    assert shapes == [[(3, 24)] * 2, [(48, 3)] * 2, [(48, 1)] * 2]
+    assert [q.block_tokens for q in (by_channel, by_token, whole)] == [16, 1, 1]
+    assert {p.dtype for q in (by_channel, by_token) for p in q.parameters(torch.bfloat16)} == {torch.float16}
+    assert {p.dtype for q in (by_channel, by_token) for p in q.parameters(torch.float32)} == {torch.float32}
     x = torch.arange(2 * 48 * 24.0).view(2, 1, 48, 24)
     assert torch.equal(by_channel.group(x)[1, 0, 2, 5], x[1, 0, 37]) and by_channel.group(x).shape == (2, 1, 3, 16, 24)
     assert torch.equal(by_token.group(x)[1, 0, 7, 2], x[1, 0, 7, 16:]) and whole.group(x).shape == (2, 1, 48, 1, 24)

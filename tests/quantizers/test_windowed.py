@@ -26,10 +26,12 @@ def test_a_block_is_cut_into_even_groups_the_longer_ones_first(window, most, siz
 @pytest.mark.parametrize(("window", "groups", "size"), [(85, 2, 43), (42, 1, 42), (128, 2, 64), (130, 3, 44)])
 def test_blocks_have_a_row_of_parameters_per_group(window, groups, size) -> None:
     quantizer = WindowedQuantizer(4, window, 64 if window != 130 else 50)
-    assert (quantizer.block_tokens, quantizer.block_params, quantizer.groups) == (window, groups, groups)
+    scale, minimum = quantizer.parameters(torch.float16)
+    assert scale == minimum and (scale.block_tokens, scale.block_rows) == (window, groups)
+    assert (quantizer.block_tokens, quantizer.groups) == (window, groups)
     assert quantizer.group_size == size and quantizer.axis == "channel" and quantizer.levels == 15
-    assert quantizer.param_shape(3 * window, 7) == (3 * groups, 7)
-    assert quantizer.param_shape(3 * window - 1, 7) == (2 * groups, 7)
+    assert scale.shape(3 * window, 7) == (3 * groups, 7) and scale.row(2 * window) == 2 * groups
+    assert scale.shape(3 * window - 1, 7) == (2 * groups, 7) and scale.nbytes(3 * window - 1, 7) == 2 * groups * 14
     assert WindowedQuantizer(4, 129).groups == 3  # groups have at most 64 tokens
 
 

@@ -15,7 +15,7 @@ from kvbench.cache.kernels.thin_together import Thin
 from kvbench.cache.segments.base import FullSegment, Segment, Side, allocate
 from kvbench.cache.segments.layout import TILE, TileLayout
 from kvbench.cache.watch import Watch
-from kvbench.quantizers.affine import AffineQuantizer, param_dtype
+from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.hierarchical import HierarchicalQuantizer
 from kvbench.quantizers.packing import PLANES, join_planes, split_planes
 from kvbench.quantizers.windowed import WindowedQuantizer
@@ -44,8 +44,9 @@ class PackedSegment(Segment):
 
     The codes are in buffers of int16 words, ``[B, H, tiles, ...]``, in tiles of 128 tokens
     (:mod:`~kvbench.cache.segments.layout`). Codes of 3 and 8 bits take two such buffers, one for each part of a code.
-    Each kind of parameter has a buffer, of shape ``[B, H, tiles * 128 / G, D]`` for per-channel groups of G tokens and
-    ``[B, H, tiles * 128, D / G]`` for per-token groups of G channels.
+    The parameters have buffers as the quantizer describes them
+    (:meth:`~kvbench.quantizers.affine.AffineQuantizer.parameters`), of shape ``[B, H, tiles * 128 / G, D]`` for
+    per-channel groups of G tokens and ``[B, H, tiles * 128, D / G]`` for per-token groups of G channels.
 
     Args:
         batch: number of rows, B.
@@ -83,6 +84,8 @@ class PackedSegment(Segment):
         #: the cache's queue of deferred packing, which shares launches; None if the segment belongs to no cache
         self.packs: Deferred[Job | Thin] | None = None
         self.layouts = [TileLayout(width, side) for width in PLANES[quantizer.bits]]
+        #: descriptions of the buffers of parameters, in the order of :attr:`params`
+        self.parameters = quantizer.parameters(dtype)
         self.words: list[Tensor] = []
         self.params: list[Tensor] = []
         self._allocate(batch, -(-capacity // TILE))
@@ -91,6 +94,11 @@ class PackedSegment(Segment):
     def capacity(self) -> int:
         """Number of tokens per row for which the buffers have room."""
         return self.tiles * TILE
+
+    @property
+    def by_token(self) -> bool:
+        """True if every group belongs to one token, so that single tokens can be dropped and moved."""
+        return all(parameter.axis == "token" for parameter in self.parameters)
 
     @property
     def _unit(self) -> int:
@@ -111,10 +119,13 @@ class PackedSegment(Segment):
         # Groups need not fit tiles (W = 42): make room for every group that begins in the tiles, and for one more, as
         # kernels read the parameters of two groups wherever one might end.
         beyond = 0 if fits_tiles(self.quantizer) else 2 * self.quantizer.block_tokens
-        shape = self.quantizer.param_shape(tiles * TILE + beyond, self.channels)
-        store = param_dtype(self.dtype)
         self.params = [
-            allocate((batch, self.heads, *shape), store, self.device).zero_() for _ in range(self.quantizer.param_count)
+            allocate(
+                (batch, self.heads, *parameter.shape(tiles * TILE + beyond, self.channels)),
+                parameter.dtype,
+                self.device,
+            ).zero_()
+            for parameter in self.parameters
         ]
         for target, source in zip(self.words + self.params, old_words + old_params, strict=False):
             target[:, :, : source.shape[2]].copy_(source)
@@ -165,8 +176,8 @@ class PackedSegment(Segment):
         planes = split_planes(codes, self.quantizer.bits)
         for layout, words, plane in zip(self.layouts, self.words, planes, strict=True):
             layout.write(words[rows], start, plane)
-        first = start // self.quantizer.block_tokens * self.quantizer.block_params
-        for buffer, param in zip(self.params, params, strict=True):
+        for buffer, param, parameter in zip(self.params, params, self.parameters, strict=True):
+            first = parameter.row(start)
             buffer[rows, :, first : first + param.shape[2]].copy_(param)
 
     def thin(self, window: FullSegment, rows: slice, count: int) -> None:
@@ -244,11 +255,14 @@ class PackedSegment(Segment):
         dtype: torch.dtype,
     ) -> Tensor:
         """Decode the groups that hold tokens ``[start, stop)`` and return these tokens."""
-        per, wide = quantizer.block_tokens, quantizer.block_params
-        first, last = start // per, -(-stop // per)
-        params = tuple(buffer[rows, :, first * wide : last * wide] for buffer in self.params)
-        values = quantizer.decode(codes(rows, first * per, last * per), params, dtype)
-        return values[:, :, start - first * per : stop - first * per]
+        per = quantizer.block_tokens
+        first, last = start // per * per, -(-stop // per) * per
+        params = tuple(
+            buffer[rows, :, parameter.row(first) : parameter.row(last)]
+            for buffer, parameter in zip(self.params, self.parameters, strict=True)
+        )
+        values = quantizer.decode(codes(rows, first, last), params, dtype)
+        return values[:, :, start - first : stop - first]
 
     def drop_back(self, row: int, count: int) -> None:
         """Drop the newest tokens of one row.
@@ -260,7 +274,7 @@ class PackedSegment(Segment):
         Raises:
             TypeError: groups run along tokens (axis ``channel``), so a group cannot lose a single token.
         """
-        if self.quantizer.axis != "token":
+        if not self.by_token:
             raise TypeError("tokens of a per-channel group cannot be removed one by one")
         self.lengths[row] -= count
 
@@ -274,14 +288,14 @@ class PackedSegment(Segment):
         Raises:
             ValueError: `count` is not such a multiple.
         """
-        per, wide, stop = self.quantizer.block_tokens, self.quantizer.block_params, self.lengths[rows][0]
+        per, stop = self.quantizer.block_tokens, self.lengths[rows][0]
         if count % per:
             raise ValueError(f"{count} tokens are not a multiple of the group size, {per}")
         if count < stop:
             for layout, words in zip(self.layouts, self.words, strict=True):
                 layout.move_to_front(words[rows], count, stop)
-            first, last = count // per * wide, -(-stop // per) * wide
-            for param in self.params:
+            for param, parameter in zip(self.params, self.parameters, strict=True):
+                first, last = parameter.row(count), parameter.row(-(-stop // per) * per)
                 param[rows, :, : last - first] = param[rows, :, first:last].clone()
         self.lengths[rows] = [stop - count] * len(self.lengths[rows])
 
@@ -296,7 +310,7 @@ class PackedSegment(Segment):
         Raises:
             TypeError: groups run along tokens (axis ``channel``), so a token cannot leave its group.
         """
-        if self.quantizer.axis != "token":
+        if not self.by_token:
             raise TypeError("tokens of a per-channel group cannot be moved one by one")
         index, stop = index.to(self.device), start + len(index)
         for layout, words in zip(self.layouts, self.words, strict=True):
@@ -321,8 +335,7 @@ class PackedSegment(Segment):
         count = self.lengths[row]
         if self.whole_tiles:
             count = -(-count // (self._unit * TILE)) * self._unit * TILE
-        groups, width = self.quantizer.param_shape(count, self.channels)
-        scales = sum(self.heads * groups * width * param.element_size() for param in self.params)
+        scales = sum(self.heads * parameter.nbytes(count, self.channels) for parameter in self.parameters)
         return {"codes": -(-self.heads * count * self.channels * self.quantizer.bits // 8), "scales": scales}
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
