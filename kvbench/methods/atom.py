@@ -12,7 +12,7 @@ prompt tokens attend to each other in full precision during prefill, and so do t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.methods.base import SIDES, Side
@@ -31,6 +31,9 @@ class Atom(RecencyMethod):
     A group has a scale and an integer zero point.
 
     Args:
+        sinks: number of first tokens that stay in full precision (0 in Atom).
+        window: number of newest tokens that stay in full precision (0 in Atom). With both, methods are compared at the
+            same full-precision tokens.
         rope: ``post`` stores keys after RoPE. ``pre`` stores pre-RoPE keys, to which attention applies RoPE whenever it
             reads them (the authors' code).
         prefill: what tokens attend to. ``exact``: prompt tokens attend to each other in full precision, and so do the
@@ -38,14 +41,19 @@ class Atom(RecencyMethod):
             quantized keys and values only, its own included (the authors' code).
     """
 
+    sinks: int = 0
+    window: int = 0
     rope: Literal["post", "pre"] = "post"
     prefill: Literal["exact", "quantized"] = "exact"
 
-    by_token: ClassVar[bool] = True
+    @property
+    def by_token(self) -> bool:  # type: ignore[override]
+        """True without a window: whether a token is stored in full precision then depends on its position alone."""
+        return self.window == 0
 
     def exact(self, n: int) -> int:
-        """Return 0: between two decode steps, no token is in full precision."""
-        return 0
+        """Return min(n, `window`): without a window, no token is in full precision between two decode steps."""
+        return min(n, self.window)
 
     @property
     def keys_before_rope(self) -> bool:
@@ -74,11 +82,20 @@ class Atom(RecencyMethod):
         return AtomQuantizer(self.formats()[SIDES.index(side)].bits, None, "token")
 
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return an empty full-precision segment with room for the token of one decode step."""
-        return self.full(layer, side, capacity=1, slack=0)
+        """Return an empty full-precision segment with room for the window and the token of one decode step."""
+        return self.full(layer, side, capacity=self.window + 16 if self.window else 1, slack=16 if self.window else 0)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if a group has fewer channels than a head, or if :meth:`RecencyMethod.check` fails."""
+        """Raise ConfigError if a group is not a whole head, or if :meth:`RecencyMethod.check` fails."""
+        if self.window < 0:
+            raise ConfigError("method.window", self.window, "must not be negative", allowed="0 or greater, such as 256")
+        if self.window and self.prefill == "quantized":
+            raise ConfigError(
+                "method.window",
+                self.window,
+                "needs method.prefill=exact: with prefill=quantized every token is packed before its own step",
+                hint="method.prefill=exact",
+            )
         super().check(head_dim, max_length)
         for side, spec in zip(SIDES, self.formats(), strict=True):
             if spec.group_size != "head_dim" and head_dim and spec.group_size != head_dim:

@@ -30,6 +30,8 @@ class Kivi(RecencyMethod):
         residual: R, the length of the full-precision window in tokens; a multiple of the group size G of the keys
             (paper: 128, or 32 in its settings with R = G = 32).
         sinks: number of first tokens that stay in full precision (0 in KIVI; 2 in LogQuant's Table 1).
+        window: number of newest tokens that always stay in full precision (0 in KIVI). R then counts the keys behind
+            them, and `window` alone the values. With it, methods are compared at the same full-precision tokens.
         key_axis: elements of a group of keys. ``channel``: consecutive tokens of one channel (KIVI); ``token``:
             consecutive channels of one token, as for values (ablation).
         evict: True: drop the tokens that would otherwise be quantized, so that only the sinks and the newest R tokens
@@ -38,6 +40,7 @@ class Kivi(RecencyMethod):
 
     residual: int = 128
     sinks: int = 0
+    window: int = 0
     key_axis: Literal["channel", "token"] = "channel"
     evict: bool = False
 
@@ -49,12 +52,15 @@ class Kivi(RecencyMethod):
         Returns:
             A pair: n mod R keys and min(n, R) values. If values are grouped per channel
             (``quantizer.value.axis=channel``, an ablation), n mod R values too. With `evict`, one number for both:
-            min(n, R).
+            min(n, R). With W tokens in `window`: W + (n - W) mod R keys and min(n, W) values.
         """
-        recent = min(n, self.residual)
         if self.evict:
-            return recent
-        return n % self.residual, n % self.residual if self.formats()[1].axis == "channel" else recent
+            return min(n, self.residual)
+        behind = max(n - self.window, 0)
+        keys = n - behind + behind % self.residual
+        if self.formats()[1].axis == "channel":
+            return keys, keys
+        return keys, min(n, self.window or self.residual)
 
     def formats(self) -> tuple[FormatSpec, FormatSpec]:
         """Return the packed formats of keys and of values, with the keys grouped along `key_axis`."""
@@ -65,20 +71,32 @@ class Kivi(RecencyMethod):
 
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
         """Return an empty full-precision segment for the window, with room for 16 tokens beyond it."""
-        return self.full(layer, side, capacity=self.residual + 16, slack=16)
+        return self.full(layer, side, capacity=self.window + self.residual + 16, slack=16)
 
     def reach(self) -> Reach:
         """Return the largest number of tokens of which none is packed or dropped: sinks + R - 1.
 
         KIVI packs keys as soon as the window holds R of them. With `evict` the number is sinks + R, because a token is
-        dropped only when the window holds more than R.
+        dropped only when the window holds more than R. With `window`, it is sinks + window, as values are packed one by
+        one.
         """
+        if self.window:
+            return Reach("method.window", self.window, self.sinks + self.window)
         return Reach("method.residual", self.residual, self.sinks + self.residual - (not self.evict))
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if `residual` is below 1, or if :meth:`RecencyMethod.check` fails."""
+        """Raise ConfigError if `residual` is below 1 or `window` negative, or if :meth:`RecencyMethod.check` fails."""
         if self.residual < 1:
             raise ConfigError("method.residual", self.residual, "must be positive", allowed="1 or greater, such as 128")
+        if self.window < 0:
+            raise ConfigError("method.window", self.window, "must not be negative", allowed="0 or greater, such as 256")
+        if self.window and self.evict:
+            raise ConfigError(
+                "method.window",
+                self.window,
+                "has no meaning with method.evict=true, which keeps the newest R tokens",
+                hint=f"method.residual={self.window}",
+            )
         super().check(head_dim, max_length)
 
     def check_rule(self) -> None:

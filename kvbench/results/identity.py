@@ -38,6 +38,14 @@ _MODEL_KEYS = (
 )
 _HASH_CHARS = 10
 
+#: hyper-parameters that methods got later, with the value that changes nothing: with this value they are left out of
+#: the identity, so that run ids stay. ``CLASS.KEY`` is that of one method
+_LATER: dict[str, Any] = {
+    "Atom.sinks": 0,
+    "Atom.window": 0,
+    "Kivi.window": 0,
+}
+
 
 def identity(
     config: Mapping[str, Any],
@@ -71,7 +79,11 @@ def identity(
         model["revision"] = None  # random weights of a preset's architecture, whatever commit the preset pins
     elif not str(config["model"].get("path")).startswith("kvbench:"):
         model["description"] = _described(weights)
-    method = {key: value for key, value in config["method"].items() if key not in ("takes", "preset")}
+    method = {
+        key: value
+        for key, value in config["method"].items()
+        if key not in ("takes", "preset") and not _neutral(config["method"], key)
+    }
     quantizer = config.get("quantizer") or {}
     formats = {key: value for key, value in quantizer.items() if key != "name"}
     material = {
@@ -86,6 +98,12 @@ def identity(
     }
     plain: dict[str, Any] = json.loads(_canonical(material))
     return plain
+
+
+def _neutral(method: Mapping[str, Any], key: str) -> bool:
+    """Return True if a hyper-parameter is newer than the method and has the value that changes nothing."""
+    names = (key, f"{str(method.get('_target_')).rpartition('.')[2]}.{key}")
+    return any(name in _LATER and method[key] == _LATER[name] for name in names)
 
 
 def _described(folder: Path) -> str:

@@ -97,6 +97,14 @@ def test_packed_tokens_are_taken_back():
         layers[0].crop(-136)
 
 
+def test_a_window_needs_an_exact_prefill():
+    load_method("atom", window=64, sinks=4).check(64)
+    with pytest.raises(ConfigError, match="window=64: needs method"):
+        load_method("atom", window=64, prefill="quantized").check(64)
+    with pytest.raises(ConfigError, match="window=-1"):
+        load_method("atom", window=-1).check(64)
+
+
 def test_quantizers_that_are_not_atoms_are_refused():
     with pytest.raises(ConfigError, match="atom does not accept this quantizer"):
         load_method("atom", quantizer="int2")

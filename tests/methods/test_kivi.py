@@ -20,6 +20,19 @@ def windows(layer):
     return tuple(store.tail.length(ALL) for store in layer.stores())
 
 
+def test_a_window_holds_its_tokens_and_the_keys_of_an_open_group():
+    method = load_method("kivi", quantizer="int2", residual=32, window=96, sinks=16)
+    keys, values = random_kv(400, heads=1)
+    layer = new_layer(method)
+    feed(layer, keys[:, :, :150], values[:, :, :150])
+    assert windows(layer) == (96 + (134 - 96) % 32, 96)
+    for position in range(150, 400):
+        feed(layer, keys[:, :, position : position + 1], values[:, :, position : position + 1])
+        behind = position + 1 - 16 - 96
+        assert windows(layer) == (96 + behind % 32, 96)
+    assert [segment.length(ALL) for segment in layer.stores()[0].segments] == [16, 288 - 288 % 32, 96 + 288 % 32]
+
+
 @pytest.mark.parametrize("residual", [32, 64, 128])
 def test_window_is_n_mod_r_keys_and_min_n_r_values_for_every_n_and_split(residual):
     method = load_method("kivi", quantizer="int2", residual=residual)
@@ -132,6 +145,8 @@ def test_nan_names_layer_side_and_position():
         ({"residual": 100}, "method.residual=100: must be a multiple of the key group"),
         ({"residual": 0}, "method.residual=0"),
         ({"sinks": -1}, "method.sinks=-1"),
+        ({"window": -1}, "method.window=-1"),
+        ({"window": 64, "evict": True}, "method.window=64: has no meaning"),
         ({"key_axis": "row"}, "method.key_axis=row"),
         ({"quantizer": "int5"}, "quantizer=int5"),
         ({"quantizer": "none"}, "does not accept this quantizer"),

@@ -39,6 +39,16 @@ def test_same_run(change):
     assert an_id(config("r", **change)) == an_id(config("r"))
 
 
+def test_a_later_hyper_parameter_that_changes_nothing_leaves_the_id():
+    atom = "kvbench.methods.atom.Atom"
+    before = an_id(config("r", method={"_target_": atom, "rope": "post"}))
+    assert an_id(config("r", method={"_target_": atom, "rope": "post", "window": 0, "sinks": 0})) == before
+    assert an_id(config("r", method={"_target_": atom, "rope": "post", "window": 8, "sinks": 0})) != before
+    # of a method that always had it, the same key counts
+    snapkv = {"_target_": "kvbench.methods.snapkv.SnapKV"}
+    assert an_id(config("r", method={**snapkv, "window": 0})) != an_id(config("r", method=snapkv))
+
+
 def test_weights_of_another_commit_are_another_run():
     runs = {an_id(config("r", model={"weights": "pretrained", "revision": name})) for name in (None, "abc", "abd")}
     assert len(runs) == 3
