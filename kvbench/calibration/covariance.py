@@ -1,0 +1,128 @@
+"""OSCAR's calibration: covariances of a layer's queries and values, and the rotations that follow from them, in fp64.
+
+Source: "OSCAR: Offline Spectral Covariance-Aware Rotation for 2-bit KV Cache Quantization" (arXiv 2605.17757) and
+FutureMLS-Lab/OSCAR, rotation/compute_kv_rotation.py (method ``qqt_sst``, composition ``r_h_pbr``). For a KV head with
+queries q, keys k and values v of n tokens::
+
+    Sigma_K = mean of q q^T over the tokens and the query heads of the KV head
+    w_t     = k_t^T Sigma_K k_t, scaled to a mean of 1
+    Sigma_V = mean of w_t v_t v_t^T over the tokens
+    R       = U H P
+
+U holds the eigenvectors of a covariance, H is the orthonormal Hadamard matrix, and P orders the channels such that the
+eigenvalues are spread by bit reversal. Keys and queries are rotated by the R of Sigma_K, values by that of Sigma_V.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvbench.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The eigenvectors of covariances and the rotations made of them; all tensors may have leading dimensions.
+
+    Args:
+        covariance: the symmetric covariances, fp64 ``[..., D, D]``.
+        eigenvalues: their eigenvalues in ascending order, fp64 ``[..., D]``.
+        eigenvectors: U, the eigenvectors in the same order, one per column, fp64 ``[..., D, D]``.
+        order: the permutation, ``[..., D]``: P is the identity matrix with its columns in this order.
+        rotation: R = U H P, fp64 ``[..., D, D]``. A row vector x is rotated to x R.
+    """
+
+    covariance: Tensor
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+    order: Tensor
+    rotation: Tensor
+
+
+def check_head(channels: int) -> None:
+    """Raise ConfigError if heads of `channels` channels cannot be calibrated: their number must be a power of two."""
+    if channels < 2 or channels & (channels - 1):
+        raise ConfigError(
+            "method",
+            "oscar",
+            f"the model's heads have {channels} channels, but the bit reversal of OSCAR's rotation requires a power "
+            "of two",
+            hint="method=kivi method.rotation.key=hadamard method.rotation.value=hadamard",
+        )
+
+
+def query_covariance(queries: Tensor, heads: int) -> Tensor:
+    """Return Sigma_K of each KV head, fp64 ``[H, D, D]``.
+
+    Args:
+        queries: queries after RoPE, ``[n, Hq, D]``. Query heads that share a KV head are adjacent.
+        heads: number of KV heads, H.
+    """
+    grouped = queries.double().unflatten(1, (heads, -1)).transpose(0, 1).flatten(1, 2)  # [H, n * Hq / H, D]
+    return grouped.transpose(1, 2) @ grouped / grouped.shape[1]
+
+
+def token_weights(keys: Tensor, covariance: Tensor) -> Tensor:
+    """Return the weight of each token in Sigma_V, fp64 ``[n, H]``; the mean over the tokens is 1.
+
+    Args:
+        keys: keys after RoPE, ``[n, H, D]``.
+        covariance: Sigma_K of each KV head, ``[H, D, D]``.
+    """
+    keys = keys.double()
+    weights = torch.einsum("nhd,hde,nhe->nh", keys, covariance, keys)
+    return weights / weights.mean(0)
+
+
+def value_covariance(values: Tensor, weights: Tensor) -> Tensor:
+    """Return Sigma_V of each KV head, fp64 ``[H, D, D]``.
+
+    Args:
+        values: values, ``[n, H, D]``.
+        weights: weights of the tokens, ``[n, H]`` (:func:`token_weights`).
+    """
+    scaled = (values.double() * weights.sqrt()[..., None]).transpose(0, 1)
+    return scaled.transpose(1, 2) @ scaled / values.shape[0]
+
+
+def spectrum(covariance: Tensor) -> Spectrum:
+    """Return the eigenvectors, the permutation and the rotation of covariances.
+
+    Args:
+        covariance: fp64 ``[..., D, D]``, D a power of two. It need not be exactly symmetric.
+
+    Raises:
+        ConfigError: D is not a power of two.
+    """
+    channels = covariance.shape[-1]
+    check_head(channels)
+    symmetric = (covariance + covariance.mT) / 2
+    eigenvalues, eigenvectors = torch.linalg.eigh(symmetric)
+    descending = eigenvalues.argsort(dim=-1, descending=True, stable=True)
+    order = descending[..., bit_reversal(channels)]  # an involution: order[reversal[i]] = descending[i]
+    mixed = eigenvectors @ hadamard(channels)
+    rotation = mixed.gather(-1, order[..., None, :].expand_as(mixed))
+    return Spectrum(symmetric, eigenvalues, eigenvectors, order, rotation)
+
+
+def bit_reversal(count: int) -> Tensor:
+    """Return the numbers from 0 to `count` - 1, each with its log2(`count`) bits in reverse order."""
+    numbers, reversal = torch.arange(count), torch.zeros(count, dtype=torch.int64)
+    for bit in range(count.bit_length() - 1):
+        reversal |= (numbers >> bit & 1) << (count.bit_length() - 2 - bit)
+    return reversal
+
+
+def hadamard(channels: int) -> Tensor:
+    """Return the orthonormal Hadamard matrix in Sylvester's order, fp64 ``[D, D]``.
+
+    Args:
+        channels: D, a power of two.
+    """
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while len(matrix) < channels:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix / channels**0.5
