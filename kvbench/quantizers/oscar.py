@@ -13,17 +13,23 @@ With ``lloyd_max``, codes are cut at the edges of a Gaussian's optimal 2-bit qua
     code  = number of edges (-0.98106527, 0, 0.98106527) that (x - mean) / sd reaches
     scale = 1.00637237 * 1.16 * sd,  zero = 1.5 - mean / scale
 
-The authors store scale and zero in fp32 (bf16 as an option). Here they are stored like that with ``exact_params``;
-otherwise the scale and the minimum ``-zero * scale`` are stored as the kernels read them, in fp16 (fp32 for fp32
-input), which takes as many bytes as the authors' bf16 and rounds less.
+The authors store scale and zero in fp32, or in bf16 as an option. By default, kvbench stores the scale and the minimum
+``-zero * scale`` in fp16 (fp32 for fp32 input), which is what attention kernels read. That takes as many bytes as bf16
+and rounds less.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer, param_dtype
+from kvbench.quantizers.parameters import Parameter
+
+#: dtype in which scales are stored
+Scales = Literal["fp16", "bf16", "fp32"]
 
 #: middle edge to outer edge of the optimal 2-bit quantizer of a standard Gaussian
 EDGE = 0.98106527
@@ -40,18 +46,28 @@ class OscarQuantizer(AffineQuantizer):
         bits: bits per code: 2, 3, 4 or 8.
         clip: share of a token's channels whose absolute value is below the threshold of clipping; 1 for no clipping.
         lloyd_max: True to cut codes at the edges for a Gaussian (2 bits only).
-        exact_params: True to store scale and zero point in fp32; False to store scale and minimum as
-            :class:`AffineQuantizer` does.
+        scales: ``fp16``: store scale and minimum as :class:`AffineQuantizer` does. ``fp32`` or ``bf16``: store scale
+            and zero point in this dtype, as the authors do; no attention kernel reads these.
     """
 
-    def __init__(self, bits: int = 2, clip: float = 1.0, *, lloyd_max: bool = False, exact_params: bool = False) -> None:
+    def __init__(self, bits: int = 2, clip: float = 1.0, *, lloyd_max: bool = False, scales: Scales = "fp16") -> None:
         super().__init__(bits, None, "token")
-        self.clip, self.lloyd_max, self.exact_params = clip, lloyd_max, exact_params
+        self.clip, self.lloyd_max, self.scales = clip, lloyd_max, scales
 
     @property
     def kind(self) -> str:
-        """Formula by which attention kernels decode: ``affine``, or ``oscar`` (no kernel) with `exact_params`."""
-        return "oscar" if self.exact_params else "affine"
+        """Formula by which attention kernels decode: ``affine`` for fp16; ``oscar``, which none reads, otherwise."""
+        return "affine" if self.scales == "fp16" else "oscar"
+
+    def parameters(self, dtype: torch.dtype) -> tuple[Parameter, ...]:
+        """Describe the stored parameters: scale and minimum, or scale and zero point."""
+        parameter = Parameter(self._stored(dtype))
+        return (parameter, parameter)
+
+    def _stored(self, dtype: torch.dtype) -> torch.dtype:
+        if self.scales == "fp16":
+            return param_dtype(dtype)
+        return torch.float32 if self.scales == "fp32" else torch.bfloat16
 
     def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Compute codes and parameters of a tensor that :meth:`group` has reshaped.
@@ -59,16 +75,16 @@ class OscarQuantizer(AffineQuantizer):
         The arguments are those of :meth:`AffineQuantizer.encode_groups`.
 
         Returns:
-            The codes, whole numbers in fp32 in the shape of `x`, and ``(scale, minimum)`` in the shape of `low`, or
-            with `exact_params` ``(scale, zero)``.
+            The codes, whole numbers in fp32 in the shape of `x`, and ``(scale, minimum)`` or ``(scale, zero)`` in the
+            shape of `low`.
         """
-        stored, x, low, high = param_dtype(x.dtype), x.float(), low.float(), high.float()
+        stored, x, low, high = self._stored(x.dtype), x.float(), low.float(), high.float()
         if self.clip < 1:
             limit = threshold(x, self.clip)
             x, low, high = (torch.maximum(torch.minimum(part, limit), -limit) for part in (x, low, high))
         codes, scale, zero = self.gaussian(x) if self.lloyd_max else self.uniform(x, low, high)
-        if self.exact_params:
-            return codes, (scale, zero)
+        if self.scales != "fp16":
+            return codes, (scale.to(stored), zero.to(stored))
         minimum = -zero * scale if self.lloyd_max else low
         if stored == torch.float16:
             scale, minimum = scale.clamp(0.0, FP16_MAX), minimum.clamp(-FP16_MAX, FP16_MAX)
@@ -102,14 +118,14 @@ class OscarQuantizer(AffineQuantizer):
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Dequantize unpacked codes; arguments and result are those of :meth:`AffineQuantizer.decode`."""
-        if not self.exact_params:
+        if self.scales == "fp16":
             return super().decode(codes, params, dtype)
         scale, zero = (self.expand(param.float()) for param in params)
         return self.group(codes.float()).sub_(zero).mul_(scale).view(codes.shape).to(dtype)
 
     def minimum(self, params: tuple[Tensor, ...]) -> Tensor:
         """Return the value that code 0 stands for in each group."""
-        return -params[1] * params[0] if self.exact_params else params[1]
+        return params[1] if self.scales == "fp16" else -params[1] * params[0]
 
 
 def threshold(x: Tensor, clip: float) -> Tensor:

@@ -42,7 +42,7 @@ def rows(side: str) -> torch.Tensor:
 @pytest.mark.parametrize(("side", "clip", "levels"), CASES)
 def test_codes_scales_and_zeros_are_the_authors(side, clip, levels):
     case = (side, clip, levels)
-    quantizer = OscarQuantizer(2, clip, lloyd_max=levels == "lm", exact_params=True)
+    quantizer = OscarQuantizer(2, clip, lloyd_max=levels == "lm", scales="fp32")
     encoded = quantizer.quantize(rows(side))
     scale, zero = encoded.params
     assert scale.dtype == zero.dtype == torch.float32
@@ -79,7 +79,7 @@ def test_the_threshold_is_an_element_and_not_interpolated():
 
 def test_constant_tokens_and_numbers_that_are_not_finite():
     x = torch.tensor([[0.75] * 8, [0.0] * 8, [-3.0e-5] * 8])
-    for quantizer in (OscarQuantizer(2, 0.96), OscarQuantizer(2, 0.96, exact_params=True)):
+    for quantizer in (OscarQuantizer(2, 0.96), OscarQuantizer(2, 0.96, scales="fp32")):
         torch.testing.assert_close(quantizer.quantize(x).dequantize(), x, rtol=0, atol=1e-7)
         torch.testing.assert_close(quantizer.quantize(x.half()).dequantize(), x.half(), rtol=1e-3, atol=1e-7)
     x[1, 3] = float("inf")
