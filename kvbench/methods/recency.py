@@ -328,6 +328,10 @@ class RecencyMethod(Method):
         sinks = store.segments[0].length(one) if self.sinks else 0
         return torch.cat([torch.arange(sinks), torch.arange(n - store.tail.length(one), n)]) + layer.start(row)
 
+    def packed_bytes(self, at: Setting, count: int, form: FormatSpec) -> KVBytes:
+        """Return the bytes of `count` packed tokens in a format, counting only their keys or only their values."""
+        return at.packed(count, form)
+
     def layer_bytes(self, at: Setting) -> KVBytes:
         """Predict the bytes of one layer for one sequence: sinks, packed tokens and window.
 
@@ -342,7 +346,7 @@ class RecencyMethod(Method):
             exact = min(window, here - sinks)
             total += at.exact(sinks + exact)
             if not self.evict:
-                total += at.packed(here - sinks - exact, form)
+                total += self.packed_bytes(at, here - sinks - exact, form)
         return total
 
     def _packs(self, layer: KVLayer) -> bool:

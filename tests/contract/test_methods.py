@@ -29,6 +29,7 @@ OVERRIDES = {
     "cocktail": {"encoder": "bm25", "chunk_size": 16},
     "hf_quantized": {"backend": "hqq", "bits": 4, "residual": 32, "group_size": 64, "axis_key": 1, "axis_value": 1},
     "kvquant": {"outliers": 0.05},
+    "kvarn": {"sinks": 0},  # the prompts here are hardly longer than its 128 sinks
     # their papers' budgets keep prompts of this length whole
     "streamingllm": {"budget": 64},
     "snapkv": {"budget": 0.25},
@@ -200,6 +201,9 @@ def test_a_group_has_at_most_2_to_the_bits_levels_and_codes_were_made_once(name,
     for layer in cache.layers:
         for segment in layer.segments():
             if isinstance(segment, PackedSegment) and segment.length(row):
+                if getattr(segment.quantizer, "kind", None) == "cross":  # levels of a row differ by token or channel
+                    assert segment.codes(row, 0, segment.length(row)).max() < 2**segment.quantizer.bits
+                    continue
                 values = segment.read(row, 0, segment.length(row), torch.float32)
                 grouped = segment.quantizer.group(values)
                 grouped = grouped.transpose(-1, -2) if segment.quantizer.axis == "channel" else grouped
