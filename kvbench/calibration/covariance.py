@@ -5,8 +5,8 @@ FutureMLS-Lab/OSCAR, rotation/compute_kv_rotation.py (method ``qqt_sst``, compos
 queries q, keys k and values v of n tokens::
 
     Sigma_K = mean of q q^T over the tokens and the query heads of the KV head
-    w_t     = k_t^T Sigma_K k_t, scaled to a mean of 1
-    Sigma_V = mean of w_t v_t v_t^T over the tokens
+    w_t     = k_t^T Sigma_K k_t
+    Sigma_V = sum of w_t v_t v_t^T over the tokens / sum of w_t
     R       = U H P
 
 U holds the eigenvectors of a covariance, H is the orthonormal Hadamard matrix, and P orders the channels such that the
@@ -66,19 +66,20 @@ def query_covariance(queries: Tensor, heads: int) -> Tensor:
 
 
 def token_weights(keys: Tensor, covariance: Tensor) -> Tensor:
-    """Return the weight of each token in Sigma_V, fp64 ``[n, H]``; the mean over the tokens is 1.
+    """Return the weight of each token in Sigma_V, not normalised, fp64 ``[n, H]``.
 
     Args:
         keys: keys after RoPE, ``[n, H, D]``.
         covariance: Sigma_K of each KV head, ``[H, D, D]``.
     """
     keys = keys.double()
-    weights = torch.einsum("nhd,hde,nhe->nh", keys, covariance, keys)
-    return weights / weights.mean(0)
+    return torch.einsum("hnd,hnd->nh", keys.transpose(0, 1) @ covariance, keys.transpose(0, 1))
 
 
 def value_covariance(values: Tensor, weights: Tensor) -> Tensor:
-    """Return Sigma_V of each KV head, fp64 ``[H, D, D]``.
+    """Return the mean of w_t v_t v_t^T over the tokens for each KV head, fp64 ``[H, D, D]``.
+
+    Divided by the mean of the weights it is Sigma_V.
 
     Args:
         values: values, ``[n, H, D]``.

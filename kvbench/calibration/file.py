@@ -11,35 +11,26 @@ The tensors for layer I, with SIDE ``key`` or ``value`` and each number of BITS 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import ClassVar
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from kvbench.calibration import stored
+from kvbench.calibration.stored import FOLDER as FOLDER
+from kvbench.calibration.stored import KEY as KEY
+from kvbench.calibration.stored import probe as probe
+from kvbench.calibration.stored import save as save
+from kvbench.calibration.stored import versions as versions
 from kvbench.errors import ConfigError
-from kvbench.util import atomic
-from kvbench.util.attachment import placement
-from kvbench.util.progress import say
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 FORMAT = "kvbench-kvquant-1"
-KEY = "method.calibration"
-#: default output folder of ``python -m kvbench.calibrate``
-FOLDER = Path("results/calibration")
-#: largest relative difference of weights that a dtype explains (bfloat16: 2**-9); other models differ by about 1.4
-SAME = 0.01
 
 
 @dataclass
-class Calibration:
+class Calibration(stored.Stored):
     """KVQuant's thresholds and codebooks for one model, as a calibration file holds them.
 
     Args:
@@ -51,9 +42,7 @@ class Calibration:
         path: the file; None if it has not been written yet.
     """
 
-    info: Mapping[str, str]
-    tensors: Mapping[str, Tensor]
-    path: Path | None = None
+    FORMAT: ClassVar[str] = FORMAT
 
     @property
     def bits(self) -> tuple[int, ...]:
@@ -64,11 +53,6 @@ class Calibration:
     def outliers(self) -> float:
         """Fraction of the elements that are outliers, for which the thresholds were chosen."""
         return float(self.info["outliers"])
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Shape of the model's cache: the numbers of layers, of KV heads, and of channels per head."""
-        return int(self.info["layers"]), int(self.info["kv_heads"]), int(self.info["head_dim"])
 
     def thresholds(self, layer: int) -> Tensor:
         """Return the upper and the lower outlier threshold of each key channel of a layer, fp16 ``[2, C]``."""
@@ -107,6 +91,10 @@ class Calibration:
                     yield f"layers.{layer}.{side}.levels.{width}", (1 << width,)
                     yield f"layers.{layer}.{side}.norm.{width}", (2,)
 
+    def check_info(self) -> None:
+        """Raise KeyError or ValueError if the metadata is incomplete."""
+        float(self.info["outliers"]), self.info["model"]
+
     def check_format(self, bits: int, outliers: float) -> None:
         """Check that the file fits the options of a method.
 
@@ -133,88 +121,6 @@ class Calibration:
                 hint=f"run python -m kvbench.calibrate again with --outliers {outliers!r}",
             )
 
-    def check_model(self, model: PreTrainedModel) -> None:
-        """Check that the file was made with this model, by its shape and a sample of its weights.
-
-        Raises:
-            ConfigError: the file was made with another model.
-        """
-        from kvbench.models.projections import head_dim, kv_heads
-
-        config = model.config.get_text_config(decoder=True)
-        shape = (config.num_hidden_layers, kv_heads(model), head_dim(model))
-        problem = f"was made with another model, {self.info['model']}"
-        if shape != self.shape:
-            sizes = "{} layers of {} KV heads with {} channels"
-            raise ConfigError(
-                KEY,
-                str(self.path),
-                f"{problem}, which has {sizes.format(*self.shape)}; this one has {sizes.format(*shape)}",
-            )
-        if not self.matches(probe(model)):
-            raise ConfigError(KEY, str(self.path), f"{problem}, which has the same shape but different weights")
-
-    def matches(self, numbers: Mapping[str, Tensor]) -> bool:
-        """Return True unless a sample of weights (:func:`probe`) shows that the file was made with another model.
-
-        Small differences, as between dtypes, are allowed. Samples that cannot be compared count as equal.
-        """
-        for name in ("probe.keys", "probe.embedding"):
-            recorded, actual = self.tensors.get(name), numbers.get(name)
-            if recorded is not None and actual is not None:
-                same = recorded.shape == actual.shape
-                return same and bool((recorded - actual).norm() <= SAME * recorded.norm())
-        return True
-
-
-def probe(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return a small sample of a model's weights, by which a calibration file recognises the model it was made with.
-
-    Returns:
-        fp32 tensors: ``probe.embedding``, and ``probe.keys`` from the key projections unless their weights are
-        quantized.
-    """
-    from kvbench.models.projections import attentions, key_source
-
-    where = placement(model)
-    team = where.team
-    if where.probe is not None:
-        return where.probe
-    numbers = {"probe.embedding": _sample(model.get_input_embeddings().weight, 256)}
-    weights = []
-    for attention in attentions(model):
-        weights.append(
-            getattr(getattr(attention, "k_proj", None) or key_source(model, attention).module, "weight", None)
-        )
-    if all(isinstance(weight, Tensor) and weight.is_floating_point() for weight in weights):
-        present = [weight for weight in weights if weight is not None]
-        whole = present if team is None else (team.gather(weight.detach(), 0) for weight in present)
-        numbers["probe.keys"] = torch.cat([_sample(weight, 16) for weight in whole])
-    if team is not None:  # cached: computing it makes every rank send all its key projections
-        where.probe = numbers
-    return numbers
-
-
-def _sample(weight: Tensor, count: int) -> Tensor:
-    flat = weight.detach().reshape(-1)
-    index = torch.linspace(0, len(flat) - 1, count, dtype=torch.float64).long()
-    return flat[index.to(flat.device)].float().cpu()
-
-
-def save(calibration: Calibration, path: Path) -> None:
-    """Write a calibration file; an interruption leaves no partial file.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    tensors = {name: tensor.contiguous() for name, tensor in calibration.tensors.items()}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic.replacing(path) as partial:
-            save_file(tensors, partial, dict(calibration.info))
-    except (OSError, SafetensorError) as error:
-        raise ConfigError("--out", str(path), f"cannot be written ({error})") from error
-
 
 def load(path: Path) -> Calibration:
     """Return the checked contents of a calibration file; an unchanged file is read only once per process.
@@ -222,43 +128,7 @@ def load(path: Path) -> Calibration:
     Raises:
         ConfigError: the file is missing, damaged, or not a calibration file.
     """
-    try:
-        stat = path.stat()
-    except OSError as error:
-        raise ConfigError(
-            KEY, str(path), "does not exist", hint="create one with python -m kvbench.calibrate (see its --help)"
-        ) from error
-    return _load(path, stat.st_mtime_ns, stat.st_size)
-
-
-@lru_cache(maxsize=32)
-def _load(path: Path, changed: int, size: int) -> Calibration:
-    try:
-        with safe_open(path, framework="pt") as file:
-            info = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ConfigError(KEY, str(path), f"is not a safetensors file, or is damaged ({error})") from error
-    if info.get("format") != FORMAT:
-        raise ConfigError(
-            KEY,
-            str(path),
-            f"is not a calibration file (format {info.get('format')!r}, expected {FORMAT!r})",
-            hint="create one with python -m kvbench.calibrate (see its --help)",
-        )
-    calibration = Calibration(info, tensors, path)
-    try:
-        expected = list(calibration.expected())
-        float(info["outliers"]), info["model"]
-    except (KeyError, ValueError) as error:
-        raise ConfigError(KEY, str(path), f"is damaged: its metadata is incomplete ({error!r})") from error
-    for name, shape in expected:
-        tensor = tensors.get(name)
-        if tensor is None:
-            raise ConfigError(KEY, str(path), f"is damaged: {name} is missing")
-        if tuple(tensor.shape) != shape or not bool(torch.isfinite(tensor).all()):
-            raise ConfigError(KEY, str(path), f"is damaged: {name} is not a finite tensor of shape {list(shape)}")
-    return calibration
+    return stored.load(path, Calibration)
 
 
 def in_folders(folders: Iterable[Path]) -> Iterator[Calibration]:
@@ -266,26 +136,7 @@ def in_folders(folders: Iterable[Path]) -> Iterator[Calibration]:
 
     Other files are skipped. Damaged files are skipped with a warning.
     """
-    for folder in folders:
-        for path in sorted(folder.glob("*.safetensors")):
-            try:
-                with safe_open(path, framework="pt") as file:
-                    if (file.metadata() or {}).get("format") != FORMAT:
-                        continue
-                calibration = load(path)
-            except (SafetensorError, OSError) as error:
-                _passed_over(f"{path} is not a safetensors file, or is damaged ({error})")
-                continue
-            except ConfigError as error:
-                _passed_over(f"{path} {error.problem}")
-                continue
-            yield calibration
-
-
-@lru_cache(maxsize=256)
-def _passed_over(what: str) -> None:
-    """Warn once per process, as every batch's cache may look into the folder."""
-    say(f"warning: {what}; the file is ignored")
+    return stored.in_folders(folders, Calibration)
 
 
 def command(model: str, bits: int, outliers: float) -> str:
@@ -297,12 +148,3 @@ def command(model: str, bits: int, outliers: float) -> str:
         outliers: fraction of the elements that are outliers.
     """
     return f"python -m kvbench.calibrate --model {model} --text FILE --bits {bits} --outliers {outliers!r}"
-
-
-def versions() -> dict[str, Any]:
-    """Return the installed versions of kvbench, torch and transformers, which a calibration file records."""
-    import transformers
-
-    from kvbench.util.version import __version__
-
-    return {"kvbench": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
