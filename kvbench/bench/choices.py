@@ -36,6 +36,11 @@ def token_count(text: str) -> int:
     return count
 
 
+def short(count: int) -> str:
+    """Return a number of tokens as text: 32768 as ``"32k"``, numbers that are not multiples of 1024 in full."""
+    return f"{count // 1024}k" if count % 1024 == 0 else str(count)
+
+
 def tokens(text: str) -> int:
     """Parse a number of tokens such as ``32k`` (an argparse ``type``).
 

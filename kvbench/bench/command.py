@@ -16,6 +16,7 @@ import yaml
 
 from kvbench.bench.choices import count, device, positive, rows, several
 from kvbench.config.setting import SYNTAX
+from kvbench.errors import KvbenchError
 from kvbench.models.spec import Weights
 from kvbench.parallel import launch
 from kvbench.tasks.efficiency import STOCK
@@ -50,7 +51,7 @@ def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int
     for name, description in COMMANDS.items():
         parser = commands.add_parser(name, help=description)
         _add_points(parser, preset(name), tokens, number)
-        _add_steps(parser, name)
+        _add_steps(parser, name, number)
         _add_model(parser, number)
 
 
@@ -115,7 +116,7 @@ def _add_points(
     add("--no-stock", action="store_const", const=[], dest="baselines", help="do not measure stock transformers")
 
 
-def _add_steps(parser: argparse.ArgumentParser, command: str) -> None:
+def _add_steps(parser: argparse.ArgumentParser, command: str, number: Callable[[str], int]) -> None:
     """Add the options that concern decode steps."""
     add = parser.add_argument
     graphs = "never" if command == "prefill" else "always"
@@ -124,6 +125,20 @@ def _add_steps(parser: argparse.ArgumentParser, command: str) -> None:
     add("--eager-only", action="store_const", const="never", dest="graphs", help="measure only eager steps")
     add("--compile", action="store_true", help="apply torch.compile to everything around attention")
     add("--profile", action="store_true", help="report the time of a captured step by kind of kernel")
+    add(
+        "--shuffle",
+        type=count,
+        metavar="SEED",
+        help="measure the points of all settings in a random order, instead of setting by setting",
+    )
+    add(
+        "--processes",
+        type=number,
+        default=1,
+        metavar="K",
+        help="measure all points in K new processes, one after the other, each in a random order of its own; then write"
+        " the median of the processes' medians, their spread, and the time per token as a function of length",
+    )
     if command == "tpot":
         add("--no-ceiling", action="store_false", dest="ceiling", help="do not measure the GPU's read bandwidth")
     else:
@@ -182,6 +197,14 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
+    if args.processes > 1:
+        from kvbench.bench import replicates
+
+        try:
+            return replicates.run(args)
+        except KvbenchError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
     args.new_tokens = args.new_tokens if args.steps is None else args.steps + 1
     from kvbench.bench import points
 

@@ -9,34 +9,38 @@ The model is loaded once. The JSON file is rewritten after every row; a row is t
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvbench.bench import report
 from kvbench.bench.columns import NOTES, line, table_of
+from kvbench.bench.models import check_lengths, model_config
 from kvbench.cache.options import Options
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse
-from kvbench.errors import ConfigError, KvbenchError, ModelError
+from kvbench.errors import KvbenchError, ModelError
 from kvbench.measure.meter import How, Meter
 from kvbench.measure.stock import SHOWN
 from kvbench.methods.base import Method
-from kvbench.models import by_name
 from kvbench.models.load import load, resolve_device
-from kvbench.models.spec import ModelConfig
 from kvbench.profiling.limit import limited
+from kvbench.profiling.machine import state
 from kvbench.profiling.memory import release
 from kvbench.tasks.efficiency import Efficiency
 from kvbench.tasks.work import MeasurePoint
 from kvbench.util.failures import bytes_asked, is_out_of_memory
 from kvbench.util.requirements import check_writable
-from kvbench.util.schema import build
+
+__all__ = ["Bench", "model_config", "run"]
 
 Row = dict[str, Any]
+#: function of prompt length and batch size that measures a point and returns its record
+Measure = Callable[[int, int], Row]
 
 #: version of the JSON file's format; since 2 rows are records of points
 SCHEMA = 2
@@ -83,20 +87,9 @@ class Bench:
         for _, method in self.methods:
             method.check(head_dim=self.loaded.architecture.head_dim)
         self.rows: list[Row] = []
-        self.extra: dict[str, Any] = {}
-        self._check_lengths()
+        self.extra: dict[str, Any] = {"shuffle": args.shuffle, "machine": {"before": state(self.device)}}
+        check_lengths(self.loaded, max(args.contexts), args)
         self.read_rate = self._ceiling() if args.ceiling and self.device.type == "cuda" else None
-
-    def _check_lengths(self) -> None:
-        """Raise ConfigError if a requested sequence exceeds the pretrained model's maximum sequence length."""
-        longest, new = max(self.args.contexts), self.args.new_tokens
-        if not self.loaded.random_weights and longest + new > self.loaded.max_length:
-            raise ConfigError(
-                "--contexts",
-                longest,
-                f"and {new} new tokens together exceed the limit of {self.args.model} ({self.loaded.max_length})",
-                hint="use shorter --contexts, or --weights random, which has no limit on positions",
-            )
 
     def _ceiling(self) -> float:
         """Measure plain reads, record them for the JSON file, and return their bandwidth in GB/s."""
@@ -143,15 +136,32 @@ class Bench:
         """
         for name in self.args.baselines:
             self._grid({"setting": name}, partial(self.meter(self.methods[0][1]).stock_point, name))
-        ways = ["always", "never"] if self.args.eager and self.args.graphs == "always" else [self.args.graphs]
-        for setting, method in self.methods:
-            for graphs in ways:
-                meter = self.meter(method, graphs)
-                start = {"setting": setting.text, "graphs": graphs, "compile": self.args.compile}
-                self._grid(start, partial(self._point, meter))
-                method.detach(self.model)
+        ways = list(self._ways())
+        if self.args.shuffle is not None:
+            self._shuffled(ways)
+            return
+        for start, measure, method in ways:
+            self._grid(start, measure)
+            method.detach(self.model)
 
-    def _grid(self, start: Row, measure: Callable[[int, int], Row]) -> None:
+    def _ways(self) -> Iterator[tuple[Row, Measure, Method]]:
+        """Yield, for each setting and kind of steps, the first entries of its rows, its measurement and its method."""
+        both = self.args.eager and self.args.graphs == "always"
+        for setting, method in self.methods:
+            for graphs in ["always", "never"] if both else [self.args.graphs]:
+                start = {"setting": setting.text, "graphs": graphs, "compile": self.args.compile}
+                yield start, partial(self._point, self.meter(method, graphs)), method
+
+    def _shuffled(self, ways: Sequence[tuple[Row, Measure, Method]]) -> None:
+        """Measure the points of all settings in a random order, which ``--shuffle`` seeds."""
+        order = [(way, sample.work) for way in ways for sample in self.grid.samples()]
+        random.Random(self.args.shuffle).shuffle(order)
+        for (start, measure, method), point in order:
+            assert isinstance(point, MeasurePoint)
+            self.add({**start, **self._attempt(measure, point.prompt, point.batch)})
+            method.detach(self.model)
+
+    def _grid(self, start: Row, measure: Measure) -> None:
         """Measure the points of one setting one by one, as a result may decide which point is next (``--grow``).
 
         Args:
@@ -193,7 +203,7 @@ class Bench:
             )
         return figures
 
-    def _attempt(self, measure: Callable[[int, int], Row], prompt: int, batch: int) -> Row:
+    def _attempt(self, measure: Measure, prompt: int, batch: int) -> Row:
         """Return a point's record; for an exception its kind and message, after the memory has been released.
 
         Raises:
@@ -249,28 +259,12 @@ class Bench:
 
         The status is 1 if the measurement of a point failed for a reason other than lack of memory, else 0.
         """
+        self.extra["machine"]["after"] = state(self.device)
         self.write()
         print("\n" + table_of(self.rows, self.args.command))
         print(NOTES[self.args.command])
         print(f"{self.path} ({time.perf_counter() - self.began:.0f} s)")
         return int(any(row["status"] == "failed" for row in self.rows))
-
-
-def model_config(name: str, *, weights: str = "random", dtype: str = "bfloat16") -> ModelConfig:
-    """Return the configuration with which a model is loaded, given its name on the command line.
-
-    Args:
-        name: a preset, a repository of the hub (``OWNER/NAME``) or a folder.
-        weights: a value of ``model.weights``, for example ``random`` or ``pretrained``.
-        dtype: name of the weights' torch dtype.
-
-    Raises:
-        ConfigError: the model does not exist, or its configuration is wrong.
-    """
-    group = by_name.group(name, {"weights": weights, "dtype": dtype}, "--model")
-    model: ModelConfig = build(ModelConfig, group, "model")
-    model.check()
-    return model
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kvbench.attention.phases import Format, pairs_of_row
+from kvbench.bench.choices import short
 from kvbench.bench.choices import token_count as tokens
 
 FULL = Format("full", 16)
@@ -134,11 +135,6 @@ class Point:
 
     def __str__(self) -> str:
         return f"{self.model} B{self.batch} {short(self.context)} q{self.q_len}"
-
-
-def short(count: int) -> str:
-    """Return a number of tokens as text: 32768 as ``"32k"``, numbers that are not multiples of 1024 in full."""
-    return f"{count // 1024}k" if count % 1024 == 0 else str(count)
 
 
 def point(text: str) -> Point:

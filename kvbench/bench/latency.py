@@ -1,0 +1,125 @@
+"""``python -m kvbench.bench latency``: points that several processes measured, folded into one file. Imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvbench.bench.choices import short
+from kvbench.errors import KvbenchError
+from kvbench.results.replicates import fold, load
+from kvbench.util import atomic
+from kvbench.util.table import table
+
+#: version of the JSON file's format
+SCHEMA = 1
+_POINTS = ("setting", "prompt", "B", "TPOT ms", "CV %", "S", "S_cache", "r_nom", "r_alloc", "MB/step", "GB/s", "% read")
+_FITS = ("setting", "B", "ns/token", "from ms", "R2", "break-even", "GB/s of KV", "c0 ms")
+
+
+def add(commands: Any) -> None:
+    """Add the subcommand ``latency`` to the bench's command line.
+
+    Args:
+        commands: object that argparse's ``add_subparsers`` returned.
+    """
+    parser = commands.add_parser(
+        "latency", help="fold points of several processes: medians, spread, time as a line over length; needs no GPU"
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON files of tpot, one for each process")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON file to write")
+    parser.set_defaults(contexts=[])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command and return the process's exit status: that of the error if there is one, else 0."""
+    try:
+        return write(args.files, args.out, " ".join(args.argv))
+    except KvbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def write(files: Sequence[Path], out: Path, command: str) -> int:
+    """Fold the files of several processes, write the result, print its tables and return the exit status, 0.
+
+    Args:
+        files: JSON files of ``kvbench.bench tpot``, one for each process.
+        out: JSON file to write.
+        command: command line to record.
+
+    Raises:
+        KvbenchError: a file cannot be read or written, or the files do not belong together.
+    """
+    contents = load(files)
+    about = {key: contents[0].get(key) for key in contents[0] if key not in ("rows", "machine", "shuffle", "command")}
+    result = fold(contents)
+    content: dict[str, Any] = {
+        **about,
+        "schema": SCHEMA,
+        "what": "python -m kvbench.bench latency: points of several processes, folded",
+        "command": command,
+        "measured_by": contents[0].get("command"),
+        "files": [path.name for path in files],
+        "machines": [one.get("machine") for one in contents],
+        **result,
+    }
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write(out, (json.dumps(content, indent=1) + "\n").encode())
+    except OSError as error:
+        raise KvbenchError(f"{out} cannot be written: {error}\n  hint: name another file with --out FILE") from error
+    print(tables(result))
+    print(f"{out} ({len(files)} processes)")
+    return 0
+
+
+def tables(result: dict[str, Any]) -> str:
+    """Return the tables of folded points and of the lines fitted to them as text."""
+    points = [_point(point) for point in result["points"]]
+    fits = [_fit(row) for row in result["fits"]]
+    return "\n".join([table(_POINTS, points, 3), *([table(_FITS, fits, 2)] if fits else []), NOTE])
+
+
+NOTE = (
+    "TPOT: median of the processes' medians; CV: over processes, * above 3 %; S: fp16's TPOT divided by this one;"
+    " S_cache: the largest S that fewer bytes of keys and values can give; r_nom, r_alloc: compression by the formats,"
+    " and by all memory beyond the weights; GB/s of KV, c0: TPOT = c0 + bytes of the cache / (GB/s of KV)"
+)
+
+
+def _point(point: dict[str, Any]) -> list[Any]:
+    start = [point["setting"], short(point["prompt"]), point["batch"]]
+    if point["status"] != "ok":
+        return [*start, "oom", *[None] * (len(_POINTS) - 4)]
+    cv = "-" if point["cv"] is None else f"{100 * point['cv']:.2f}{'*' if point['unstable'] else ''}"
+    share = point.get("read_share")
+    return [
+        *start,
+        1e3 * point["tpot_s"],
+        cv,
+        *(point.get(key) for key in ("S", "S_cache", "r_nom", "r_alloc")),
+        None if point["read_bytes"] is None else point["read_bytes"] / 1e6,
+        point.get("GB_s"),
+        None if share is None else 100 * share,
+    ]
+
+
+def _fit(row: dict[str, Any]) -> list[Any]:
+    length = "-"
+    if "break_even" in row:
+        length = "never" if row["break_even"] is None else f"{row['break_even']:,.0f}"
+    return [
+        row["setting"],
+        row["batch"],
+        1e9 * row["slope_s"],
+        1e3 * row["intercept_s"],
+        f"{row['r2']:.5f}",
+        length,
+        row["BW_eff_GB_s"],
+        1e3 * row["c0_s"],
+    ]

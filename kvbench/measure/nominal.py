@@ -1,0 +1,49 @@
+"""Nominal bits of a cache: those of its formats, without metadata and without the window of the newest tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvbench.cache.segments.base import Segment
+from kvbench.cache.segments.codebook import NuqSegment
+from kvbench.cache.segments.foreign import HFSegment
+from kvbench.cache.segments.packed import PackedSegment
+
+
+def nominal_bits(cache: Any) -> dict[str, float]:
+    """Return the bits per element of the formats that a cache stores keys and values in, per token that it has seen.
+
+    Scales, zero points and other metadata do not count; neither does the window of the newest tokens, which takes ever
+    less of a growing cache. Tokens that a method has dropped count as 0 bits. A cache that holds all its tokens in
+    the window has the bits of the window.
+
+    Args:
+        cache: the cache after the last step.
+
+    Returns:
+        A dict with the mean over layers and rows for ``key`` and for ``value``.
+    """
+    windowed = cache.method.reach() is not None  # Cocktail's exact tokens are a share of the prompt, not a window
+    sums = {"key": [0.0, 0.0], "value": [0.0, 0.0]}
+    for layer in cache.layers:
+        for side, store in zip(sums, layer.stores(), strict=True):
+            for row in range(layer.batch):
+                counts = [segment.lengths[row] for segment in store.segments]
+                whole = windowed and sum(counts) == layer.seen and sum(counts) > counts[-1]
+                tokens = layer.seen - counts[-1] if whole else layer.seen
+                segments = store.segments[:-1] if whole else store.segments
+                for segment, count in zip(segments, counts, strict=False):
+                    sums[side][0] += element_bits(segment) * count
+                sums[side][1] += tokens
+    return {side: bits / tokens for side, (bits, tokens) in sums.items()}
+
+
+def element_bits(segment: Segment) -> float:
+    """Return the bits of one element in the format of a segment, without metadata."""
+    if isinstance(segment, HFSegment):
+        return float(segment.backend.nbits)
+    if isinstance(segment, PackedSegment):
+        return float(segment.quantizer.bits)
+    if isinstance(segment, NuqSegment):
+        return float(segment.bits)
+    return 8.0 * segment.dtype.itemsize

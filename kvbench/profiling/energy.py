@@ -1,0 +1,111 @@
+"""Energy of a stretch of work, as the difference of two readings of NVML's energy counter.
+
+The counter (``nvmlDeviceGetTotalEnergyConsumption``, Volta and later) counts the millijoules of the whole board since
+the driver was loaded. How often it is updated is not documented, so a stretch shorter than :data:`ENOUGH_S` has no
+energy per token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvbench.profiling.nvml import Board, Unavailable, open_board
+
+#: smallest number of seconds over which a difference of the counter is used
+ENOUGH_S = 10.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A reading of the energy counter.
+
+    Args:
+        seconds: time of the reading, from a monotonic clock.
+        joules: the counter.
+    """
+
+    seconds: float
+    joules: float
+
+
+@dataclass(frozen=True)
+class Counter:
+    """Energy counter of a GPU, or the reason why it cannot be read.
+
+    Args:
+        board: the GPU; None without NVML.
+        reason: why `board` is None, or why the counter cannot be read; None if it can.
+        clock: monotonic clock in seconds.
+    """
+
+    board: Board | None
+    reason: str | None = None
+    clock: Callable[[], float] = time.perf_counter
+
+    @classmethod
+    def of(cls, device: torch.device | str, library: Any = None) -> Counter:
+        """Open the counter of a device; the reason why it cannot be read is stored in the result.
+
+        Args:
+            device: the device.
+            library: the module to use instead of ``pynvml``.
+        """
+        try:
+            board = open_board(device, library)
+            board.read("GetTotalEnergyConsumption")
+        except Unavailable as error:
+            return cls(None, str(error))
+        return cls(board)
+
+    def read(self) -> Reading | None:
+        """Read the counter; None if it cannot be read. The caller waits for the device first."""
+        if self.board is None:
+            return None
+        return Reading(self.clock(), self.board.read("GetTotalEnergyConsumption") / 1e3)
+
+
+def used(before: Reading | None, after: Reading | None, tokens: int, reason: str | None = None) -> dict[str, Any]:
+    """Return the energy that a stretch of work used.
+
+    Args:
+        before: reading at its beginning; None if the counter cannot be read.
+        after: reading at its end.
+        tokens: number of tokens that were generated in between, over all sequences.
+        reason: why there are no readings.
+
+    Returns:
+        A dict. ``J_per_token``: joules per token, or None with the reason under ``reason``. With readings there are
+        also ``J``, ``s`` and their quotient ``W``. All figures are of the whole board, idle power included.
+    """
+    if before is None or after is None:
+        return {"J_per_token": None, "reason": reason or "the energy counter was not read"}
+    joules, seconds = after.joules - before.joules, after.seconds - before.seconds
+    figures = {"J_per_token": None, "J": joules, "s": seconds, "W": joules / seconds if seconds > 0 else None}
+    if seconds < ENOUGH_S:
+        return figures | {"reason": f"decoding took {seconds:.1f} s, and the counter needs {ENOUGH_S:g} s"}
+    return figures | {"J_per_token": joules / tokens}
+
+
+def idle_power(counter: Counter, seconds: float = 2.0, sleep: Callable[[float], None] = time.sleep) -> float | None:
+    """Measure the power in watts that the board draws while this process does nothing.
+
+    Args:
+        counter: the board's counter.
+        seconds: how long to wait.
+        sleep: function that waits.
+
+    Returns:
+        The watts; None if the counter cannot be read.
+    """
+    before = counter.read()
+    if before is None:
+        return None
+    sleep(seconds)
+    after = counter.read()
+    assert after is not None
+    return (after.joules - before.joules) / (after.seconds - before.seconds)

@@ -1,0 +1,189 @@
+"""The state of the machine around a measurement: clocks, power, temperature, other processes, processor and load.
+
+A figure that is not available is None, and ``missing`` gives the reason.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvbench.profiling.nvml import Board, Unavailable, open_board
+
+Record = dict[str, Any]
+
+#: what nvidia-smi is asked for if NVML is not available: our name -> its column and the conversion of its text
+SMI: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "name": ("name", str),
+    "uuid": ("uuid", str),
+    "driver": ("driver_version", str),
+    "sm_mhz": ("clocks.current.sm", float),
+    "memory_mhz": ("clocks.current.memory", float),
+    "sm_max_mhz": ("clocks.max.sm", float),
+    "event_reasons": ("clocks_event_reasons.active", lambda text: reasons(int(text, 16))),
+    "pstate": ("pstate", str),
+    "temperature_c": ("temperature.gpu", float),
+    "power_w": ("power.draw", float),
+    "power_limit_w": ("enforced.power.limit", float),
+    "persistence": ("persistence_mode", lambda text: text == "Enabled"),
+    "ecc": ("ecc.mode.current", lambda text: text == "Enabled"),
+    "mig": ("mig.mode.current", lambda text: text == "Enabled"),
+}
+#: bits of the clocks' event reasons (throttle reasons), from nvml.h
+_REASONS = {
+    0x1: "gpu_idle",
+    0x2: "applications_clocks",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake",
+    0x100: "display_clocks",
+}
+#: NVML's numbers of the clocks of multiprocessors and of memory, and of the GPU's temperature sensor
+_SM, _MEMORY, _SENSOR = 1, 2, 0
+#: figures of a GPU: name -> how to read it from NVML
+_READ: dict[str, Callable[[Board], Any]] = {
+    "name": lambda board: board.read("GetName"),
+    "uuid": lambda board: board.read("GetUUID"),
+    "driver": lambda board: board.library.nvmlSystemGetDriverVersion(),
+    "cuda_driver": lambda board: _version(board.library.nvmlSystemGetCudaDriverVersion()),
+    "sm_mhz": lambda board: board.read("GetClockInfo", _SM),
+    "memory_mhz": lambda board: board.read("GetClockInfo", _MEMORY),
+    "sm_max_mhz": lambda board: board.read("GetMaxClockInfo", _SM),
+    "event_reasons": lambda board: reasons(board.read("GetCurrentClocksEventReasons")),
+    "pstate": lambda board: f"P{board.read('GetPerformanceState')}",
+    "temperature_c": lambda board: board.read("GetTemperature", _SENSOR),
+    "power_w": lambda board: board.read("GetPowerUsage") / 1e3,
+    "power_limit_w": lambda board: board.read("GetEnforcedPowerLimit") / 1e3,
+    "persistence": lambda board: bool(board.read("GetPersistenceMode")),
+    "ecc": lambda board: bool(board.read("GetEccMode")[0]),
+    "mig": lambda board: bool(board.read("GetMigMode")[0]),
+    "other_processes": lambda board: others(board.read("GetComputeRunningProcesses")),
+}
+
+
+def state(device: torch.device | str, library: Any = None) -> Record:
+    """Return the state of a device and of the machine now.
+
+    Args:
+        device: the device that is measured.
+        library: the module to use instead of ``pynvml``.
+
+    Returns:
+        A dict. ``gpu``: figures of the GPU by name, from NVML or, without it, from nvidia-smi; None for other devices.
+        ``source``: which of them. ``governor`` and ``load``: the frequency governor of the first processor, and the
+        load average of the last minute. ``missing``: for each figure that is None, the reason.
+    """
+    gpu: Record | None = None
+    source: str | None = None
+    missing: dict[str, str] = {}
+    if torch.device(device).type == "cuda":
+        try:
+            gpu, missing = from_nvml(open_board(device, library))
+            source = "NVML"
+        except Unavailable as error:
+            answer = _smi(f"GPU-{str(torch.cuda.get_device_properties(device).uuid).removeprefix('GPU-')}")
+            if isinstance(answer, str):
+                missing["gpu"] = f"{error}; {answer}"
+            else:
+                gpu, missing = from_smi(answer)
+                source = f"nvidia-smi ({error})"
+    else:
+        missing["gpu"] = f"measured on a {torch.device(device).type} device"
+    record: Record = {"gpu": gpu, "source": source}
+    for name, read in (("governor", _governor), ("load", _load)):
+        record[name] = read()
+        if record[name] is None:
+            missing[name] = "this platform does not report it"
+    return record | {"missing": missing}
+
+
+def from_nvml(board: Board) -> tuple[Record, dict[str, str]]:
+    """Read the figures of a GPU from NVML; return them, and the reasons for those that are None."""
+    figures: Record = {}
+    missing: dict[str, str] = {}
+    for name, read in _READ.items():
+        try:
+            figures[name] = read(board)
+        except Unavailable as error:
+            figures[name], missing[name] = None, str(error)
+        except (board.library.NVMLError, AttributeError) as error:
+            figures[name], missing[name] = None, f"NVML: {error}"
+    return figures, missing
+
+
+def from_smi(answer: Mapping[str, str]) -> tuple[Record, dict[str, str]]:
+    """Convert what nvidia-smi printed to the figures of a GPU; return them, and the reasons for those that are None.
+
+    Args:
+        answer: text by column.
+    """
+    figures: Record = {}
+    missing: dict[str, str] = {}
+    for name in _READ:
+        figures[name] = None
+        column, convert = SMI.get(name, ("", str))
+        if not column:
+            missing[name] = "not asked of nvidia-smi"
+        else:
+            text = answer.get(column, "")
+            try:
+                figures[name] = convert(text)
+            except ValueError:
+                missing[name] = f"nvidia-smi answers {text!r}"
+    return figures, missing
+
+
+def reasons(bits: int) -> list[str]:
+    """Return the names of the reasons for which the clocks are below their maximum, from NVML's bits."""
+    names = [name for bit, name in _REASONS.items() if bits & bit]
+    rest = bits & ~sum(_REASONS)
+    return [*names, *([hex(rest)] if rest else [])]
+
+
+def others(processes: Any) -> int:
+    """Return how many of the processes that use the GPU are not this one."""
+    return sum(process.pid != os.getpid() for process in processes)
+
+
+def _version(number: int) -> str:
+    """Return the version that NVML encodes as a number, such as 13000 for 13.0."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _smi(uuid: str) -> dict[str, str] | str:
+    """Ask nvidia-smi about a GPU; return its texts by column, or, as a text, why there is no answer."""
+    columns = [column for column, _ in SMI.values()]
+    command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"nvidia-smi: {error}"
+    if done.returncode:
+        return f"nvidia-smi: {' '.join((done.stderr or done.stdout).split())[:200]}"
+    cells = next(csv.reader(done.stdout.splitlines(), skipinitialspace=True), [])
+    if len(cells) != len(columns):
+        return f"nvidia-smi answered {len(cells)} columns, not {len(columns)}"
+    return dict(zip(columns, cells, strict=True))
+
+
+def _governor() -> str | None:
+    try:
+        return Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+def _load() -> float | None:
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None

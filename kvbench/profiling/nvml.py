@@ -1,0 +1,75 @@
+"""The NVIDIA Management Library (NVML) for the GPU that torch uses, through the package ``nvidia-ml-py``.
+
+The package is optional (``pip install 'kvbench[energy]'``); its module is called ``pynvml``. Nothing here changes a
+setting of the GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+class Unavailable(Exception):
+    """Error raised if NVML cannot be used, or does not know a figure of this GPU; its message is the reason."""
+
+
+@dataclass(frozen=True)
+class Board:
+    """One GPU as NVML sees it.
+
+    Args:
+        library: the module ``pynvml``, initialised.
+        handle: NVML's handle of the GPU.
+    """
+
+    library: Any
+    handle: Any
+
+    def read(self, function: str, *arguments: Any) -> Any:
+        """Call a function of NVML with the GPU's handle as its first argument and return the result.
+
+        Args:
+            function: name of the function without the prefix, such as ``GetPowerUsage``.
+            arguments: arguments after the handle.
+
+        Raises:
+            Unavailable: this NVML does not have the function, or the GPU does not support it.
+        """
+        call = getattr(self.library, f"nvmlDevice{function}", None)
+        if call is None:
+            raise Unavailable(f"this nvidia-ml-py does not have nvmlDevice{function}")
+        try:
+            return call(self.handle, *arguments)
+        except self.library.NVMLError as error:
+            raise Unavailable(f"NVML, {function}: {error}") from None
+
+
+def open_board(device: torch.device | str, library: Any = None) -> Board:
+    """Return NVML's view of a CUDA device.
+
+    Args:
+        device: the device, numbered as in this process. The GPU is found by its UUID, because NVML counts GPUs without
+            regard to ``CUDA_VISIBLE_DEVICES``.
+        library: the module to use instead of ``pynvml``.
+
+    Raises:
+        Unavailable: the device is not a CUDA device, ``pynvml`` is not installed, or NVML does not know the GPU.
+    """
+    device = torch.device(device)
+    if device.type != "cuda":
+        raise Unavailable(f"NVML knows NVIDIA GPUs only, not a {device.type} device")
+    if library is None:
+        try:
+            library = importlib.import_module("pynvml")
+        except ImportError:
+            raise Unavailable("nvidia-ml-py is not installed (pip install 'kvbench[energy]')") from None
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    try:
+        library.nvmlInit()
+        return Board(library, library.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"))
+    except library.NVMLError as error:
+        raise Unavailable(f"NVML: {error}") from None

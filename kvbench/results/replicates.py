@@ -1,0 +1,205 @@
+"""Points that several processes measured: the median of their medians, the spread, and what follows from them.
+
+Each process writes a JSON file of ``kvbench.bench tpot`` with the same points (:func:`load`). :func:`fold` returns, for
+each point, the figures of the median over processes, and for each setting and batch size the lines fitted to them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from kvbench.errors import DataError
+from kvbench.results.latency_fit import LatencyFit, crossing, fit_latency
+from kvbench.results.same_work import allocated_compression, cache_bound, nominal_compression, speed_up
+
+Row = dict[str, Any]
+#: coefficient of variation over processes above which a point counts as unstable
+UNSTABLE = 0.03
+#: what processes must have in common
+COMMON = ("device", "model", "weights", "dtype", "memory_limit_gb")
+
+
+def load(paths: Sequence[Path]) -> list[Row]:
+    """Read the files of several processes and return their contents.
+
+    Raises:
+        DataError: a file cannot be read, is not one of ``kvbench.bench tpot``, or its model or device differs from the
+            first file's.
+    """
+    contents: list[Row] = []
+    for path in paths:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} cannot be read: {error}\n  hint: measure it again") from None
+        if not isinstance(content, dict) or "rows" not in content or "model" not in content:
+            raise DataError(f"{path} does not contain points of time and memory\n  hint: name files of bench tpot")
+        contents.append(content)
+        for key in COMMON:
+            if content.get(key) != contents[0].get(key):
+                raise DataError(
+                    f"{path}: {key} is {content.get(key)}, but {contents[0].get(key)} in {paths[0]}\n"
+                    "  hint: fold only processes that measured the same model on the same device"
+                )
+    return contents
+
+
+def fold(contents: Sequence[Mapping[str, Any]]) -> Row:
+    """Fold the points of several processes.
+
+    Args:
+        contents: content of each process's file.
+
+    Returns:
+        A dict with ``points`` (:func:`_point`) and ``fits`` (:func:`_fits`), each a list.
+    """
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for content in contents:
+        for row in content["rows"]:
+            if row["status"] in ("ok", "oom"):
+                key = (row["setting"], row.get("graphs"), row["batch"], row["prompt"], row["new_tokens"])
+                groups.setdefault(key, []).append(row)
+    full_bits = 32.0 if contents and contents[0].get("dtype") == "float32" else 16.0
+    points = [_point(rows, full_bits) for _, rows in sorted(groups.items(), key=lambda item: _order(item[0]))]
+    fits = list(_fits(points))
+    _compare(points, fits)
+    return {"processes": len(contents), "points": points, "fits": fits}
+
+
+def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a sort key: fp16 first, then by setting, kind of steps, batch size and length."""
+    return (key[0] != "fp16", key[0], str(key[1]), *key[2:])
+
+
+def _point(rows: Sequence[Mapping[str, Any]], full_bits: float) -> Row:
+    """Return the figures of one point.
+
+    ``tpot_s`` is the median of the processes' medians ``medians_s``; ``cv`` their coefficient of variation (standard
+    deviation with n - 1, divided by the mean), None for one process; ``unstable``: `cv` exceeds :data:`UNSTABLE`.
+    Sizes are those of the first process, as they do not depend on it.
+    """
+    one = rows[0]
+    point: Row = {key: one.get(key) for key in ("setting", "graphs", "prompt", "batch", "new_tokens")}
+    timed = [row for row in rows if row["status"] == "ok"]
+    if len(timed) < len(rows):
+        asked = next(row.get("bytes_asked") for row in rows if row["status"] != "ok")
+        return point | {"status": "oom", "bytes_asked": asked}
+    medians = [row["tpot_s"]["median"] for row in timed]
+    time_s = median(medians)
+    cv = variation(medians)
+    bits = one.get("nominal_bits")
+    point |= {
+        "status": "ok",
+        "stepping": one.get("stepping"),
+        "path": one.get("path"),
+        "tpot_s": time_s,
+        "medians_s": medians,
+        "steps": one["tpot_s"].get("n"),
+        "cv": cv,
+        "unstable": cv is not None and cv > UNSTABLE,
+        "weights": one.get("weights"),
+        "kv_used": one["kv_used"]["total"],
+        "kv_reserved": (one.get("kv_reserved") or {}).get("total"),
+        "kv_full": round(one["kv_fp16"] * full_bits / 16) if "kv_fp16" in one else None,
+        "peak_decode": (one.get("peak") or {}).get("decode"),
+        "read_bytes": one.get("read_bytes"),
+        "r_nom": nominal_compression(bits["key"], bits["value"], full_bits) if bits else None,
+        "r_alloc": None,
+        "ceiling_GB_s": (one.get("ceiling") or {}).get("GB_s"),
+    }
+    if point["kv_full"] and point["peak_decode"]:
+        point["r_alloc"] = allocated_compression(point["kv_full"], point["peak_decode"], point["weights"])
+    if point["read_bytes"]:
+        point["GB_s"] = point["read_bytes"] / time_s / 1e9
+        point["read_share"] = point["GB_s"] / point["ceiling_GB_s"] if point["ceiling_GB_s"] else None
+    return point
+
+
+def variation(samples: Sequence[float]) -> float | None:
+    """Return the coefficient of variation of samples: their standard deviation (n - 1) divided by their mean.
+
+    It is None for fewer than two samples.
+    """
+    if len(samples) < 2:
+        return None
+    mean = sum(samples) / len(samples)
+    return math.sqrt(sum((x - mean) ** 2 for x in samples) / (len(samples) - 1)) / mean
+
+
+def length(point: Mapping[str, Any]) -> float:
+    """Return the tokens in the cache in the middle of a point's decoding, for which its time per token stands."""
+    return float(point["prompt"] + point["new_tokens"] / 2)
+
+
+def _fits(points: Sequence[Row]) -> Iterator[Row]:
+    """Yield the lines of each setting and batch size, over length and over bytes, and the break-even with fp16."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for point in points:
+        if point["status"] == "ok":
+            groups.setdefault((point["setting"], point["graphs"], point["batch"]), []).append(point)
+    lines: dict[tuple[Any, ...], LatencyFit] = {}
+    for key, group in groups.items():
+        by_length, by_bytes = _fit(group, length), _fit(group, lambda point: float(point["kv_used"]))
+        if by_length is None or by_bytes is None:
+            continue
+        lines[key] = by_length
+        row: Row = dict(zip(("setting", "graphs", "batch"), key, strict=True))
+        row |= {
+            "lengths": by_length.line.lengths,
+            "slope_s": by_length.line.slope,
+            "intercept_s": by_length.line.intercept,
+            "r2": by_length.r2,
+            "slopes_s": list(by_length.slopes),
+            "intercepts_s": list(by_length.intercepts),
+            # bytes that do not grow, as of a method that drops tokens, are read at no bandwidth
+            "BW_eff_GB_s": 1e-9 / by_bytes.line.slope if by_bytes.line.slope > 0 else None,
+            "c0_s": by_bytes.line.intercept,
+        }
+        fp16 = lines.get(("fp16", *key[1:]))
+        if fp16 is not None and key[0] != "fp16":
+            row |= _break_even(by_length, fp16)
+        yield row
+
+
+def _fit(group: Sequence[Row], x: Any) -> LatencyFit | None:
+    """Fit a line to the points of a setting and to those of each process; `x` returns a point's abscissa."""
+    each = min(len(point["medians_s"]) for point in group)
+    processes = [[(x(point), point["medians_s"][number]) for point in group] for number in range(each)]
+    return fit_latency([(x(point), point["tpot_s"]) for point in group], processes if each > 1 else ())
+
+
+def _break_even(own: LatencyFit, fp16: LatencyFit) -> Row:
+    """Return the break-even length, the reason if there is none, and its range over processes."""
+    result = crossing(own.line, fp16.line)
+    row: Row = {"break_even": result.length, "no_break_even": result.reason, "break_evens": []}
+    for own_slope, own_intercept, slope, intercept in zip(
+        own.slopes, own.intercepts, fp16.slopes, fp16.intercepts, strict=False
+    ):
+        line, base = type(own.line)(own_slope, own_intercept, 2), type(own.line)(slope, intercept, 2)
+        row["break_evens"].append(crossing(line, base).length)
+    return row
+
+
+def _compare(points: Sequence[Row], fits: Sequence[Row]) -> None:
+    """Add S and S_cache to the points at which fp16 was measured too."""
+    base = {
+        (p["graphs"], p["batch"], p["prompt"], p["new_tokens"]): p
+        for p in points
+        if p["setting"] == "fp16" and p["status"] == "ok"
+    }
+    rates = {(row["graphs"], row["batch"]): row["BW_eff_GB_s"] for row in fits if row["setting"] == "fp16"}
+    for point in points:
+        fp16 = base.get((point["graphs"], point["batch"], point["prompt"], point["new_tokens"]))
+        if point["status"] != "ok" or fp16 is None:
+            continue
+        point["S"] = speed_up(fp16["tpot_s"], point["tpot_s"])
+        rate, peak = rates.get((point["graphs"], point["batch"])), point["ceiling_GB_s"]
+        if rate and peak and point["r_nom"]:
+            full = fp16["kv_used"]
+            ideal = full / point["r_nom"]
+            point["S_cache"] = cache_bound(fp16["tpot_s"], full, 1e9 * rate, ideal, 1e9 * peak)
