@@ -1,4 +1,4 @@
-"""``python -m kvbench.bench latency``: points that several processes measured, folded into one file. Imports no torch."""
+"""``python -m kvbench.bench latency``: points that several processes measured, folded. Imports no torch."""
 
 from __future__ import annotations
 

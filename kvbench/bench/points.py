@@ -12,7 +12,7 @@ import argparse
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from kvbench.bench.models import check_lengths, model_config
 from kvbench.cache.options import Options
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse
-from kvbench.errors import KvbenchError, ModelError
+from kvbench.errors import ConfigError, KvbenchError, ModelError
 from kvbench.measure.meter import How, Meter
 from kvbench.measure.stock import SHOWN
 from kvbench.methods.base import Method
@@ -62,6 +62,8 @@ class Bench:
         self.args, self.began = args, time.perf_counter()
         self.path = report.folder(args.out) / f"{args.name or f'{args.command}_{Path(args.model).name}'}.json"
         check_writable(str(self.path.parent), "--out")
+        if args.shuffle is not None and (args.grow or not args.batches):
+            raise ConfigError("--shuffle", args.shuffle, "needs fixed batch sizes", hint="give them with --batches 1 8")
         self.methods = [(setting, setting.load()) for setting in map(parse, args.settings)]
         self.grid = Efficiency(
             prompts=tuple(args.contexts),
@@ -136,29 +138,11 @@ class Bench:
         """
         for name in self.args.baselines:
             self._grid({"setting": name}, partial(self.meter(self.methods[0][1]).stock_point, name))
-        ways = list(self._ways())
         if self.args.shuffle is not None:
-            self._shuffled(ways)
+            shuffled(self)
             return
-        for start, measure, method in ways:
+        for start, measure, method in ways(self):
             self._grid(start, measure)
-            method.detach(self.model)
-
-    def _ways(self) -> Iterator[tuple[Row, Measure, Method]]:
-        """Yield, for each setting and kind of steps, the first entries of its rows, its measurement and its method."""
-        both = self.args.eager and self.args.graphs == "always"
-        for setting, method in self.methods:
-            for graphs in ["always", "never"] if both else [self.args.graphs]:
-                start = {"setting": setting.text, "graphs": graphs, "compile": self.args.compile}
-                yield start, partial(self._point, self.meter(method, graphs)), method
-
-    def _shuffled(self, ways: Sequence[tuple[Row, Measure, Method]]) -> None:
-        """Measure the points of all settings in a random order, which ``--shuffle`` seeds."""
-        order = [(way, sample.work) for way in ways for sample in self.grid.samples()]
-        random.Random(self.args.shuffle).shuffle(order)
-        for (start, measure, method), point in order:
-            assert isinstance(point, MeasurePoint)
-            self.add({**start, **self._attempt(measure, point.prompt, point.batch)})
             method.detach(self.model)
 
     def _grid(self, start: Row, measure: Measure) -> None:
@@ -265,6 +249,25 @@ class Bench:
         print(NOTES[self.args.command])
         print(f"{self.path} ({time.perf_counter() - self.began:.0f} s)")
         return int(any(row["status"] == "failed" for row in self.rows))
+
+
+def ways(bench: Bench) -> Iterator[tuple[Row, Measure, Method]]:
+    """Yield, for each setting and kind of steps, the first entries of its rows, its measurement and its method."""
+    both = bench.args.eager and bench.args.graphs == "always"
+    for setting, method in bench.methods:
+        for graphs in ["always", "never"] if both else [bench.args.graphs]:
+            start = {"setting": setting.text, "graphs": graphs, "compile": bench.args.compile}
+            yield start, partial(bench._point, bench.meter(method, graphs)), method
+
+
+def shuffled(bench: Bench) -> None:
+    """Measure the points of all settings in a random order, which ``--shuffle`` seeds."""
+    order = [(way, sample.work) for way in list(ways(bench)) for sample in bench.grid.samples()]
+    random.Random(bench.args.shuffle).shuffle(order)
+    for (start, measure, method), point in order:
+        assert isinstance(point, MeasurePoint)
+        bench.add({**start, **bench._attempt(measure, point.prompt, point.batch)})
+        method.detach(bench.model)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ from kvbench.profiling.nvml import Board, Unavailable, open_board
 
 Record = dict[str, Any]
 
+_SWITCH = {"Enabled": True, "Disabled": False}
 #: what nvidia-smi is asked for if NVML is not available: our name -> its column and the conversion of its text
 SMI: dict[str, tuple[str, Callable[[str], Any]]] = {
     "name": ("name", str),
@@ -31,9 +32,9 @@ SMI: dict[str, tuple[str, Callable[[str], Any]]] = {
     "temperature_c": ("temperature.gpu", float),
     "power_w": ("power.draw", float),
     "power_limit_w": ("enforced.power.limit", float),
-    "persistence": ("persistence_mode", lambda text: text == "Enabled"),
-    "ecc": ("ecc.mode.current", lambda text: text == "Enabled"),
-    "mig": ("mig.mode.current", lambda text: text == "Enabled"),
+    "persistence": ("persistence_mode", lambda text: _SWITCH[text]),
+    "ecc": ("ecc.mode.current", lambda text: _SWITCH[text]),
+    "mig": ("mig.mode.current", lambda text: _SWITCH[text]),
 }
 #: bits of the clocks' event reasons (throttle reasons), from nvml.h
 _REASONS = {
@@ -132,12 +133,12 @@ def from_smi(answer: Mapping[str, str]) -> tuple[Record, dict[str, str]]:
         figures[name] = None
         column, convert = SMI.get(name, ("", str))
         if not column:
-            missing[name] = "not asked of nvidia-smi"
+            missing[name] = "nvidia-smi is not asked for it"
         else:
             text = answer.get(column, "")
             try:
                 figures[name] = convert(text)
-            except ValueError:
+            except (ValueError, KeyError):
                 missing[name] = f"nvidia-smi answers {text!r}"
     return figures, missing
 

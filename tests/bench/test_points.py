@@ -12,6 +12,7 @@ from kvbench.bench import __main__ as command
 from kvbench.bench import points, report
 from kvbench.bench.columns import COLUMNS, HEAD, line, table_of
 from kvbench.bench.command import COMMANDS, preset
+from kvbench.bench.models import check_lengths
 from kvbench.errors import ConfigError, ModelError
 from kvbench.measure import point_figures, stock
 from kvbench.methods.cocktail import Cocktail
@@ -291,7 +292,7 @@ def test_a_pretrained_model_has_a_longest_sequence():
     def check(contexts, new, random):
         loaded = SimpleNamespace(random_weights=random, max_length=4096)
         own = bench("tpot", "--contexts", *contexts, "--new-tokens", new, loaded=loaded)
-        points.Bench._check_lengths(own)
+        check_lengths(loaded, max(own.args.contexts), own.args)
 
     check(["64", "4000"], "96", False)
     check(["64", "8k"], "96", True)
