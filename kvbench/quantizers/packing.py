@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 #: plane widths of each stored code width, most significant plane first
-PLANES: dict[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 8: (4, 4)}
+PLANES: dict[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 8: (4, 4)}
 
 
 def split_planes(codes: Tensor, bits: int) -> list[Tensor]:
