@@ -1,0 +1,176 @@
+"""Settings of the table of formats: each quantizer at its method's own exact tokens, and at two common ones.
+
+A gain counts only at equal bytes and equal exact tokens, the *tail*: what a method keeps in full precision may be worth
+more than how it quantizes the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+#: tokens in full precision. ``own``: as the method's authors have them; ``open``: none, or those of the group that is
+#: not full yet, where groups run along tokens; ``wide``: the first 64 and the newest 256 (OSCAR's)
+Tail = Literal["own", "open", "wide"]
+TAILS: dict[Tail, str] = {
+    "own": "the authors' own",
+    "open": "none, or an open group",
+    "wide": "64 first and 256 newest",
+}
+
+_TURN = "rotation.key=hadamard:rotation.value=hadamard"
+_PLAIN = "rotation.key=none:rotation.value=none"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Args:
+        name: label of the quantizer.
+        family: colour in the plot.
+        tail: tokens in full precision.
+        setting: method, quantizer and options (:mod:`kvbench.config.setting`).
+    """
+
+    name: str
+    family: str
+    tail: Tail
+    setting: str
+
+    @property
+    def key(self) -> str:
+        """Name and tail, which tell a line from all others."""
+        return f"{self.name} | {self.tail}"
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """A quantizer and the options that give it each tail.
+
+    Args:
+        name: label of the quantizer.
+        family: colour in the plot.
+        setting: method, quantizer and options.
+        tails: options of each tail; a tail that is not listed is not run, as it equals another one.
+    """
+
+    name: str
+    family: str
+    setting: str
+    tails: tuple[tuple[Tail, str], ...]
+
+
+def _tokenwise(own: str | None = None) -> tuple[tuple[Tail, str], ...]:
+    """Return the tails of a quantizer that packs token by token; its own is none unless `own` says otherwise."""
+    wide: tuple[tuple[Tail, str], ...] = (("open", "sinks=0:window=0"), ("wide", "sinks=64:window=256"))
+    return wide if own is None else (("own", own), *wide)
+
+
+def _kivi(group: int) -> tuple[tuple[Tail, str], ...]:
+    """Return the tails of KIVI with keys in groups of tokens."""
+    return (
+        ("own", ""),
+        ("open", f"residual={group}"),
+        ("wide", f"residual={group}:sinks=64:window=256"),
+    )
+
+
+def _engine(name: str, form: str) -> Quantizer:
+    return Quantizer(name, "engine", f"engine:format={form}", _tokenwise())
+
+
+QUANTIZERS = (
+    # 8 bits
+    _engine("int8 per token", "int8_per_token_head"),
+    _engine("fp8", "fp8"),
+    _engine("fp8 per token", "fp8_per_token_head"),
+    _engine("q8_0, rotated", "q8_0"),
+    Quantizer("TurboQuant k8v4", "turboquant", "turboquant:k8v4", _tokenwise("")),
+    # 4 bits
+    Quantizer("kivi int4 G32", "kivi", "kivi:int4", _kivi(32)),
+    Quantizer("kivi int4 G128", "kivi", "kivi:int4_g128", _kivi(128)),
+    Quantizer("int4 per token", "plain", "kivi:int4_token:residual=1", _tokenwise()),
+    Quantizer("int4 per token, rotated", "plain", f"kivi:int4_token:residual=1:{_TURN}", _tokenwise()),
+    _engine("vLLM int4 per token", "int4_per_token_head"),
+    _engine("BDR int4", "bdr"),
+    _engine("q4_0, rotated", "q4_0"),
+    Quantizer("q4_0, not rotated", "engine", f"engine:format=q4_0:{_PLAIN}", _tokenwise()),
+    _engine("nvfp4", "nvfp4"),
+    _engine("nvfp4 4over6", "nvfp4_4over6"),
+    _engine("fp4_mx_block16", "fp4_mx_block16"),
+    _engine("ultraquant", "ultraquant"),
+    Quantizer("TurboQuant 4 bits", "turboquant", "turboquant:4bit_nc", _tokenwise("")),
+    Quantizer("KVarN k4v4", "kvarn", "kvarn:k4v4", (("own", ""), ("open", "sinks=0"), ("wide", "sinks=64:window=256"))),
+    Quantizer("kvquant 4, 1% outliers", "kvquant", "kvquant", (("own", ""),)),
+    # 2 to 3.5 bits
+    Quantizer("TurboQuant k3v4", "turboquant", "turboquant:k3v4_nc", _tokenwise("")),
+    Quantizer("TurboQuant 3 bits", "turboquant", "turboquant:3bit_nc", _tokenwise("")),
+    Quantizer("KVarN k4v2", "kvarn", "kvarn:k4v2", (("own", ""), ("open", "sinks=0"), ("wide", "sinks=64:window=256"))),
+    Quantizer("KVarN k2v2", "kvarn", "kvarn:k2v2", (("own", ""), ("open", "sinks=0"), ("wide", "sinks=64:window=256"))),
+    Quantizer("k2v2, rotated, not balanced", "kvarn", "kvarn:k2v2:iterations=0", (("open", "sinks=0"),)),
+    Quantizer("kivi int2 G32", "kivi", "kivi:int2", _kivi(32)),
+    Quantizer("kivi int2 G128", "kivi", "kivi:int2_g128", _kivi(128)),
+    Quantizer("int2 per token", "plain", "kivi:int2_token:residual=1", _tokenwise()),
+    Quantizer("int2 per token, rotated", "plain", f"kivi:int2_token:residual=1:{_TURN}", _tokenwise()),
+    Quantizer("OSCAR int2", "oscar", "oscar", (("own", ""), ("open", "sinks=0:window=0"))),
+)
+
+
+def rows() -> Iterator[Row]:
+    """Yield the lines of the table, fp16 first."""
+    yield Row("fp16", "fp16", "own", "fp16")
+    for quantizer in QUANTIZERS:
+        for tail, options in quantizer.tails:
+            yield Row(quantizer.name, quantizer.family, tail, ":".join(filter(None, (quantizer.setting, options))))
+
+
+#: lines by name and tail
+ROWS = {row.key: row for row in rows()}
+
+
+def key(name: str, tail: Tail) -> str:
+    """Return the key of a line."""
+    return f"{name} | {tail}"
+
+
+#: claims of papers and engines: what is claimed, and the pairs of lines that test it, the better one first
+CLAIMS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    (
+        "KVarN beats TurboQuant",
+        (
+            (key("KVarN k4v4", "own"), key("TurboQuant 4 bits", "own")),
+            (key("KVarN k4v4", "open"), key("TurboQuant 4 bits", "open")),
+            (key("KVarN k4v4", "wide"), key("TurboQuant 4 bits", "wide")),
+            (key("KVarN k4v2", "open"), key("TurboQuant 3 bits", "open")),
+            (key("KVarN k4v2", "wide"), key("TurboQuant 3 bits", "wide")),
+        ),
+    ),
+    (
+        "KVarN beats plain INT2",
+        (
+            (key("KVarN k2v2", "open"), key("kivi int2 G128", "open")),
+            (key("KVarN k2v2", "wide"), key("kivi int2 G128", "wide")),
+            (key("KVarN k2v2", "open"), key("k2v2, rotated, not balanced", "open")),
+        ),
+    ),
+    (
+        "OSCAR beats KIVI at 2 bits",
+        (
+            (key("OSCAR int2", "own"), key("kivi int2 G32", "own")),
+            (key("OSCAR int2", "own"), key("kivi int2 G128", "wide")),
+            (key("OSCAR int2", "own"), key("int2 per token, rotated", "wide")),
+            (key("OSCAR int2", "open"), key("kivi int2 G128", "open")),
+        ),
+    ),
+    (
+        "Rotation saves int4 per token",
+        (
+            (key("int4 per token, rotated", "open"), key("int4 per token", "open")),
+            (key("q4_0, rotated", "open"), key("q4_0, not rotated", "open")),
+        ),
+    ),
+    ("fp8 is free", ((key("fp8", "open"), "fp16 | own"), (key("fp8 per token", "open"), "fp16 | own"))),
+    ("TurboQuant falls at 3 bits", ((key("TurboQuant 4 bits", "own"), key("TurboQuant 3 bits", "own")),)),
+)

@@ -1,0 +1,132 @@
+"""The table of formats as markdown, and KL divergence against bits as a plot (PNG)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.formats.grid import TAILS
+
+#: colour and marker of each family
+STYLE = {
+    "fp16": ("black", "*"),
+    "plain": ("tab:gray", "x"),
+    "kivi": ("tab:blue", "o"),
+    "engine": ("tab:brown", "s"),
+    "turboquant": ("tab:red", "D"),
+    "kvarn": ("tab:green", "^"),
+    "oscar": ("tab:purple", "v"),
+    "kvquant": ("tab:olive", "h"),
+}
+Line = Mapping[str, Any]
+
+
+def markdown(content: Mapping[str, Any], claims: Sequence[Line] = ()) -> str:
+    """Return a table for each tail, lines with the fewest bits last, and one of the claims.
+
+    Args:
+        content: what ``lines.json`` holds.
+        claims: what ``claims.json`` holds.
+    """
+    names = [name.replace("_", " ") for name in content["tasks"]]
+    out: list[str] = []
+    for tail, title in TAILS.items():
+        chosen = [line for line in content["lines"] if line["tail"] == tail or line["name"] == "fp16"]
+        if len(chosen) < 2:
+            continue
+        out += [f"Exact tokens: {title}", ""]
+        out.append("| quantizer | bits | KL mean, 0.0001 nats | KL 99.9 % | same top | score | Δ to fp16 | ")
+        out[-1] += " | ".join(names) + " |"
+        out.append("|:--|" + "--:|" * (6 + len(names)))
+        for line in sorted(chosen, key=lambda line: -line["bits"]):
+            tasks = [f"{100 * line['tasks'][task]['score']:.0f}" for task in content["tasks"]]
+            kld = line["kld"]
+            out.append(
+                f"| {line['name']} | {line['bits']:.2f} | {divergence(kld)} | {kld['p99_9']:.2g} "
+                f"| {100 * line['same_top']['share']:.1f} % | {100 * line['score']['score']:.1f} "
+                f"| {points(line['vs_fp16'])} | {' | '.join(tasks)} |"
+            )
+        out.append("")
+    env = content["env"]
+    positions = max(line["positions"] for line in content["lines"])
+    out += [
+        "Bits of the cache per key or value element at the end of a sample, everything counted; KL divergence from "
+        f"fp16 over {content['prompts']} prompts ({positions} decoded tokens) with its 95 % interval (bootstrap over "
+        f"prompts); scores in percent over {content['n']} samples, Δ paired, ± standard error. "
+        f"{env['device']}, {env['dtype']}, torch {env['torch']}, transformers {env['transformers']}.",
+    ]
+    if content["missing"]:
+        out += ["", f"Not run, or not to the end: {', '.join(content['missing'])}."]
+    if claims:
+        out += ["", "Claims: the first less the second, paired", ""]
+        out += [
+            "| claim | first | second | bits | Δ score | Δ KL mean, 0.0001 nats | apart |",
+            "|:--|:--|:--|" + "--:|" * 4,
+        ]
+        out += [claim_line(claim) for claim in claims]
+    return "\n".join(out) + "\n"
+
+
+def claim_line(claim: Line) -> str:
+    """Return the line of one pair of a claim."""
+    mean = claim["kld"]["kld_mean"]
+    values = [
+        claim["claim"],
+        claim["better"].replace(" | ", ", "),
+        claim["worse"].replace(" | ", ", "),
+        "{:.2f}, {:.2f}".format(*claim["bits"]),
+        points(claim["score"]),
+        f"{1e4 * mean['diff']:+.3g} ({1e4 * mean['low']:+.3g} to {1e4 * mean['high']:+.3g})",
+        apart(claim),
+    ]
+    return f"| {' | '.join(values)} |"
+
+
+def apart(claim: Line) -> str:
+    """Return which measures tell the two lines of a claim apart, and in whose favour."""
+    mean, score = claim["kld"]["kld_mean"], claim["score"]
+    verdicts = []
+    if mean["low"] > 0 or mean["high"] < 0:
+        verdicts.append("KL: " + ("first" if mean["high"] < 0 else "second"))
+    if abs(score["diff"]) > 2 * score["stderr"]:
+        verdicts.append("score: " + ("first" if score["diff"] > 0 else "second"))
+    return ", ".join(verdicts) or "no"
+
+
+def divergence(kld: Mapping[str, float]) -> str:
+    """Return a mean KL divergence and its interval in 0.0001 nats."""
+    return f"{1e4 * kld['mean']:.3g} ({1e4 * kld['low']:.3g} to {1e4 * kld['high']:.3g})"
+
+
+def points(difference: Mapping[str, float]) -> str:
+    """Return a difference and its standard error in percentage points."""
+    return f"{100 * difference['diff']:+.1f} ±{100 * difference['stderr']:.1f}"
+
+
+def plot(lines: Sequence[Line], path: Path) -> None:
+    """Plot KL divergence against bits, one panel for each tail."""
+    try:
+        import matplotlib
+    except ImportError:
+        return  # the numbers are in the table; the extra `plot` draws them
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    tails = [tail for tail in TAILS if any(line["tail"] == tail and line["name"] != "fp16" for line in lines)]
+    figure, panels = pyplot.subplots(1, len(tails), figsize=(5.5 * len(tails), 5), sharey=True, squeeze=False)
+    for axes, tail in zip(panels[0], tails, strict=True):
+        for line in lines:
+            if line["tail"] != tail or line["name"] == "fp16" or line["kld"]["mean"] <= 0:
+                continue
+            colour, marker = STYLE[line["family"]]
+            axes.plot(line["bits"], line["kld"]["mean"], color=colour, marker=marker, ls="")
+            axes.annotate(line["name"], (line["bits"], line["kld"]["mean"]), (4, 3), textcoords="offset points", size=6)
+        axes.set_yscale("log")
+        axes.set_xlabel("bits of the cache an element")
+        axes.set_title(f"exact tokens: {TAILS[tail]}", fontsize=9)
+        axes.grid(alpha=0.3)
+    panels[0][0].set_ylabel("KL divergence from fp16, mean, nats")
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
