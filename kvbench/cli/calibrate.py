@@ -1,26 +1,27 @@
-"""``python -m kvbench.calibrate --model llama2-7b --text FILE``: make the calibration file of method=kvquant.
+"""``python -m kvbench.calibrate [method=oscar] --model llama2-7b --text FILE``: make a method's calibration file.
 
-Runs forward and backward passes of the model over a text, and writes thresholds for the channels of keys, and codebooks
-for keys and values (KVQuant, sec. 3), to a safetensors file. ``method=kvquant`` finds the file in results/calibration;
-use ``method.calibration=FILE`` for a file elsewhere.
+For ``method=kvquant``, the default, this runs forward and backward passes of the model over a text, and writes
+thresholds for the channels of keys, and codebooks for keys and values (KVQuant, sec. 3), to a safetensors file. For
+``method=oscar`` it runs the text twice and writes a rotation of keys and one of values for each layer. The methods find
+their files in results/calibration; use ``method.calibration=FILE`` for a file elsewhere.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import re
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from kvbench.errors import ConfigError, DataError, KvbenchError
+from kvbench.cli.calibrate_options import check, check_options, code_sizes, parser
+from kvbench.errors import DataError, KvbenchError
 from kvbench.models import by_name
 from kvbench.models.spec import ModelConfig
 from kvbench.tasks.files import is_file
-from kvbench.util.requirements import exists
-from kvbench.util.schema import MOST_ROWS, MOST_TOKENS, build
+from kvbench.util.schema import build
 
 #: seed of the generated prompts, which no evaluation uses
 MINI_SEED = 2**31
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments of the command line, without the program's name; None for ``sys.argv``.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = parser(__doc__).parse_args(argv)
     try:
         print(run(arguments))
     except KvbenchError as error:
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Calibrate a model for KVQuant and write the calibration file.
+    """Calibrate a model for a method and write the calibration file.
 
     Args:
         arguments: the parsed command line.
@@ -55,8 +56,11 @@ def run(arguments: argparse.Namespace) -> str:
     Raises:
         KvbenchError: an argument is invalid, the model or a text is unavailable, or a text is too short.
     """
-    bits = _bits(arguments.bits)
-    _check(arguments)
+    method = arguments.method.removeprefix("method=")
+    check_options(method, arguments)
+    bits = code_sizes(arguments.bits or "2,3,4")
+    outliers = 0.01 if arguments.outliers is None else arguments.outliers
+    check(arguments)
     chosen = model_config(arguments.model, arguments.path, arguments.dtype, arguments.random)
     texts = [documents(name) for name in arguments.text]
 
@@ -64,37 +68,46 @@ def run(arguments: argparse.Namespace) -> str:
 
     from kvbench.calibration import file
     from kvbench.calibration.calibrate import calibrate, cut
+    from kvbench.calibration.rotate import rotations
+    from kvbench.calibration.stored import Stored
     from kvbench.config.run_config import RuntimeConfig
     from kvbench.models.load import load
 
-    out = (
-        Path(arguments.out)
-        if arguments.out
-        else file.FOLDER / f"{chosen.name.replace('/', '--')}-{100 * arguments.outliers:g}pct.safetensors"
-    )
     loaded = load(chosen, RuntimeConfig(device=arguments.device))
     length, pieces = min(arguments.length, loaded.max_length), []
     for number, (name, parts) in enumerate(zip(arguments.text, texts, strict=True)):
         ids = [token for part in parts for token in loaded.tokenizer(part, verbose=False)["input_ids"]]
         share = (arguments.sequences + len(texts) - 1 - number) // len(texts)
         pieces.append(cut(ids, share, length, name))
-    calibration = calibrate(
-        loaded.model,
-        torch.cat(pieces),
-        name=chosen.name,
-        bits=bits,
-        outliers=arguments.outliers,
-        fisher=arguments.fisher,
-        first_tokens=arguments.first_tokens,
-        text_sha256=_digest(texts),
-        tell=_tell,
-    )
+    sequences = torch.cat(pieces)
+    source: dict[str, Any] = {"text_sha256": _digest(texts), "tell": _tell}
+    calibration: Stored
+    if method == "oscar":
+        calibration = rotations(
+            loaded.model,
+            sequences,
+            name=chosen.name,
+            per_head=bool(arguments.per_head),
+            first_tokens=arguments.first_tokens,
+            **source,
+        )
+        name, contents = "oscar-heads" if arguments.per_head else "oscar", f"rotations, {calibration.info['heads']}"
+    else:
+        calibration = calibrate(
+            loaded.model,
+            sequences,
+            name=chosen.name,
+            bits=bits,
+            outliers=outliers,
+            fisher=arguments.fisher is not False,
+            first_tokens=arguments.first_tokens,
+            **source,
+        )
+        name, contents = f"{100 * outliers:g}pct", f"{calibration.info['bits']} bits, {100 * outliers:g}% outliers"
+    out = Path(arguments.out or file.FOLDER / f"{chosen.name.replace('/', '--')}-{name}.safetensors")
     file.save(calibration, out)
     layers, heads, channels = calibration.shape
-    return (
-        f"{out}: {calibration.info['bits']} bits, {100 * calibration.outliers:g}% outliers, "
-        f"{layers} layers of {heads} x {channels}, from {calibration.info['tokens']} tokens"
-    )
+    return f"{out}: {contents}, {layers} layers of {heads} x {channels}, from {calibration.info['tokens']} tokens"
 
 
 def model_config(name: str, path: str | None, dtype: str | None, random: bool) -> ModelConfig:
@@ -175,103 +188,6 @@ def _digest(texts: Sequence[Sequence[str]]) -> str:
     return hashlib.sha256(joined.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _bits(text: str) -> tuple[int, ...]:
-    try:
-        widths = tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError as error:
-        raise ConfigError("--bits", text, "is not a list of whole numbers", allowed="2,3,4") from error
-    if not set(widths) <= {2, 3, 4}:
-        raise ConfigError("--bits", text, "a codebook must have 2, 3 or 4 bits", allowed="2,3,4")
-    return widths
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    """Check numbers, device and paths before any text is read.
-
-    Raises:
-        ConfigError: an argument is invalid.
-    """
-    from kvbench.util.requirements import check_writable, has_gpu
-
-    for name, least, most in (
-        ("sequences", len(arguments.text), MOST_ROWS),
-        ("length", 2, MOST_TOKENS),
-        ("first_tokens", 0, arguments.length - 1),
-    ):
-        value = getattr(arguments, name)
-        if not least <= value <= most:
-            raise ConfigError(f"--{name.replace('_', '-')}", value, "is out of range", allowed=f"{least} to {most}")
-    if not 0 <= arguments.outliers <= 0.5:
-        raise ConfigError(
-            "--outliers", arguments.outliers, "is not a valid share of outliers", allowed="0 to 0.5, such as 0.01"
-        )
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", arguments.device):
-        raise ConfigError("--device", arguments.device, "is not a device", allowed="auto, cpu, cuda, cuda:N or mps")
-    if arguments.device.startswith("cuda") and not has_gpu():
-        raise ConfigError("--device", arguments.device, "no GPU is visible on this machine", hint="--device cpu")
-    if arguments.out is not None:
-        if not arguments.out or Path(arguments.out).name in ("", ".."):
-            raise ConfigError("--out", arguments.out, "must name a file", hint="--out mine.safetensors")
-        check_writable(arguments.out, "--out", file=True)
-    for name in arguments.text:
-        if not name:
-            raise ConfigError(
-                "--text",
-                "''",
-                "must name a file or folder with text",
-                hint="--text mini python to calibrate without your own text",
-            )
-    for name in (*arguments.text, arguments.model, arguments.path or "."):
-        exists(name, "--text, --model or --path")
-
-
 def _tell(done: int, total: int) -> None:
     end = "\n" if done == total else ""
     print(f"\rcalibrating: {done} of {total} passes", end=end, file=sys.stderr, flush=True)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m kvbench.calibrate", description=__doc__)
-    parser.add_argument("--model", required=True, help="a preset (llama2-7b), a repository of the hub, or a folder")
-    parser.add_argument("--path", help="folder with the weights (default: those that --model names)")
-    parser.add_argument("--random", action="store_true", help="use the architecture of --model with random weights")
-    parser.add_argument(
-        "--text",
-        required=True,
-        nargs="+",
-        help=(
-            "files or folders with text, mini (generated text), or python (Python's standard "
-            "modules); each of them provides the same number of sequences"
-        ),
-    )
-    parser.add_argument(
-        "--bits", default="2,3,4", help="bits of the codebooks, separated by commas (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--outliers",
-        type=float,
-        default=0.01,
-        help="share of outliers that stay in full precision (default: %(default)s)",
-    )
-    parser.add_argument("--sequences", type=int, default=16, help="number of sequences to read (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=2048, help="tokens per sequence (default: %(default)s)")
-    parser.add_argument(
-        "--fisher",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="weight quantization errors by squared gradients",
-    )
-    parser.add_argument(
-        "--first-tokens",
-        type=int,
-        default=0,
-        help="number of first tokens of each sequence to leave out of the codebooks (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--device", default="auto", help="device: auto, cpu, mps, cuda or cuda:N (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--dtype", choices=("float32", "float16", "bfloat16"), help="data type of the model (default: the model's own)"
-    )
-    parser.add_argument("--out", help="file to write (default: results/calibration/MODEL-1pct.safetensors)")
-    return parser

@@ -149,3 +149,37 @@ def test_a_file_goes_before_a_generated_text_of_its_name(monkeypatch, tmp_path) 
 def test_the_last_pass_ends_the_line(capsys) -> None:
     command._tell(4, 4)
     assert capsys.readouterr().err == "\rcalibrating: 4 of 4 passes\n"
+
+
+def test_oscar_is_calibrated_with_its_own_options(calls, monkeypatch, capsys) -> None:
+    from kvbench.calibration import rotate
+
+    def rotations(model: Any, ids: torch.Tensor, **named: Any) -> Any:
+        named.pop("tell")(1, 2)
+        calls.append(("rotations", model, ids.tolist(), named))
+        heads = "each" if named["per_head"] else "shared"
+        return SimpleNamespace(shape=(2, 4, 8), info={"heads": heads, "tokens": "6"})
+
+    monkeypatch.setattr(rotate, "rotations", rotations)
+    words = ["method=oscar", "--model", "tiny", "--text", "a.txt", "--first-tokens", "3"]
+    assert command.main(words) == 0
+    *_, (_, used, ids, named), (_, out) = calls
+    assert used == "the model" and ids == [[2, 2]] * 16 and out == file.FOLDER / "tiny-oscar.safetensors"
+    text = hashlib.sha256(b"abcdefg").hexdigest()
+    assert named == {"name": "tiny", "per_head": False, "first_tokens": 3, "text_sha256": text}
+    assert capsys.readouterr().out == f"{out}: rotations, shared, 2 layers of 4 x 8, from 6 tokens\n"
+    assert command.main([*words, "--per-head"]) == 0
+    assert calls[-2][3]["per_head"] and calls[-1][1] == file.FOLDER / "tiny-oscar-heads.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["method=oscar", "--bits", "2"], "--bits=2: has no effect on a calibration for method=oscar"),
+        (["method=oscar", "--no-fisher"], "--fisher=False: has no effect on a calibration for method=oscar"),
+        (["--per-head"], "--per-head=True: has no effect on a calibration for method=kvquant"),
+    ],
+)
+def test_options_of_the_other_method_are_refused(words, said, calls, capsys) -> None:
+    assert command.main([*words, "--model", "tiny", "--text", "a.txt"]) != 0
+    assert said in capsys.readouterr().err and not calls
