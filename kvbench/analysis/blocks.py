@@ -121,6 +121,7 @@ def held(layer: KVLayer, size: int = BLOCK) -> Iterator[Block]:
             stop = min(start + size, end)
             k = rotated_slots(layer, ROW, start, stop, keys.read(ROW, start, stop, torch.float32, upper))
             v = values.read(ROW, start, stop, torch.float32, upper)
+            k, v = layer.unrotated(k, v)
             yield Block(k[0], v[0], columns[:, start:stop], exact)
 
 

@@ -244,7 +244,7 @@ class _Call:
             layer.settle(forget=False)
         if layer.method.observe_steps:  # its own attention, which decides what it drops next
             logits = logits_of(self.module, self.query, self.kwargs)
-            reference.attend(self.module, layer, self.query, self.mask, self.scaling, logits)
+            reference.attend(self.module, layer, layer.rotated_queries(self.query), self.mask, self.scaling, logits)
 
     def _update(self, layer: KVLayer) -> Tensor:
         """Announce the new tokens to a layer, and return their keys as it stores them."""

@@ -63,8 +63,8 @@ def attend(
 
     Args:
         layer: layer that stores the new tokens; :attr:`KVLayer.seen` already counts them.
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
+        query: queries of the new tokens in the basis in which the layer stores keys, ``[B, Hq, q, D]``.
+        keys: keys of the new tokens, before or after RoPE as the layer stores them, ``[B, H, q, D]``.
         values: values of the new tokens, ``[B, H, q, Dv]``.
         mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
             dropped tokens; None for causal attention.
@@ -81,10 +81,12 @@ def attend(
     if any(time is None for time in times) or any(order is not None for order in layer.order):
         return None
     plain = fused.plain(layer, mask, count)
-    rotated = keys if layer.rotation is None else rotated_columns(layer, last - count, keys).to(query.dtype)
+    stored_keys, stored_values = layer.rotated(keys, values)
+    if layer.rope is not None:
+        stored_keys = rotated_columns(layer, last - count, keys).to(query.dtype)
     layer.seen = last - count
     # copies: the buffers change below
-    before = [_with(_slots(layer, rows, query.dtype), rotated[rows], values[rows]) for rows in groups]
+    before = [_with(_slots(layer, rows, query.dtype), stored_keys[rows], stored_values[rows]) for rows in groups]
     lengths, rooms = [layer.lengths(rows) for rows in groups], [store.tail.capacity for store in layer.stores()]
     layer.append(keys[:, :, : count - 1], values[:, :, : count - 1])
     layer.seen = last - 1
@@ -228,7 +230,7 @@ def _with(slots: tuple[Tensor, Tensor, Tensor], keys: Tensor, values: Tensor) ->
 def _read(layer: KVLayer, rows: slice, first: int, stop: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the keys (after RoPE) and the values of consecutive slots, dequantized, ``[rows, H, n, D]``."""
     keys, values = layer.stores()
-    exact = torch.float32 if layer.rotation is not None else dtype
+    exact = torch.float32 if layer.rope is not None else dtype
     parts = [
         rotated_slots(layer, rows, a, b, keys.read(rows, a, b, exact)).to(dtype)
         for a, b in _cuts(keys, rows, first, stop)

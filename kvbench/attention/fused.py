@@ -169,7 +169,7 @@ def check(layer: KVLayer, mask: Tensor | None, count: int, length: int | None = 
     method = layer.method
     if method.observe_steps and method.observe_group is None:
         raise NotServed(f"{type(method).__name__.lower()} needs attention weights, which kernels do not return")
-    if layer.rotation is not None and not any(isinstance(segment, NuqSegment) for segment in layer.segments()):
+    if layer.rope is not None and not any(isinstance(segment, NuqSegment) for segment in layer.segments()):
         raise NotServed("the cache holds pre-RoPE keys, which no kernel reads")
     if method.eager and count > 1:
         raise NotServed("several new tokens are packed before they attend")
@@ -194,7 +194,7 @@ def check_window(layer: KVLayer, count: int) -> None:
     name = type(layer.method).__name__.lower()
     if count > 1:
         raise NotServed(f"a sliding window hides different tokens from each of the {count} new tokens")
-    if layer.method.observe_steps or layer.rotation is not None:
+    if layer.method.observe_steps or layer.rope is not None:
         raise NotServed(f"a sliding window hides tokens, and the kernels for {name} cannot leave them out")
     if layer.method.drops_tokens or out_of_order(layer):
         raise NotServed(f"a sliding window hides tokens, and {name} does not keep tokens in the order of the text")

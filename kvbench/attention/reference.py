@@ -82,7 +82,7 @@ def attend_rows(
     keys, values = layer.stores()
     full_keys, full_values = keys.only_full(rows), values.only_full(rows)
     observed = layer.method.observe_steps
-    if full_keys is not None and full_values is not None and logits.plain and not observed and not layer.rotation:
+    if full_keys is not None and full_values is not None and logits.plain and not observed and not layer.rope:
         layer.paths.add("sdpa")
         if mask is None and query.shape[2] == 1 and query.device.type == "cpu":
             return one_token(query, full_keys, full_values, scaling)

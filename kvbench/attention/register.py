@@ -137,7 +137,7 @@ def prompt(
         The output ``[B, q, Hq, Dv]``.
     """
     prompt_keys, values = layer.extend_prompt(stored, values)
-    if prompt_keys is not stored or layer.rotation is None:  # of a prompt in one piece, `keys` are the rotated ones
+    if prompt_keys is not stored or layer.rope is None:  # of a prompt in one piece, `keys` are the rotated ones
         keys = rotated_prompt(layer, prompt_keys)
     out, layer.progress.prefill.path = prefill.attend(
         module, query, keys, values, mask, scaling, kwargs, layer.progress.options.prefill
@@ -179,6 +179,7 @@ def stored_prompt(
     """
     layer.progress.prefill.path = "stored"
     layer.place_chunk(keys, values)
+    query = layer.rotated_queries(query)
     count, outs = query.shape[2], []
     for first in range(0, count, QUERIES):
         last = min(first + QUERIES, count)
@@ -187,7 +188,7 @@ def stored_prompt(
             seen = torch.arange(layer.seen, device=query.device)
             visible = (seen <= seen[layer.seen - count + first : layer.seen - count + last, None])[None, None]
         outs.append(reference.attend(module, layer, query[:, :, first:last], visible, scaling, logits))
-    return torch.cat(outs, 1)
+    return layer.restored(torch.cat(outs, 1))
 
 
 def step(
@@ -224,8 +225,30 @@ def step(
     count, span = query.shape[2], layer.progress.span
     if layer.index == 0:
         layer.progress.check_step(mask, layer.batch, count)
+    query = layer.rotated_queries(query)
     if span is None or span >= count:
-        return append_and_attend(module, layer, query, keys, values, mask, scaling, logits)
+        out = append_and_attend(module, layer, query, keys, values, mask, scaling, logits)
+    else:
+        out = in_spans(module, layer, query, keys, values, mask, scaling, logits, span)
+    return layer.restored(out)
+
+
+def in_spans(
+    module: torch.nn.Module,
+    layer: KVLayer,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    logits: Logits,
+    span: int,
+) -> Tensor:
+    """Append many new tokens, and compute their attention as if they had come `span` at a time; as :func:`step` does.
+
+    Queries and output are in the basis in which the layer stores keys and values.
+    """
+    count = query.shape[2]
     if not layer.method.eager:  # a form by turn is that before a token's own step; these pack it first
         together = foreseen.attend(layer, query, keys, values, mask, scaling, logits)
         if together is not None:
@@ -257,6 +280,8 @@ def append_and_attend(
     logits: Logits,
 ) -> Tensor:
     """Append new tokens to a layer's stores, and compute their attention in one pass, without packing in between.
+
+    Queries and output are in the basis in which the layer stores keys and values.
 
     New tokens see each other in full precision, unless the method sets ``eager``, which packs them before their
     attention is computed.

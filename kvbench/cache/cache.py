@@ -20,6 +20,7 @@ from kvbench.cache.layer import KVLayer
 from kvbench.cache.options import Options
 from kvbench.cache.progress import Prefill, Progress
 from kvbench.cache.prompts import Prompts
+from kvbench.cache.segments.base import Side
 from kvbench.errors import CacheError
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class KVCache(Cache):
         self.said_slow = False
         windows = [None] * layers if windows is None else windows
         super().__init__(layers=[KVLayer(method, index, self.progress, window) for index, window in enumerate(windows)])
+        for layer in self.layers:
+            layer.layers = len(self.layers)
 
     @property
     def options(self) -> Options:
@@ -135,8 +138,7 @@ class KVCache(Cache):
         """Return True if a batch may be prefilled in groups of rows, one group after another (:meth:`only`)."""
         caches = [self, *([self.follower] if self.follower is not None else [])]
         return all(
-            not cache.method.quantized_prefill and all(layer.rotation is None for layer in cache.layers)
-            for cache in caches
+            not cache.method.quantized_prefill and all(layer.rope is None for layer in cache.layers) for cache in caches
         )
 
     def finalize(self) -> None:
@@ -231,8 +233,14 @@ class KVCache(Cache):
                     one = slice(row, row + 1)
                     newest = source.tail.view(one)
                     newest = newest[:, :, newest.shape[2] - count :]
-                    if store is mine.keys_store:
+                    side: Side = "key" if store is mine.keys_store else "value"
+                    theirs, own = source_layer.transform(side), mine.transform(side)
+                    if theirs is not own and theirs is not None:
+                        newest = theirs.back(newest)
+                    if side == "key":
                         newest = rope.handed_on(source_layer, one, newest, source_layer.seen - count)
+                    if theirs is not own and own is not None:
+                        newest = own.keys(newest)
                     store.tail.append(one, newest)
             mine.seen += most
             for row, order in enumerate(mine.order):

@@ -218,11 +218,13 @@ class KVLayer(PromptPhase, CacheLayerMixin):
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Append the keys and values of new tokens to the full-precision segments in which the layer's stores end.
 
+        They are rotated first to the basis in which the layer stores them (:meth:`rotated`).
+
         Args:
             keys: keys of the new tokens, ``[B, H, q, D]``.
             values: values of the new tokens, ``[B, H, q, Dv]``.
         """
-        for store, x in zip(self.stores(), (keys, values), strict=True):
+        for store, x in zip(self.stores(), self.rotated(keys, values), strict=True):
             tail = store.tail
             for rows in uniform_rows(list(zip(tail.starts, tail.lengths, strict=True))):
                 tail.append(rows, x[rows].detach())

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from kvbench.cache.segments.base import Side
     from kvbench.cache.store import Store
+    from kvbench.rotation import Transform
 
 #: in :meth:`Policy.demotions`: the token stays in full precision
 NEVER = 1 << 62
@@ -128,6 +129,15 @@ class Policy(Protocol[L]):
     @property
     def speculation(self) -> Any:
         """The method's speculative decoding (:class:`kvbench.methods.speculation.Speculation`), or None."""
+        ...
+
+    def transform(self, layer: L, side: Side) -> Transform | None:
+        """Return the basis in which a layer stores its keys or its values; None for that of the model.
+
+        Args:
+            layer: the layer, whose sizes and device are known.
+            side: ``key`` or ``value``.
+        """
         ...
 
     def make_store(self, layer: L, side: Side) -> Store:

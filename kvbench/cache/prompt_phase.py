@@ -73,6 +73,8 @@ class PromptPhase(Rollback):
     def place(self, keys: Tensor, values: Tensor) -> None:
         """Have the method store the complete prompt, and free the buffers that collected its chunks.
 
+        The method gets the keys and values in the basis in which the layer stores them (:meth:`rotated`).
+
         If the layer has a :attr:`follower` (the same layer in the cache of a draft model), the prompt is stored there
         first.
 
@@ -92,6 +94,7 @@ class PromptPhase(Rollback):
             self.follower.place(rope.handed_on(self, ALL, keys, 0), values)
         scores, self.observed = self.observed, None
         keys, values = keys.detach(), values.detach()
+        stored_keys, stored_values = self.rotated(keys, values)
         if self.keys_store is None:
             self._make_stores()
         width = keys.shape[2]
@@ -104,8 +107,8 @@ class PromptPhase(Rollback):
                 self.method.place(
                     self,
                     rows,
-                    keys[here, :, start:width],
-                    values[here, :, start:width],
+                    stored_keys[here, :, start:width],
+                    stored_values[here, :, start:width],
                     None if scores is None else scores[here, ..., start:width],
                 )
             except NonFiniteError as error:
@@ -144,6 +147,7 @@ class PromptPhase(Rollback):
             NonFiniteError: a key or a value to be packed is NaN or Inf.
         """
         keys, values = keys.detach(), values.detach()
+        stored_keys, stored_values = self.rotated(keys, values)
         if self.keys_store is None:
             self._make_stores()
         first = self.seen - keys.shape[2]
@@ -156,7 +160,7 @@ class PromptPhase(Rollback):
                 self.seen = first + keys.shape[2]
             if begin < keys.shape[2]:
                 try:
-                    self.method.place(self, rows, keys[rows, :, begin:], values[rows, :, begin:], None)
+                    self.method.place(self, rows, stored_keys[rows, :, begin:], stored_values[rows, :, begin:], None)
                 except NonFiniteError as error:
                     raise located(self, error, rows, keys, values, torch.arange(first, self.seen)) from None
                 self.note_moves(rows, None)

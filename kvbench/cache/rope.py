@@ -19,10 +19,10 @@ def rotated_prompt(layer: LayerState, keys: Tensor) -> Tensor:
         keys: keys of the prompt as the layer stores them, including padding, ``[B, H, T, D]``. If they are stored after
             RoPE, they are returned unchanged.
     """
-    if layer.rotation is None:
+    if layer.rope is None:
         return keys
     columns = torch.arange(keys.shape[2])
-    return layer.rotation(keys, _stacked(layer, range(layer.batch), [columns] * layer.batch))
+    return layer.rope(keys, _stacked(layer, range(layer.batch), [columns] * layer.batch))
 
 
 def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: T
     Raises:
         CacheError: the layer holds pre-RoPE keys, and the heads of a row hold different tokens.
     """
-    if layer.rotation is None:
+    if layer.rope is None:
         return keys
     numbers = range(*rows.indices(layer.batch))
     columns = []
@@ -51,7 +51,7 @@ def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: T
                 "are recorded by row, not by head"
             )
         columns.append(torch.arange(start, stop) + layer.first(row) if order is None else order[start:stop])
-    return layer.rotation(keys, _stacked(layer, numbers, columns))
+    return layer.rope(keys, _stacked(layer, numbers, columns))
 
 
 def rotated_columns(layer: LayerState, first: int, keys: Tensor) -> Tensor:
@@ -62,9 +62,9 @@ def rotated_columns(layer: LayerState, first: int, keys: Tensor) -> Tensor:
         first: column of the first key.
         keys: keys as the layer stores them, ``[B, H, n, D]``.
     """
-    assert layer.rotation is not None
+    assert layer.rope is not None
     columns = torch.arange(first, first + keys.shape[2])
-    return layer.rotation(keys, _stacked(layer, range(layer.batch), [columns] * layer.batch))
+    return layer.rope(keys, _stacked(layer, range(layer.batch), [columns] * layer.batch))
 
 
 def handed_on(layer: LayerState, rows: slice, keys: Tensor, first: int) -> Tensor:
@@ -79,7 +79,7 @@ def handed_on(layer: LayerState, rows: slice, keys: Tensor, first: int) -> Tenso
         first: column of the first key.
     """
     assert layer.follower is not None
-    mine, other = layer.rotation, layer.follower.rotation
+    mine, other = layer.rope, layer.follower.rope
     if (mine is None) == (other is None):
         return keys
     columns, numbers = torch.arange(first, first + keys.shape[2]), range(*rows.indices(layer.batch))

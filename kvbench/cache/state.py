@@ -12,10 +12,11 @@ from kvbench.cache import sliding
 from kvbench.cache.order import extended
 from kvbench.cache.policy import Policy
 from kvbench.cache.progress import Progress
-from kvbench.cache.segments.base import FullSegment, Segment, same, uniform_rows
+from kvbench.cache.segments.base import FullSegment, Segment, Side, same, uniform_rows
 from kvbench.cache.segments.rolling import RollingSegment
 from kvbench.cache.store import Store
 from kvbench.errors import CacheError
+from kvbench.rotation import Transform
 
 
 class LayerState:
@@ -47,8 +48,9 @@ class LayerState:
         observed: the prompt's attention, if the method asks for it (``Method.observe_prompt``), until the prompt is
             stored; else None.
         follower: the same layer in the cache of a draft model, which gets the same prompt; else None.
-        rotation: function that applies the model's RoPE (:meth:`kvbench.attention.rope.rotary.Rotary.rotate`), if keys
-            are stored before RoPE; else None.
+        rope: function that applies the model's RoPE (:meth:`kvbench.attention.rope.rotary.Rotary.rotate`), if keys are
+            stored before RoPE; else None.
+        layers: number of layers of the cache; None for a layer by itself.
     """
 
     batch: int
@@ -61,7 +63,8 @@ class LayerState:
     def __init__(self, method: Policy[Any], index: int, progress: Progress, window: int | None = None) -> None:
         self.method, self.index, self.progress, self.window = method, index, progress, window
         self.follower: Self | None = None
-        self.rotation: Callable[..., Tensor] | None = None
+        self.rope: Callable[..., Tensor] | None = None
+        self.layers: int | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -126,6 +129,41 @@ class LayerState:
         if all(same(count) for count in counts):
             return [slice(0, self.batch)]
         return list(uniform_rows(list(zip(*counts, strict=True))))
+
+    # -- basis ------------------------------------------------------------------------------------------------------
+
+    def transform(self, side: Side) -> Transform | None:
+        """Return the basis in which the layer stores its keys or its values (``Method.transform``); None: the model's.
+
+        Args:
+            side: ``key`` or ``value``.
+        """
+        return self.method.transform(self, side)
+
+    def rotated(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return new keys and values in the basis in which the layer stores them.
+
+        Args:
+            keys: ``[B, H, n, D]``.
+            values: ``[B, H, n, Dv]``.
+        """
+        key, value = self.transform("key"), self.transform("value")
+        return keys if key is None else key.keys(keys), values if value is None else value.values(values)
+
+    def unrotated(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return stored keys ``[B, H, n, D]`` and values in the basis of the model; undoes :meth:`rotated`."""
+        key, value = self.transform("key"), self.transform("value")
+        return keys if key is None else key.back(keys), values if value is None else value.back(values)
+
+    def rotated_queries(self, query: Tensor) -> Tensor:
+        """Return queries ``[B, Hq, q, D]`` in the basis in which the layer stores its keys."""
+        transform = self.transform("key")
+        return query if transform is None else transform.queries(query)
+
+    def restored(self, output: Tensor) -> Tensor:
+        """Return the output of attention over stored values, ``[B, q, Hq, Dv]``, in the basis of the model."""
+        transform = self.transform("value")
+        return output if transform is None else transform.back(output.transpose(1, 2)).transpose(1, 2)
 
     # -- positions --------------------------------------------------------------------------------------------------
 

@@ -278,7 +278,9 @@ def _simulated(
         count = query.shape[2]
         attention_mask = torch.ones(count, count, dtype=torch.bool, device=query.device).tril()[None, None]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return reference.attend(module, layer, query, attention_mask, scaling, logits_of(module, query, kwargs)), None
+    logits = logits_of(module, query, kwargs)
+    out = reference.attend(module, layer, layer.rotated_queries(query), attention_mask, scaling, logits)
+    return layer.restored(out), None
 
 
 def _check_first(ids: Tensor, first: First) -> list[int]:

@@ -102,7 +102,7 @@ class Recorded(Spanning):
 
     def recording(self) -> AbstractContextManager[None]:
         """Return a context in which the model's attention is computed by :meth:`serve`."""
-        before_rope = any(layer.rotation is not None for layer in self.cache.layers)
+        before_rope = any(layer.rope is not None for layer in self.cache.layers)
         windows = [layer.window for layer in self.cache.layers]
         return recording(self.model, self.serve, before_rope=before_rope, windows=windows)
 
@@ -273,12 +273,13 @@ class Recorded(Spanning):
             place.layer.paths.update(fused.label(place.kernel[0], place.work))
         keys, values = place.layer.stores()
         packed = place.layer.packed_at_once()
+        query, (key, value) = place.layer.rotated_queries(query), place.layer.rotated(key, value)
         if packed is not None:
             nuq.quantize(*packed, key, value, place.places)
         else:
             append(key, value, keys.tail.buffer, values.tail.buffer, place.places)
         with torch.cuda.device_of(query):  # kernels are launched on the current device
-            return place.kernel[1].attend(query, place.work, scaling)
+            return place.layer.restored(place.kernel[1].attend(query, place.work, scaling))
 
 
 class Step(Recorded):

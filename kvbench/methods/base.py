@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvbench.errors import ConfigError
+from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.demotion import untouched
 from kvbench.methods.python_hints import for_python
@@ -22,6 +22,7 @@ from kvbench.methods.reach import Reach
 from kvbench.methods.takes import check_taken
 from kvbench.methods.traits import Traits
 from kvbench.quantizers.spec import FormatSpec, QuantizerSpec
+from kvbench.rotation.spec import RotationSpec
 from kvbench.util.requirements import Package
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from kvbench.cache.store import Store
     from kvbench.models.spec import ModelConfig
     from kvbench.quantizers.affine import AffineQuantizer
+    from kvbench.rotation import Transform
 
 Side = Literal["key", "value"]
 #: the two sides of a layer, in the order of ``layer.stores()``
@@ -53,10 +55,12 @@ class Method(Traits):
         takes: names of the quantizer presets that the method accepts. ``none`` means that it can run without a
             quantizer.
         quantizer: packed formats of keys and values (``quantizer=`` on the command line); None for ``quantizer=none``.
+        rotation: the basis in which heads are stored: rotations of keys and of values (``method.rotation.key=``).
     """
 
     takes: tuple[str, ...] = ("none",)
     quantizer: QuantizerSpec | None = field(default=None, metadata={"group": "quantizer"})
+    rotation: RotationSpec = field(default_factory=RotationSpec)
 
     @property
     def settles(self) -> bool:
@@ -69,6 +73,23 @@ class Method(Traits):
         Only a method that speculates overrides this. This implementation returns the method itself.
         """
         return self
+
+    def transform(self, layer: KVLayer, side: Side) -> Transform | None:
+        """Return the basis in which `layer` stores its keys or its values; None for that of the model.
+
+        Attention rotates keys and queries after RoPE, values and output. A method may override this to choose a
+        transform per layer, side and KV head.
+
+        Args:
+            layer: the layer, whose sizes (``heads``, ``key_dim``, ``value_dim``) and device are known.
+            side: ``key`` or ``value``.
+        """
+        name = self.rotation.of(side)
+        if name == "none":
+            return None
+        from kvbench.rotation import transform
+
+        return transform(name, side, layer.key_dim if side == "key" else layer.value_dim, layer.device, layer.index)
 
     # -- the rules: defined by each method --------------------------------------------------------------------------
 
@@ -252,6 +273,15 @@ class Method(Traits):
         check_taken(type(self).__name__, self.takes, name, self.needs_quantizer)
         if self.quantizer:
             self.quantizer.check("quantizer", head_dim)
+        self.rotation.check(head_dim)
+        if self.keys_before_rope and self.rotation.key != "none":
+            raise CombinationError(
+                "method.rotation.key",
+                self.rotation.key,
+                f"cannot be used with method={type(self).__name__.lower()}, which stores keys before RoPE: rotated "
+                "heads must be stored after it",
+                hint="rotate only the values: method.rotation.key=none method.rotation.value=hadamard",
+            )
 
     def reach(self) -> Reach | None:
         """Return the largest number of tokens that the cache holds without packing or dropping any of them.
@@ -328,6 +358,8 @@ class Method(Traits):
     def hyperparameters(self) -> dict[str, Any]:
         """Return the hyper-parameters by name as plain data, without the quantizer, which is configured separately."""
         given = {entry.name for entry in fields(self) if entry.init} - {"quantizer"}
+        if self.rotation.plain:  # so that the ids of runs from before this option hold
+            given.discard("rotation")
         return {name: setting for name, setting in asdict(self).items() if name in given}
 
     def identity(self) -> dict[str, Any]:
@@ -378,7 +410,7 @@ class Method(Traits):
 
             rotation = pre_rope.attach(model)
             for layer in cache.layers:
-                layer.rotation = rotation
+                layer.rope = rotation
         return cache
 
     def detach(self, model: PreTrainedModel) -> None:

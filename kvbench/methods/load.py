@@ -30,7 +30,8 @@ def load_method(
         quantizer: name of a preset in ``conf/quantizer`` (``"int2"``), or a dict with the keys of such a preset. None:
             the method's default. A dict may omit ``name``; if it has one, it must be the name that describes its
             formats, such as ``int2+key.group_size=64``.
-        overrides: hyper-parameters of the method, for example ``residual=64``.
+        overrides: hyper-parameters of the method, for example ``residual=64``, ``rotation={"key": "hadamard"}`` or
+            ``**{"rotation.key": "hadamard"}``.
 
     Raises:
         ConfigError: a name, a key or a value is unknown, or the combination cannot run.
@@ -44,7 +45,7 @@ def load_method(
     nameless = "name" not in formats  # the method's own preset, and what is different
     if nameless:
         formats["name"] = true_name({"name": default, **formats})
-    method = method_from_config({**data, **overrides}, formats)
+    method = method_from_config(_merged(data, overrides), formats)
     if nameless and method.quantizer is not None:  # every group was typed
         method.quantizer = method.quantizer.as_default(None)
     method.check()
@@ -95,6 +96,15 @@ def true_name(quantizer: Mapping[str, Any]) -> str:
     path = options("quantizer").get(preset(name))
     standard = None if path is None else yaml.safe_load(path.read_text(encoding="utf-8"))
     return described(name, quantizer, standard)
+
+
+def _merged(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return hyper-parameters with others in their place, whose names may be dotted: ``rotation.key``."""
+    merged = dict(data)
+    for key, value in overrides.items():
+        group, dot, name = key.partition(".")
+        merged[group] = _merged(merged.get(group) or {}, {name: value}) if dot else value
+    return merged
 
 
 def _formats(spec: QuantizerSpec) -> str:

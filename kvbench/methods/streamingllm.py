@@ -7,6 +7,7 @@ drops tokens once, after the prompt, is that of KVCache-Factory and kvpress.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kvbench.cache.layer import KVLayer
     from kvbench.cache.segments.base import Segment
     from kvbench.cache.segments.rolling import RollingSegment, Turn
+    from kvbench.rotation import Transform
 else:
     torch = lazy("torch")
 
@@ -39,6 +41,23 @@ class Turning(CacheState):
     """
 
     turn: Turn
+
+
+@dataclass(frozen=True)
+class TurningWithin:
+    """Rotation of keys to other positions, for keys that are stored in another basis than the model's.
+
+    Args:
+        basis: the basis of the stored keys.
+        turn: function that rotates keys in the basis of the model, as :class:`Turning` has it.
+    """
+
+    basis: Transform
+    turn: Turn
+
+    def __call__(self, keys: torch.Tensor, by: int | Sequence[int]) -> torch.Tensor:
+        """Return stored keys ``[B, H, n, D]``, rotated by `by` positions; computed in fp32."""
+        return self.basis.keys(self.turn(self.basis.back(keys.float()), by)).to(keys.dtype)
 
 
 @dataclass(kw_only=True)
@@ -143,8 +162,10 @@ class StreamingLLM(Method):
         """Return one empty segment that holds the sinks and, after them, the rolling window."""
         from kvbench.cache.segments.rolling import RollingSegment
 
-        state = layer.progress.method_state
+        state, basis = layer.progress.method_state, layer.transform("key")
         turn = state.turn if isinstance(state, Turning) else None
+        if turn is not None and basis is not None:
+            turn = TurningWithin(basis, turn)
         if side == "value" or self.position == "original" or not self.sinks:
             turn = None
         elif turn is None:

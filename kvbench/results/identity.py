@@ -127,8 +127,13 @@ def run_id(material: Mapping[str, Any]) -> str:
 
 
 def is_baseline(config: Mapping[str, Any]) -> bool:
-    """Return True if a configuration's method is fp16, the baseline with which other methods are compared."""
-    return config["method"].get("_target_") == BASELINE_TARGET
+    """Return True if a configuration's method is fp16, the baseline with which other methods are compared.
+
+    With rotated heads, whose rounding differs, fp16 is compared with the baseline too.
+    """
+    rotation = config["method"].get("rotation") or {}
+    rotated = any(name != "none" for name in rotation.values())
+    return config["method"].get("_target_") == BASELINE_TARGET and not rotated
 
 
 def rounded_weights(config: Mapping[str, Any]) -> str | None:

@@ -87,6 +87,8 @@ def settled(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
         checked: the same configuration, checked and typed.
     """
     method = checked.method.hyperparameters() | checked.method.identity()
+    if "rotation" in method:
+        method["rotation"] = checked.method.rotation.identity()
     if type(checked.method).version != 1:
         method["version"] = type(checked.method).version
     quantizer = dict(config["quantizer"])

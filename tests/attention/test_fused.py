@@ -129,7 +129,7 @@ def test_what_a_method_does_is_no_plain_attention(name, settings, count, reason)
     if "observe_group" in settings:
         method = type("H2O", (type(method),), {"observe_group": None})()
     layer = zoo.new_layer(method)
-    layer.rotation = (lambda keys, positions: keys) if "rope" in settings else None
+    layer.rope = (lambda keys, positions: keys) if "rope" in settings else None
     if "reorder" in settings:
         layer.method.reading_order = lambda layer, rows: [(0, 1)]
     if reason is None:

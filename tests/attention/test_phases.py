@@ -68,7 +68,7 @@ def test_exact_tokens_in_half_precision_alone(dtype, said):
 def stub(keys, values):
     """What :func:`lines` asks of a layer of one row."""
     stores = Store(keys), Store(values)
-    return SimpleNamespace(batch=1, stores=lambda: stores, pairs=set(), window=None, rotation=None)
+    return SimpleNamespace(batch=1, stores=lambda: stores, pairs=set(), window=None, rope=None)
 
 
 def exact(tokens, start=0):
@@ -169,7 +169,7 @@ def test_a_layer_is_described_with_its_own_sizes_and_its_table_shared_with_layer
         phases.shared_table(made[0], [[(0, 0, number)]])
         assert phases.shared_table(made[0], [[(0, 0, number)]]).tolist() == [[[0, 0, number]]]
     assert len(tables) <= 65  # steps of a long answer leave no table each behind
-    made[0].rotation = lambda keys, positions: keys
+    made[0].rope = lambda keys, positions: keys
     with pytest.raises(NotServed, match="RoPE"):
         work(made[0])
 

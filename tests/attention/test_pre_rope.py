@@ -57,7 +57,7 @@ def test_keys_are_stored_before_rope_where_a_layer_asks_for_it_and_their_positio
     keys = rotate(before, ids)
     plain, layer = (zoo.new_layer(load_method("atom", rope="pre")) for _ in range(2))
     assert pre_rope.stored(plain, keys, before, model, ids) is keys and plain.progress.positions.runs == []
-    layer.rotation = rotate
+    layer.rope = rotate
     layer.update(keys, keys)
     assert pre_rope.stored(layer, keys, before, model, ids) is before
     assert layer.progress.positions.runs == [[(0, 5), (4, 30)]]
@@ -76,7 +76,7 @@ def test_keys_that_were_not_captured_or_are_not_only_rotated_are_refused() -> No
 
     def stored(before: Any, ids: Any, earlier: int = 0) -> torch.Tensor:
         layer = zoo.new_layer(load_method("atom", rope="pre"))
-        layer.rotation = rotate
+        layer.rope = rotate
         if earlier:
             zoo.feed(layer, keys[:, :, :earlier], keys[:, :, :earlier])
         layer.update(keys, keys)

@@ -223,7 +223,7 @@ def test_rows_come_in_groups_only_where_the_prompt_stays_exact_and_keys_are_stor
     assert KVCache(load_method("atom"), 2).takes_groups()
     assert not KVCache(load_method("atom", prefill="quantized"), 2).takes_groups()
     before_rope = KVCache(load_method("atom"), 2)
-    before_rope.layers[1].rotation = torch.add
+    before_rope.layers[1].rope = torch.add
     assert not before_rope.takes_groups()
     leader = KVCache(load_method("atom"), 2)
     leader.lead(before_rope)

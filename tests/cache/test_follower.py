@@ -134,7 +134,7 @@ def test_keys_before_rope_are_rotated_for_a_draft_that_stores_them_after_it():
     for source in (True, False):
         leader, follower = (KVCache(load_method("fp16"), 1) for _ in range(2))
         leader.lead(follower)
-        (leader if source else follower).layers[0].rotation = rotated
+        (leader if source else follower).layers[0].rope = rotated
         keys, values = (torch.zeros(1, 2, 8, 32) for _ in range(2))
         leader.progress.positions.see(torch.arange(100, 108)[None], 0, [0])
         feed(leader, keys[:, :, :6], values[:, :, :6])

@@ -63,7 +63,7 @@ class Text:
         self.cache: KVCache = method.new_cache(model, told)
         method.detach(model)
         self.layer: KVLayer = self.cache.layers[0]
-        self.layer.window, self.layer.rotation = window, None
+        self.layer.window, self.layer.rope = window, None
         self.method, self.all = method, texts()
         self.parts: list[list[int]] = []
 

@@ -65,7 +65,7 @@ def rotated(keys: torch.Tensor, positions: torch.Tensor, *, inverse: bool = Fals
 def layer_before_rope(starts: list[int], tokens: int = 8) -> tuple[KVLayer, torch.Tensor]:
     """A layer that stores keys before RoPE, whose rows begin at position 0, and these keys."""
     layer = zoo.new_layer(load_method("fp16"), starts)
-    layer.rotation = rotated
+    layer.rope = rotated
     keys, values = zoo.random_kv(tokens, len(starts))
     ids = torch.stack([torch.arange(tokens) - start for start in starts])
     layer.progress.positions.see(ids, 0, starts)
@@ -78,7 +78,7 @@ def test_a_prompt_is_rotated_by_the_positions_of_each_row():
     moved = rope.rotated_prompt(layer, keys) - keys
     assert moved[0, 1, :, 5].round().tolist() == list(range(8))
     assert moved[1, 0, :, 0].round().tolist() == [0, 0, 0, 0, 1, 2, 3, 4]  # padding has position 0
-    layer.rotation = None
+    layer.rope = None
     assert rope.rotated_prompt(layer, keys) is keys
 
 
@@ -96,7 +96,7 @@ def test_slots_are_rotated_by_the_positions_of_their_tokens():
     layer.order[0] = torch.arange(8).expand(2, 8)
     with pytest.raises(CacheError, match=r"same tokens in all heads"):
         rope.rotated_slots(layer, one, 0, 3, keys[one, :, :3])
-    layer.rotation = None
+    layer.rope = None
     assert rope.rotated_slots(layer, one, 0, 3, keys) is keys
 
 
@@ -107,11 +107,11 @@ def test_keys_are_converted_only_where_one_cache_stores_them_before_rope_and_the
     part = keys[second, :, 4:7].half()
     after = rope.handed_on(layer, second, part, 4)
     assert torch.equal(after, part + torch.tensor([1.0, 2.0, 3.0]).half()[:, None])
-    layer.rotation, layer.follower.rotation = None, rotated
+    layer.rope, layer.follower.rope = None, rotated
     before = rope.handed_on(layer, second, part, 4)
     assert before.dtype == torch.float16
     assert torch.equal(before, (part.float() - torch.tensor([1.0, 2.0, 3.0])[:, None]).half())
-    layer.rotation = rotated
+    layer.rope = rotated
     assert rope.handed_on(layer, second, part, 4) is part
-    layer.rotation = layer.follower.rotation = None
+    layer.rope = layer.follower.rope = None
     assert rope.handed_on(layer, second, part, 4) is part

@@ -129,7 +129,7 @@ def stored(
         CacheError: the layer holds pre-RoPE keys, but no hook provided them.
         ModelError: the model passes no position ids to attention, or does more to its keys than RoPE.
     """
-    if all(member.rotation is None for member in layer.chain()):
+    if all(member.rope is None for member in layer.chain()):
         return keys
     count, name = keys.shape[2], type(module).__name__
     if position_ids is None or position_ids.ndim != 2:
@@ -140,7 +140,7 @@ def stored(
     if layer.index == 0:
         starts = layer.progress.padding.starts or [0] * layer.batch
         layer.progress.positions.see(position_ids, layer.seen - count, starts)
-    if layer.rotation is None:
+    if layer.rope is None:
         return keys
     if before is None or before.shape != keys.shape:
         raise CacheError(
@@ -151,6 +151,6 @@ def stored(
     if layer.seen == count:
         newest = position_ids[:, -1:].expand(layer.batch, 1)
         expected = keys[:, :, -1:]
-        if not alike(layer.rotation(before[:, :, -1:], newest), expected) and bool(torch.isfinite(expected).all()):
+        if not alike(layer.rope(before[:, :, -1:], newest), expected) and bool(torch.isfinite(expected).all()):
             raise ModelError(OTHERWISE.format(name))
     return before

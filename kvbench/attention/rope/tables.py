@@ -67,8 +67,8 @@ def rope_of(layer: KVLayer, room: int) -> Rope:
         starts.append(layer.first(row) + position - column)
     if min(starts) < 0:
         raise NotServed("the cache holds pre-RoPE keys whose positions are not consecutive")
-    assert layer.rotation is not None
-    fine, rounded, coarse = tables(layer.rotation, layer.key_dim, layer.device, max(starts) + room)
+    assert layer.rope is not None
+    fine, rounded, coarse = tables(layer.rope, layer.key_dim, layer.device, max(starts) + room)
     key = (layer.device, "starts", tuple(starts))
     known = layer.progress.tables
     if key not in known:

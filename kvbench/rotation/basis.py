@@ -1,0 +1,86 @@
+"""A change of the basis of a head's channels, and of what it is multiplied with, so that the products stay the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+#: elements that are converted to fp32 at a time: 64 MiB
+ELEMENTS = 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class Transform:
+    """The basis in which a cache stores the keys, or the values, of a layer: a matrix per layer or per KV head.
+
+    Keys k are stored as ``k M``; queries are multiplied by the dual matrix ``N = inverse(M) transposed``, so that
+    ``(q N) (k M)^T = q k^T``. Values v are stored as ``v M``, and the output o of attention over them is multiplied by
+    ``inverse(M)``. If M is orthogonal, M and N are the same. All products are computed in fp32, and the results have
+    the dtype of the input: in bf16, rounding within the product would move the softmax of models with large keys.
+
+    Args:
+        forward: M, fp32 ``[D, D]``; or ``[H, D, D]``, with a matrix per KV head.
+        dual: N, of the same shape.
+    """
+
+    forward: Tensor
+    dual: Tensor
+    inverse: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inverse", self.dual.transpose(-1, -2).contiguous())
+
+    @classmethod
+    def of(cls, matrix: Tensor) -> Transform:
+        """Return the transform with any invertible matrix, ``[D, D]`` or ``[H, D, D]``."""
+        inverse = torch.linalg.inv(matrix.double())
+        return cls(matrix.float().contiguous(), inverse.transpose(-1, -2).float().contiguous())
+
+    def to(self, device: torch.device) -> Transform:
+        """Return the same transform with its matrices on a device."""
+        return Transform(self.forward.to(device), self.dual.to(device))
+
+    @property
+    def heads(self) -> int | None:
+        """Number of KV heads with a matrix each; None if one matrix serves all heads."""
+        return self.forward.shape[0] if self.forward.ndim == 3 else None
+
+    def keys(self, keys: Tensor) -> Tensor:
+        """Return keys ``[B, H, n, D]`` as the cache stores them."""
+        return self._product(keys, self.forward)
+
+    def queries(self, queries: Tensor) -> Tensor:
+        """Return queries ``[B, Hq, n, D]`` for keys that the cache stores; those of a KV head share its matrix."""
+        return self._product(queries, self.dual)
+
+    def values(self, values: Tensor) -> Tensor:
+        """Return values ``[B, H, n, D]`` as the cache stores them."""
+        return self._product(values, self.forward)
+
+    def back(self, outputs: Tensor) -> Tensor:
+        """Undo the transform: of outputs ``[B, Hq, n, D]`` over stored values, or of stored keys or values themselves.
+
+        Args:
+            outputs: ``[B, Hq, n, D]`` for any number of heads that is a multiple of the KV heads.
+        """
+        return self._product(outputs, self.inverse)
+
+    def _product(self, x: Tensor, matrix: Tensor) -> Tensor:
+        if matrix.ndim == 3:  # the query heads of a KV head are adjacent
+            batch, heads, count, channels = x.shape
+            x = x.reshape(batch, len(matrix), heads // len(matrix) * count, channels)
+            return self._pieces(x, matrix).reshape(batch, heads, count, channels)
+        return self._pieces(x, matrix)
+
+    @staticmethod
+    def _pieces(x: Tensor, matrix: Tensor) -> Tensor:
+        """Multiply a few tokens at a time, so that a long prompt is not converted to fp32 as a whole."""
+        if x.dtype == torch.float32 or x.numel() <= ELEMENTS:
+            return (x.float() @ matrix).to(x.dtype)
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        step = max(1, ELEMENTS * x.shape[-2] // x.numel())
+        for first in range(0, x.shape[-2], step):
+            out[..., first : first + step, :] = x[..., first : first + step, :].float() @ matrix
+        return out

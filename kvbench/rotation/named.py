@@ -1,0 +1,74 @@
+"""Transforms by name: those of ``method.rotation``, and those that methods of this package ask for."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from kvbench.errors import ConfigError
+from kvbench.rotation import hadamard
+from kvbench.rotation.basis import Transform
+from kvbench.rotation.spec import SUFFIX, Side, block_of, power_of_two
+
+
+def transform(name: str, side: Side, channels: int, device: torch.device, layer: int = 0) -> Transform | None:
+    """Return the transform with a name (:class:`kvbench.rotation.spec.RotationSpec`) for heads of a size.
+
+    Args:
+        name: name of the rotation; ``none`` for none.
+        side: ``key`` or ``value``.
+        channels: channels per head.
+        device: device of the matrices.
+        layer: index of the layer, for rotations from a file.
+
+    Returns:
+        The transform; None for ``none``. Layers with the same transform on the same device share its matrices.
+
+    Raises:
+        ConfigError: a file has no matrix for the layer and side, or one of another size.
+    """
+    if name == "none":
+        return None
+    if name.endswith(SUFFIX):
+        return _from_file(name, Path(name).stat().st_mtime_ns, side, channels, device, layer)
+    return _named(name, side, channels, device)
+
+
+@lru_cache(maxsize=64)
+def _named(name: str, side: Side, channels: int, device: torch.device) -> Transform:
+    block = block_of(name, side) or power_of_two(channels)
+    matrix = hadamard.blocks(block, channels)
+    if name in ("rht", "rht_unnormalised"):
+        matrix = hadamard.signs(block).repeat(channels // block)[:, None] * matrix
+    elif name == "octave":
+        matrix = hadamard.octave_signs(channels)[:, None] * matrix
+    if name == "rht_unnormalised":
+        return Transform(matrix.float(), (matrix / block).float()).to(device)
+    matrix = (matrix / block**0.5).float()
+    return Transform(matrix, matrix).to(device)
+
+
+@lru_cache(maxsize=1024)
+def _from_file(path: str, changed: int, side: Side, channels: int, device: torch.device, layer: int) -> Transform:
+    with safe_open(path, framework="pt") as file:
+        key, names = f"{side}.{layer}", list(file.keys())
+        if key not in names:
+            raise ConfigError(
+                f"method.rotation.{side}",
+                path,
+                f"has no matrix '{key}', but {len(names)} others" + (f", such as '{names[0]}'" if names else ""),
+                hint="calibrate for this model",
+            )
+        matrix: Tensor = file.get_tensor(key)
+    if matrix.shape[-2:] != (channels, channels) or matrix.ndim not in (2, 3):
+        raise ConfigError(
+            f"method.rotation.{side}",
+            path,
+            f"has a matrix '{key}' of shape {list(matrix.shape)}, but the heads have {channels} channels",
+            hint="calibrate for this model",
+        )
+    return Transform.of(matrix).to(device)
