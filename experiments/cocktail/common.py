@@ -73,5 +73,6 @@ def point(name: str, figure: str, scale: float, unit: str, batch: int = 1, **mor
 #: the part of captions that is about points of time and memory
 POINTS_CAPTION = """Measured on an H200 with random weights, on which neither time nor memory depends: prompts as long
 as QMSum's (3,500 tokens for Llama-2, as LongBench cuts them, and 14,336 for the models of 32k), 128 new tokens,
-bfloat16, captured and compiled steps. KVQuant is not measured: no kernel reads it. Cocktail's chunks get 16, 4 and 2
-bits in the shares 10, 30 and 60 %, searched by BM25, because no chunk of a random prompt resembles the question."""
+bfloat16, captured and compiled steps. KVQuant is not measured: it needs a calibration on real weights. Cocktail's
+chunks get 16, 4 and 2 bits in the shares 10, 30 and 60 %, searched by BM25, because no chunk of a random prompt
+resembles the question."""
