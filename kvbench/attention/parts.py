@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvbench.attention.rope.tables import NotServed
-from kvbench.attention.work import Codebook, Format, Part
+from kvbench.attention.work import FACTORED, Codebook, Format, Part
 from kvbench.cache.segments.base import FullSegment, Segment
 from kvbench.cache.segments.codebook import NuqSegment
 from kvbench.cache.segments.layout import TILE
@@ -17,7 +17,9 @@ from kvbench.quantizers.windowed import WindowedQuantizer
 #: tokens (axis ``channel``) or channels (axis ``token``) of a group that kernels are written for
 GROUPS = (16, 32, 64, 128)
 #: kinds of codes (:attr:`Format.kind`) that kernels decode
-READ = ("affine", "atom", "hierarchical")
+READ = ("affine", "atom", "hierarchical", "offset", "folded", "float")
+#: :attr:`Format.scale` of parameters, by their dtype; e4m3 is stored as bytes
+SCALES = {torch.float16: "fp16", torch.float32: "fp32", torch.uint8: "e4m3"}
 #: longest window, and longest group of a window, that fit into the integer by which a kernel gets a format
 #: (:func:`kvbench.attention.triton.codes.number`)
 WIDEST, LONGEST = 2047, 255
@@ -49,11 +51,31 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
         raise NotServed(f"no kernel reads {quantizer.bits}-bit codes")
     if group not in GROUPS and not window and not (quantizer.axis == "token" and group == channels):
         raise NotServed(f"no kernel reads groups of {group}")
-    if any(param.dtype != torch.float16 for param in segment.params):
-        raise NotServed("no kernel reads scales in fp32")
     if kind == "hierarchical" and upper:
         return Part(Format("affine", 4, quantizer.axis, group), segment.words[:1], segment.params)
-    return Part(Format(kind, quantizer.bits, quantizer.axis, group, window), segment.words, segment.params)
+    scale = scale_of(segment, kind)
+    return Part(Format(kind, quantizer.bits, quantizer.axis, group, window, scale), segment.words, segment.params)
+
+
+def scale_of(segment: PackedSegment, kind: str) -> str:
+    """Return the :attr:`Format.scale` of a segment.
+
+    Args:
+        segment: packed segment of keys or of values.
+        kind: :attr:`Format.kind` of its codes.
+
+    Raises:
+        NotServed: no kernel reads parameters of this dtype.
+    """
+    dtypes = {param.dtype for param in segment.params}
+    if not dtypes:
+        return ""
+    if len(dtypes) > 1 or not dtypes <= set(SCALES):
+        raise NotServed(f"no kernel reads parameters in {' and '.join(sorted(str(d).split('.')[1] for d in dtypes))}")
+    scale = SCALES[dtypes.pop()]
+    if scale != "fp16" and kind not in FACTORED:
+        raise NotServed(f"no kernel reads scales in {scale}")
+    return scale
 
 
 def looked_up(segment: NuqSegment) -> Part:

@@ -12,6 +12,9 @@ from kvbench.attention.rope.tables import Rope
 from kvbench.cache.segments.layout import TILE
 from kvbench.cache.segments.outliers import Outliers
 
+#: kinds whose values are a factor of their group of channels times an element that follows from the code alone
+FACTORED = ("offset", "folded", "float", "levels")
+
 
 @dataclass(frozen=True)
 class Format:
@@ -23,6 +26,11 @@ class Format:
             lower + 8 with a signed lower nibble; the value is scale * (code - 8) / 16 + minimum. ``codebook``:
             level[code] * scale + offset, with a scale and an offset per channel (axis ``channel``, group 0) or per
             token of all heads (axis ``token``, group 0).
+            In the other kinds, a value is one factor of its group times an element that follows from the code (axis
+            ``token``): ``offset``: code - 2 ** (bits - 1). ``folded``: code - zero point, where the zero point is in
+            the 4 lowest bits of the factor, which count as 0 in the product. ``float``: the number whose bits are the
+            code: e4m3 (8 bits) or e2m1 (4 bits). ``levels``: a level of a codebook that is compiled in. ``cross``:
+            as ``affine``, times a third parameter.
         bits: bits of a code; 16 for ``full``.
         axis: ``channel`` for per-channel quantization: a group is consecutive tokens of one channel. ``token`` for
             per-token quantization: a group is consecutive channels of one token. Empty for ``full``.
@@ -31,6 +39,7 @@ class Format:
             packed at a time. They are divided into as few groups as possible of at most `group` tokens. If these
             cannot be equal, the first ones have one token more
             (:class:`kvbench.quantizers.windowed.WindowedQuantizer`).
+        scale: type in which scales, or factors, are stored: ``fp16``, ``fp32`` or ``e4m3``; empty if there are none.
     """
 
     kind: str
@@ -38,6 +47,7 @@ class Format:
     axis: str = ""
     group: int = 0
     window: int = 0
+    scale: str = "fp16"
 
 
 @dataclass

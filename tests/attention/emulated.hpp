@@ -111,6 +111,16 @@ static u32 most_of(u32 a, u32 b) {
   return half2_of(max(float_of_half(a), std::fabs(float_of_half(b))),
                   max(float_of_half(a >> 16), std::fabs(float_of_half(b >> 16))));
 }
+static u32 halves_of_bytes(u32 x) {
+  auto half = [](u32 byte) {
+    const int e = byte >> 3 & 15, m = byte & 7;
+    const float f = e ? std::ldexp(8.f + m, e - 10) : std::ldexp((float)m, -9);
+    return to_half((byte & 127) == 127 ? NAN : byte & 128 ? -f : f);
+  };
+  return half(x & 255) | half(x >> 8 & 255) << 16;
+}
+template <bool UPPER> static u32 halves_of_e4m3(u32 x) { return halves_of_bytes(UPPER ? x >> 16 : x); }
+static float pow2_of(int x) { return __uint_as_float((u32)(127 + x) << 23); }
 static int in_order(float x) {
   const int y = (int)__float_as_uint(x);
   return y ^ (y >> 31 & 0x7fffffff);
@@ -204,6 +214,11 @@ static u32 load_u16(u32 a) { u16 x; memcpy(&x, place(a, 2), 2); return x; }
 static void load64(u32& x, u32& y, u32 a) { memcpy(&x, place(a, 8), 4), memcpy(&y, bytes + a + 4, 4); }
 static void store_float(u32 a, float x) { memcpy(place(a, 4), &x, 4); }
 static void load128(u32 (&x)[4], u32 a) { memcpy(x, place(a, 16), 16); }
+static void load_words(u32 (&x)[1], u32 a) { x[0] = load_u32(a); }
+static void load_words(u32 (&x)[2], u32 a) { load64(x[0], x[1], a); }
+static void load_words(u32 (&x)[4], u32 a) { load128(x, a); }
+static void store64(u32 a, u32 x, u32 y) { memcpy(place(a, 8), &x, 4), memcpy(bytes + a + 4, &y, 4); }
+static void store128(u32 a, u32 x, u32 y, u32 z, u32 w) { place(a, 16), store64(a, x, y), store64(a + 8, z, w); }
 static void ldsm(u32 (&r)[4], u32 a) {
   place(a, 16);
   const Words* all = exchange({a});

@@ -10,9 +10,22 @@ from kvbench.attention.cuda.storage import (
     multiplies_integers,
     pitch,
     slot_bytes,
+    tabulated,
 )
 
-KINDS = {"full": 0, "affine": 1, "atom": 2, "hierarchical": 3}
+KINDS = {
+    "full": 0,
+    "affine": 1,
+    "atom": 2,
+    "hierarchical": 3,
+    "offset": 4,
+    "folded": 5,
+    "float": 6,
+    "levels": 7,
+    "cross": 8,
+}
+#: types in which scales are stored
+SCALES = {"": 0, "fp16": 1, "fp32": 2, "e4m3": 3}
 AXES = {"": 0, "channel": 0, "token": 1}
 #: largest number of CTAs that share the tokens of a head: the last one keeps a weight for each in shared memory
 MOST_SPLITS = 128
@@ -120,7 +133,16 @@ class Build:
         queries = (2 if self.bf16 else 1) * columns * self.channels * 2
         merged = self.teams * self.shares * self.columns * (self.channels + 4) * 4
         weights = self.warps * MOST_SPLITS * 4
-        return max(queries + self.teams * self.stages * self.slot, merged, weights)
+        rings = self.teams * self.stages * self.slot
+        return max(queries + rings + self.warps * self.scratch, merged, weights)
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of shared memory in which a warp keeps the factors of a tile (``cuda/factors.cuh``)."""
+        pairs = [
+            (tabulated(key, self.channels, key=True), tabulated(value, self.channels)) for key, value in self.phases
+        ]
+        return max(size for pair in pairs for size in pair)
 
     @property
     def occupied(self) -> int:
@@ -140,7 +162,9 @@ class Build:
     def macros(self) -> str:
         """Return the macro definitions that must precede the kernel's source."""
         table = ", ".join(
-            "{" + ", ".join(str(x) for f in pair for x in (KINDS[f.kind], f.bits, AXES[f.axis], f.group)) + "}"
+            "{"
+            + ", ".join(str(x) for f in pair for x in (KINDS[f.kind], f.bits, AXES[f.axis], f.group, SCALES[f.scale]))
+            + "}"
             for pair in self.phases
         )
         values = {
@@ -154,6 +178,7 @@ class Build:
             "STAGES": self.stages,
             "MINB": self.resident,
             "SLOT": self.slot,
+            "SCRATCH": self.scratch,
             "SOFTCAP": int(self.softcap),
             "SINKS": self.sinks,
             "INTEGER": int(self.integer),
@@ -185,7 +210,7 @@ def options(columns: int, wide: bool, fine: bool, dense: bool) -> list[dict[str,
     Args:
         columns: number of columns that the query rows of a KV head take, usually one each.
         wide: True for heads of more than 128 channels, which leave a warp registers for one block of rows only.
-        fine: True if a group has fewer than 32 elements, so that two warps cannot share the tokens of a tile.
+        fine: True if a group has fewer than 32 tokens, so that two warps cannot share the tokens of a tile.
         dense: True if codes of 3 bits are read, which is bound by unpacking them.
 
     Returns:
@@ -237,7 +262,8 @@ def build(
     """
     columns = rows * columns_of_row(phases)
     forms = [form for pair in phases for form in pair if form.kind != "full"]
-    fine, dense = any(form.group < 32 and not form.window for form in forms), any(form.bits == 3 for form in forms)
+    fine = any(form.group < 32 and form.axis == "channel" and not form.window for form in forms)
+    dense = any(form.bits == 3 for form in forms)
     for option in options(columns, channels > 128, fine, dense):
         values = {**option, **dict(tuning)}
         integer = fast_integers and values["team"] == 1 and multiplies_integers(phases, channels, rows, softcap)

@@ -3,7 +3,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
   constexpr int BLOCKS = ROWS < 8 ? 1 : ROWS / 8;  // of eight columns
   __shared__ float grows[8 * BLOCKS];
   wait_for_previous();
-  u8* memory = shared_memory();  // queries, then the rings
+  u8* memory = shared_memory();  // queries, then the rings, then the warps' scratch memory
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, team = warp / TEAM, rank = warp % TEAM,
             part = SHARES == 1 ? 0 : rank % SHARES, stream = team * SHARES + part;
   // a query row takes SLOTS columns; column0 is the first of the CTA and block0 its first row
@@ -15,6 +15,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
   if (warp < BLOCKS) fetch_queries(x, args, column0 + 8 * warp, lane);  // on its way while the tiles are dealt out
   Job job;
   job.bh = blockIdx.y, job.id = rank * 32 + lane, job.team = team;
+  job.table = base + BLOCKS * QUERIES + TEAMS * STAGES * SLOT + warp * SCRATCH;
 #pragma unroll
   for (int i = 0; i < NPHASES; i++) {
     const int* line = args.table + (blockIdx.y / args.heads * NPHASES + i) * 3;

@@ -17,6 +17,7 @@ from kvbench.attention.cuda.build import kernel
 from kvbench.attention.cuda.config import MOST_SPLITS
 from kvbench.attention.cuda.storage import Signature, groups_met
 from kvbench.attention.phases import Part, Work
+from kvbench.attention.work import FACTORED
 from kvbench.cache.segments.layout import TILE
 from kvbench.util.nvrtc import missing as available
 
@@ -49,13 +50,16 @@ def refuses(query: Tensor, work: Work) -> str | None:
     for key, value in work.phases:
         if value.format.axis == "channel":
             return "values grouped per channel"
-        if value.format.kind != "full" and work.value_dim // min(value.format.group, work.value_dim) > VALUE_GROUPS:
+        minima = value.format.kind != "full" and value.format.kind not in FACTORED
+        if minima and work.value_dim // min(value.format.group, work.value_dim) > VALUE_GROUPS:
             return f"values in {work.value_dim // value.format.group} groups a token, more than {VALUE_GROUPS}"
         if key.format.window and groups_met(key.format) > 8:
             return f"windows of {key.format.window} tokens in groups of {key.format.group}: over 8 groups in a tile"
         for form in (key.format, value.format):
             if form.axis == "token" and (form.group > work.key_dim or work.key_dim % form.group):
                 return f"groups of {form.group} channels"
+            if form.scale == "fp32" and form.group != work.key_dim:
+                return f"factors in fp32 of {form.group} channels"
             if form.bits == 3 and work.key_dim % 32:
                 return f"3-bit codes of {work.key_dim} channels"
         for part in (key, value):
@@ -232,7 +236,8 @@ def pack(key: Part, value: Part) -> bytes:
             capacity.append(part.buffer.shape[2])
         else:
             lower = part.words[1].data_ptr() if len(part.words) > 1 else 0
-            fields += [part.words[0].data_ptr(), lower, part.params[0].data_ptr(), part.params[1].data_ptr()]
+            params = [param.data_ptr() for param in part.params[:2]]
+            fields += [part.words[0].data_ptr(), lower, *params, *[0] * (2 - len(params))]
             capacity.append(part.words[0].shape[2])
     groups = key.params[0].shape[2] if key.format.window else 0
     return struct.pack("8P4i", *fields, *capacity, groups, 0)

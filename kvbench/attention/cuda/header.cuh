@@ -21,11 +21,12 @@
 //   MINB         CTAs that a multiprocessor must hold: bounds the registers of a thread
 //   BF16         1: exact segments, query and output are bf16; 0: fp16
 //   NPHASES      phases of the layer
-//   PHASE_TABLE  their formats: {kind, bits, axis, group} of the keys, then of the values
+//   PHASE_TABLE  their formats: {kind, bits, axis, group, scale} of the keys, then of the values
 //   WINDOW_TABLE tokens of a window of the keys of each phase: {W, ...}, 0 unless their groups do not fit tiles
 //   MET          most groups of such keys in a tile; 1 without any
 //   SLOTS        columns that a query row takes: MET (windows.cuh), or 1 where all such codes are multiplied as integers
 //   SLOT         bytes of a slot: the largest item of any phase
+//   SCRATCH      bytes of a warp's tables of factors (factors.cuh)
 //   SOFTCAP      1: scores are capped
 //   INTEGER      1: there is one query row, which multiplies codes of 2 bits as integers (integer.cuh)
 //   SINKS        each query head has one more logit, 1: of the query's type, 2: fp32; 0: none
@@ -40,10 +41,11 @@ typedef unsigned char u8;
 typedef long long i64;
 #define CONST __host__ __device__ constexpr
 
-// the numbers of KINDS and AXES in config.py
-enum { FULL = 0, AFFINE = 1, ATOM = 2, HIERARCHICAL = 3 };
+// the numbers of KINDS, AXES and SCALES in config.py
+enum { FULL = 0, AFFINE = 1, ATOM = 2, HIERARCHICAL = 3, OFFSET = 4, FOLDED = 5, FLOAT = 6, LEVELS = 7, CROSS = 8 };
 enum { CHANNEL = 0, TOKEN = 1 };
-constexpr int PH[NPHASES][8] = PHASE_TABLE;
+enum { NO_SCALE = 0, HALF = 1, SINGLE = 2, BYTE = 3 };  // types of scales: none, fp16, fp32, e4m3
+constexpr int PH[NPHASES][10] = PHASE_TABLE;
 constexpr int WINDOWS[NPHASES] = WINDOW_TABLE;
 constexpr int KS = D / 16;          // steps of 16 channels
 constexpr int NC = ONECOL ? 1 : 2;  // columns of a lane that hold query rows
@@ -51,7 +53,7 @@ constexpr int WARPS = TEAM * TEAMS, ROWS = ONECOL ? 4 : 8 * NT * (TEAM / SHARES)
 constexpr int STREAMS = TEAMS * SHARES;  // warps that have a running softmax of the same query rows
 constexpr int QUERY = KS * 256;  // bytes of 8 query rows
 constexpr int QUERIES = (BF16 ? 2 : 1) * QUERY;  // the same in the types that products need
-constexpr float OFFSET = 14.f;   // probabilities are at most 2^14: small ones stay normal in fp16
+constexpr float LIFT = 14.f;     // probabilities are at most 2^14: small ones stay normal in fp16
 
 // Buffers of one phase; packed by `pack` of kvbench/attention/cuda/decode.py. Exact segments use kw and vw alone.
 struct Phase {

@@ -90,6 +90,22 @@ __device__ __forceinline__ u32 chosen(u32 mask, u32 a, u32 b) {
   asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(c) : "r"(mask), "r"(a), "r"(b));
   return c;
 }
+// Two e4m3 numbers, bytes 0 and 1 of a register or (UPPER) bytes 2 and 3, as fp16.
+template <bool UPPER>
+__device__ __forceinline__ u32 halves_of_e4m3(u32 x) {
+#if __CUDA_ARCH__ >= 890
+  u32 y;
+  if constexpr (UPPER) asm("{.reg .b16 a, b; mov.b32 {a, b}, %1; cvt.rn.f16x2.e4m3x2 %0, b;}" : "=r"(y) : "r"(x));
+  else asm("{.reg .b16 a, b; mov.b32 {a, b}, %1; cvt.rn.f16x2.e4m3x2 %0, a;}" : "=r"(y) : "r"(x));
+  return y;
+#else
+  // s eeee mmm in the upper byte of a half; one place to the right, it is the number times 2^-8
+  const u32 y = __byte_perm(x, 0, UPPER ? 0x3424 : 0x1404);
+  return mul2((y & 0x80008000u) | ((y >> 1) & 0x3f803f80u), 0x5c005c00u);
+#endif
+}
+// 2^x of an integer.
+__device__ __forceinline__ float pow2_of(int x) { return __uint_as_float((u32)(127 + x) << 23); }
 // The low half of a register as a float, from fp16; from the dtype of exact segments.
 __device__ __forceinline__ float float_of_half(u32 x) {
   float y;
@@ -152,9 +168,18 @@ __device__ __forceinline__ void load64(u32& x, u32& y, u32 a) {
 __device__ __forceinline__ void load128(u32 (&x)[4], u32 a) {
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(a));
 }
-// A store to shared memory.
+__device__ __forceinline__ void load_words(u32 (&x)[1], u32 a) { x[0] = load_u32(a); }
+__device__ __forceinline__ void load_words(u32 (&x)[2], u32 a) { load64(x[0], x[1], a); }
+__device__ __forceinline__ void load_words(u32 (&x)[4], u32 a) { load128(x, a); }
+// Stores to shared memory.
 __device__ __forceinline__ void store_float(u32 a, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(a), "f"(x) : "memory");
+}
+__device__ __forceinline__ void store64(u32 a, u32 x, u32 y) {
+  asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(a), "r"(x), "r"(y) : "memory");
+}
+__device__ __forceinline__ void store128(u32 a, u32 x, u32 y, u32 z, u32 w) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(a), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 // Waits for the other warps of a group: a barrier of its own, numbered from 1 (0 is the CTA's).
 template <int THREADS>

@@ -2,7 +2,7 @@
 // Softmax of a tile's scores: brings `parts` but acc to the new maximum.
 //   own     which scores are of this lane's tokens (integer_scores)
 //   place   640 bytes of shared memory that nobody needs any more
-//   p       out: weights times 2^OFFSET of the tokens of level g / 2 in words 2t, 2t + 1, 2t + 8, 2t + 9, of each the lower
+//   p       out: weights times 2^LIFT of the tokens of level g / 2 in words 2t, 2t + 1, 2t + 8, 2t + 9, of each the lower
 //           byte's and the upper byte's
 //   shrink  out: factor for what was summed before
 template <int P>
@@ -21,7 +21,7 @@ __device__ __forceinline__ void integer_weights(Parts<P>& parts, const float (&s
 #pragma unroll
   for (int i = 0; i < L::COUNT; i++)
     if (!L::WINDOWED || own >> i & 1)
-      store_float(place + L::level(i, t) * PITCH + (g + 8 * (i & 1)) * 8 + (t & 1) * 4, exp2_of(s[i] + (OFFSET - top)));
+      store_float(place + L::level(i, t) * PITCH + (g + 8 * (i & 1)) * 8 + (t & 1) * 4, exp2_of(s[i] + (LIFT - top)));
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < 2; i++) {

@@ -79,7 +79,7 @@ __device__ __forceinline__ void issue(const Phase& ph, const Range& r, i64 bh, i
         copy_groups(slot + S::KCODES + S::KPARAM, ph.km + head, number, ph.kgroups, id);
       } else {
         copy_run<S::KPARAM>(slot + S::KCODES, ph.ks + t * S::KPARAM, id);
-        copy_run<S::KPARAM>(slot + S::KCODES + S::KPARAM, ph.km + t * S::KPARAM, id);
+        if constexpr (!S::KF) copy_run<S::KPARAM>(slot + S::KCODES + S::KPARAM, ph.km + t * S::KPARAM, id);
       }
     } else {
       const int begin = S::VP ? tile * 128 + PART * 32 - (r.first_v & 127) : tile * 32;
@@ -90,7 +90,7 @@ __device__ __forceinline__ void issue(const Phase& ph, const Range& r, i64 bh, i
       const i64 t = bh * ph.vcap + r.first_v / 128 + tile;
       copy_codes<false, S::VB>(slot, ph.vw, ph.vw2, t, id);
       copy_run<S::VPARAM>(slot + S::VCODES, ph.vs + t * S::VPARAM, id);
-      copy_run<S::VPARAM>(slot + S::VCODES + S::VPARAM, ph.vm + t * S::VPARAM, id);
+      if constexpr (!S::VF) copy_run<S::VPARAM>(slot + S::VCODES + S::VPARAM, ph.vm + t * S::VPARAM, id);
     } else {
       const int begin = S::KP ? tile * 128 + (PART - S::KI) * 32 - (r.first_k & 127) : tile * 32;
       copy_exact(slot, ph.vw + (bh * ph.vcap + r.first_v) * (2 * D), begin, r.count, id);

@@ -27,17 +27,17 @@ __device__ __forceinline__ void capped(float (&s)[NT][MT][4], float cap) {
         if ((i & 1) < NC) s[n][m][i] = cap - 2.f * cap * inverse_of(exp2_of(s[n][m][i]) + 1.f);
 }
 
-// Online softmax over a block of tokens of phase P; where values have one group of channels, packed_values adds the
-// weights to `total`.
+// Online softmax over a block of tokens of phase P; where values have one group of channels and minima, packed_values
+// adds the weights to `total`.
 //   st      top, total and low are brought to the new maximum (acc is, with `shrink`, by the second product)
 //   s       log2 scores, or products of which `linear` makes them
-//   p       out: probabilities times 2^OFFSET in the layout of the second product, in the dtype that it needs
+//   p       out: probabilities times 2^LIFT in the layout of the second product, in the dtype that it needs
 //   shrink  out: factor for what was summed before
 template <int P, int MT>
 __device__ __forceinline__ void weigh(State& st, float (&s)[NT][MT][4], const Linear& linear, u32 (&p)[NT][MT][2],
                                       float (&shrink)[NT][NC]) {
   using S = Shape<P>;
-  constexpr bool EXACT = !S::VP, TOTAL = !S::VP || S::VGROUPS != 1;
+  constexpr bool EXACT = !S::VP, TOTAL = !S::VP || S::VF || S::VGROUPS != 1;
   // blocks whose products need the same factor: every CLASSES-th, as a tile's first CLASSES fields differ in it
   constexpr int RUN = S::LINEAR ? Portion<S::KB>::BLOCKS : 1;
   constexpr int CLASSES = !S::LINEAR || S::KB == 8 ? 1 : S::KB == 4 ? 2 : 4 / Portion<S::KB>::STEP;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void weigh(State& st, float (&s)[NT][MT][4], const Li
       top = fmaxf(top, st.top[n][c]);
       shrink[n][c] = exp2_of(st.top[n][c] - top);
       st.top[n][c] = top;
-      add[c] = (S::LINEAR ? linear.base[n][c] : 0.f) + OFFSET - top;
+      add[c] = (S::LINEAR ? linear.base[n][c] : 0.f) + LIFT - top;
     }
     float sum[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll

@@ -22,7 +22,7 @@ __device__ __forceinline__ float sink_of(const Args& args, int head) {
 // What a query head's sink adds to the sum of weights, whose largest score is `top`.
 __device__ __forceinline__ float sink_weight(const Args& args, int r, float top) {
 #if SINKS
-  return exp2_of(sink_of(args, blockIdx.y % args.heads * args.group + r / args.qlen) - top + OFFSET);
+  return exp2_of(sink_of(args, blockIdx.y % args.heads * args.group + r / args.qlen) - top + LIFT);
 #else
   return 0.f;
 #endif

@@ -91,11 +91,15 @@ __device__ __forceinline__ u32 narrow(int row, int unit) {
   return row * 64 + ((unit ^ ((row >> 1) & 3)) << 4);
 }
 
+// whether a value is a factor of its group times an element that follows from the code alone (elements.cuh)
+CONST bool factored(int kind) { return kind == OFFSET || kind == FOLDED || kind == FLOAT || kind == LEVELS; }
+CONST int scale_bytes(int scale) { return scale == HALF ? 2 : scale == SINGLE ? 4 : scale == BYTE ? 1 : 0; }
+
 // most groups of channels that the values of a phase have: what row g of State::low counts
 CONST int most_groups() {
   int most = 1;
   for (int i = 0; i < NPHASES; i++)
-    if (PH[i][4] != FULL && D / PH[i][7] > most) most = D / PH[i][7];
+    if (PH[i][5] != FULL && !factored(PH[i][5]) && D / PH[i][8] > most) most = D / PH[i][8];
   return most;
 }
 constexpr int LOWS = most_groups();
@@ -111,7 +115,9 @@ struct State {
 // How a tile is divided into items, each of which fills one slot of the ring. Exact keys or values of a tile of 128
 // tokens come 32 tokens at a time.
 //   KK, KB, KA, KG; VK, VB, VG   kind, bits, axis and group of keys; kind, bits and group of values (axis: token)
+//   KSCALE, VSCALE    types of scales
 //   KP, VP            keys, values are packed
+//   KF, VF            values are factors times elements (elements.cuh); a tile then has one run of parameters, not two
 //   TOKENS            of a tile: 128, or 32 where both sides are exact
 //   KI, VI, ITEMS     items (slots of the ring) that a tile's keys, values, and both take
 //   MT                blocks of 16 tokens in it that are a warp's: its m-th is block SHARES m + part
@@ -120,21 +126,21 @@ struct State {
 //   KCODES, VCODES    bytes of a tile's words in a slot
 template <int P>
 struct Shape {
-  static constexpr int KK = PH[P][0], KB = PH[P][1], KA = PH[P][2], KG = PH[P][3];
-  static constexpr int VK = PH[P][4], VB = PH[P][5], VG = PH[P][7];
-  static constexpr bool KP = KK != FULL, VP = VK != FULL;
+  static constexpr int KK = PH[P][0], KB = PH[P][1], KA = PH[P][2], KG = PH[P][3], KSCALE = PH[P][4];
+  static constexpr int VK = PH[P][5], VB = PH[P][6], VG = PH[P][8], VSCALE = PH[P][9];
+  static constexpr bool KP = KK != FULL, VP = VK != FULL, KF = factored(KK), VF = factored(VK);
   static constexpr int TOKENS = KP || VP ? 128 : 32;
   static constexpr int KI = KP ? 1 : TOKENS / 32, VI = VP ? 1 : TOKENS / 32, ITEMS = KI + VI;
   static constexpr int MT = TOKENS / 16 / SHARES;
   // groups of tokens in a tile
   static constexpr int KGROUPS = !KP || KA != CHANNEL ? 1 : WINDOWS[P] ? MET : 128 / KG;
   static constexpr int GPARAM = D * 2 + (WINDOWS[P] ? 16 : 0);  // bytes of the scales of a group of tokens
-  static constexpr int KPARAM = !KP ? 0 : KA == CHANNEL ? KGROUPS * GPARAM : 128 * (D / KG) * 2;
+  static constexpr int KPARAM = !KP ? 0 : KA == CHANNEL ? KGROUPS * GPARAM : 128 * (D / KG) * scale_bytes(KSCALE);
   // a tile has one group of keys: scores are one linear function of the products, applied with the exponential
   static constexpr bool LINEAR = KP && KA == CHANNEL && KGROUPS == 1 && !WINDOWS[P] && !SOFTCAP;
   static constexpr int KCODES = KP ? room(true, KB) : 0;
   static constexpr int VGROUPS = VP ? D / VG : 1;  // groups of channels in a token
-  static constexpr int VPARAM = VP ? 128 * VGROUPS * 2 : 0;
+  static constexpr int VPARAM = VP ? 128 * VGROUPS * scale_bytes(VSCALE) : 0;
   static constexpr int VCODES = VP ? room(false, VB) : 0;
   // codes are multiplied as integers (integer.cuh)
   static constexpr bool INT = INTEGER && KP && VP && KK == AFFINE && VK == AFFINE && KB == 2 && VB == 2 &&

@@ -7,6 +7,9 @@ from functools import lru_cache
 from itertools import accumulate
 
 from kvbench.attention.phases import Format
+from kvbench.attention.work import FACTORED
+
+SCALE_BYTES = {"": 0, "fp16": 2, "fp32": 4, "e4m3": 1}
 
 Signature = tuple[tuple[Format, Format], ...]
 
@@ -33,8 +36,26 @@ def slot_bytes(form: Format, channels: int, key: bool = False) -> int:
         return 0
     if form.window:
         return 8 * form.bits * pitch(channels) + 2 * groups_met(form) * (channels * 2 + 16)
-    params = 128 // form.group * channels * 2 if form.axis == "channel" else 128 * (channels // form.group) * 2
-    return 8 * form.bits * (pitch(channels) if key else 2 * channels) + 2 * params
+    factors = 128 // form.group * channels if form.axis == "channel" else 128 * (channels // form.group)
+    params = factors * SCALE_BYTES[form.scale] * (1 if form.kind in FACTORED else 2)
+    return 8 * form.bits * (pitch(channels) if key else 2 * channels) + params
+
+
+def tabulated(form: Format, channels: int, key: bool = False) -> int:
+    """Return the bytes of the table that a warp makes of a tile's factors before it multiplies by them.
+
+    Args:
+        form: format of the keys or of the values.
+        channels: number of channels of a head.
+        key: True for keys, whose factors become fp32 if a token has several; False for values, whose factors become
+            fp16, followed by zero points of 16 bits if the kind is ``folded``.
+    """
+    if form.kind not in FACTORED or not form.scale:
+        return 0
+    groups = channels // form.group
+    if key:
+        return 128 * groups * 4 if groups > 1 else 0
+    return 128 * (groups + (form.kind == "folded")) * 2
 
 
 @lru_cache(maxsize=256)

@@ -85,7 +85,7 @@ __device__ __forceinline__ void weighted_codes(State& st, const u32 (&p)[NT][MT]
 
 // Adds the weighted values of a packed tile, O^T = V^T P^T, to st.acc in units of 2^-24, and weight * minimum to
 // st.low; where a token has one group, also the weights to st.total.
-//   p       probabilities (times 2^OFFSET) of the warp's tokens, as the second operand
+//   p       probabilities (times 2^LIFT) of the warp's tokens, as the second operand
 //   shrink  factor for what was summed so far, for each column
 //   slot    the item: words, scales, minima
 // sum_t (p_t s_tb) c_td + sum_t p_t m_tb: scales go into the probabilities, in fp16.

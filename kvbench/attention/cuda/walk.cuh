@@ -21,6 +21,7 @@ struct Job {
   Range range[NPHASES];
   int first[NPHASES], count[NPHASES];
   i64 bh;
+  u32 table;     // the warp's scratch memory
   int step;      // teams of a head
   int id, team;  // thread within the team; team within the CTA
 };
@@ -129,6 +130,7 @@ __device__ __forceinline__ void run(State& st, const Args& args, const Job& job,
     each<0, S::KI>([&](auto tag) {
       turn(tag);
       if constexpr (WINDOWS[P] > 0) window_scores<P, S::MT>(s, ring.slot(0), queries, st, part, lane);
+      else if constexpr (S::KF) factored_scores<P, S::MT>(s, ring.slot(0), job.table, queries, st, part, lane);
       else if constexpr (S::KP) packed_scores<P, S::MT>(s, linear, ring.slot(0), queries, st, part, lane);
       else
         exact_scores<2 / SHARES * decltype(tag)::value, S::MT>(s, ring.slot(0), queries + (BF16 ? QUERY : 0), st, part,
@@ -153,7 +155,8 @@ __device__ __forceinline__ void run(State& st, const Args& args, const Job& job,
     weigh<P, S::MT>(st, s, linear, p, shrink);
     each<S::KI, S::ITEMS>([&](auto tag) {
       turn(tag);
-      if constexpr (S::VP) packed_values<P, S::MT>(st, p, shrink, ring.slot(0), part, lane);
+      if constexpr (S::VF) factored_values<P, S::MT>(st, p, shrink, ring.slot(0), job.table, part, lane);
+      else if constexpr (S::VP) packed_values<P, S::MT>(st, p, shrink, ring.slot(0), part, lane);
       else
         exact_values<2 / SHARES * (decltype(tag)::value - S::KI), S::MT>(st, p, shrink, ring.slot(0), part, lane);
       ring.advance();

@@ -21,7 +21,7 @@ import triton
 from torch import Tensor
 
 from kvbench.attention.phases import Format, Part, Work
-from kvbench.attention.triton.codes import number
+from kvbench.attention.triton.codes import KINDS, number
 from kvbench.attention.triton.kernel import decode, part
 from kvbench.attention.triton.merge import merge
 from kvbench.attention.triton.tuning import Tuning, costs, tuning
@@ -70,6 +70,8 @@ def refuses(query: Tensor, work: Work) -> str | None:
             form = segment.format
             if form.bits == 3:
                 return "3-bit codes"
+            if form.kind not in KINDS:
+                return f"codes of the kind {form.kind}"
             if form.kind != "full" and form.group not in GROUPS and not form.window:
                 return f"groups of {form.group}"
             if form.kind != "full" and form.axis == "token" and channels % form.group:

@@ -31,7 +31,7 @@ constexpr int WORDROWS = 128 / FIELDS;            // word rows of a tile in the 
 constexpr int PACKS = ROWS == 1 ? 1 : ROWS == 2 ? 2 : ROWS <= 4 ? 4 : 8;  // columns of the query rows of 16 tokens
 constexpr int SETS = PACKS;                       // second operands of a tile's scores: 8 / PACKS blocks of 16 tokens each
 constexpr int SLOTS = 1;
-constexpr float OFFSET = 0.f, NOTHING = -1e30f;
+constexpr float LIFT = 0.f, NOTHING = -1e30f;
 constexpr int WIDTH = HEADS * D, SEGMENTS = 128 / BLOCK, LANES = 32 / SEGMENTS;  // lanes of a block of outliers
 constexpr int OWN = D / 32;                       // channels of a lane where a warp holds a row of the output
 constexpr int KEPT = 8;                           // entries of a lane that are read at once
