@@ -149,7 +149,7 @@ def test_no_pragma_stands_where_nvcc_drops_what_follows() -> None:
 
 def test_the_source_is_all_of_its_files_in_order() -> None:
     text = cuda_build.source()
-    assert text.index("struct Args") < text.index("decode(") and len(cuda_build.PARTS) == 16
+    assert text.index("struct Args") < text.index("decode(")
 
 
 @pytest.mark.parametrize("splits", [None, 3, 500, 0])
