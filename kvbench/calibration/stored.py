@@ -166,7 +166,7 @@ def load(path: Path, kind: type[S]) -> S:
             "does not exist",
             hint=f"create one with python -m kvbench.calibrate{kind.ARGUMENTS} (see its --help)",
         ) from error
-    return _load(path, kind, stat.st_mtime_ns, stat.st_size)
+    return _load(path, kind, stat.st_mtime_ns, stat.st_size)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=32)
