@@ -137,6 +137,19 @@ def calibrated(name: str) -> list[Path]:
     return paths
 
 
+@cache
+def rotations(*names: str, per_head: bool = False) -> str:
+    """A folder with OSCAR's calibrations of random models."""
+    from kvbench.calibration import stored
+    from kvbench.calibration.rotate import rotations
+
+    sequences, _ = padded_batch([96], seed=9)
+    folder = temporary_folder()
+    for name in names:
+        stored.save(rotations(model(name), sequences, name=name, per_head=per_head), folder / f"{name}.safetensors")
+    return str(folder)
+
+
 @contextmanager
 def quantized_projections(model: PreTrainedModel, change: Callable[[int, str, Tensor], Tensor]) -> Iterator[None]:
     """A model whose projections return ``change(layer, side, x)`` for the keys and values ``x`` ``[T, C]`` of a row."""

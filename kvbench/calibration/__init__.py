@@ -1,1 +1,1 @@
-"""Calibration for KVQuant: thresholds of a model's keys, and codebooks, computed on a text."""
+"""Calibration on a text: KVQuant's thresholds and codebooks, and OSCAR's rotations."""

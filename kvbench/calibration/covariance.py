@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.errors import ConfigError
+from kvbench.calibration.heads import check_head
+from kvbench.rotation.hadamard import sylvester
 
 
 @dataclass(frozen=True)
@@ -40,18 +41,6 @@ class Spectrum:
     eigenvectors: Tensor
     order: Tensor
     rotation: Tensor
-
-
-def check_head(channels: int) -> None:
-    """Raise ConfigError if heads of `channels` channels cannot be calibrated: their number must be a power of two."""
-    if channels < 2 or channels & (channels - 1):
-        raise ConfigError(
-            "method",
-            "oscar",
-            f"the model's heads have {channels} channels, but the bit reversal of OSCAR's rotation requires a power "
-            "of two",
-            hint="method=kivi method.rotation.key=hadamard method.rotation.value=hadamard",
-        )
 
 
 def query_covariance(queries: Tensor, heads: int) -> Tensor:
@@ -104,7 +93,7 @@ def spectrum(covariance: Tensor) -> Spectrum:
     eigenvalues, eigenvectors = torch.linalg.eigh(symmetric)
     descending = eigenvalues.argsort(dim=-1, descending=True, stable=True)
     order = descending[..., bit_reversal(channels)]  # an involution: order[reversal[i]] = descending[i]
-    mixed = eigenvectors @ hadamard(channels)
+    mixed = eigenvectors @ sylvester(channels) / channels**0.5
     rotation = mixed.gather(-1, order[..., None, :].expand_as(mixed))
     return Spectrum(symmetric, eigenvalues, eigenvectors, order, rotation)
 
@@ -115,15 +104,3 @@ def bit_reversal(count: int) -> Tensor:
     for bit in range(count.bit_length() - 1):
         reversal |= (numbers >> bit & 1) << (count.bit_length() - 2 - bit)
     return reversal
-
-
-def hadamard(channels: int) -> Tensor:
-    """Return the orthonormal Hadamard matrix in Sylvester's order, fp64 ``[D, D]``.
-
-    Args:
-        channels: D, a power of two.
-    """
-    matrix = torch.ones(1, 1, dtype=torch.float64)
-    while len(matrix) < channels:
-        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return matrix / channels**0.5

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.calibration.attended import attended
-from kvbench.calibration.covariance import check_head, query_covariance, spectrum, token_weights, value_covariance
+from kvbench.calibration.covariance import query_covariance, spectrum, token_weights, value_covariance
+from kvbench.calibration.heads import check_head
 from kvbench.calibration.rotations import Rotations
 from kvbench.calibration.stored import probe, versions
 from kvbench.errors import ConfigError

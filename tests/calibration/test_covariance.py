@@ -8,13 +8,13 @@ import torch
 
 from kvbench.calibration.covariance import (
     bit_reversal,
-    hadamard,
     query_covariance,
     spectrum,
     token_weights,
     value_covariance,
 )
 from kvbench.errors import ConfigError
+from kvbench.rotation.hadamard import sylvester
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "new" / "oscar.npz")
 
@@ -45,7 +45,7 @@ def test_covariance_permutation_and_rotation_are_the_authors(side):
     for rotation in (reference, result.rotation):
         unmixed = torch.empty_like(rotation)
         unmixed[:, result.order] = rotation
-        vectors = unmixed @ hadamard(64)
+        vectors = unmixed @ sylvester(64) / 8
         assert (vectors * result.eigenvectors).sum(0).abs().min() >= 1 - 1e-5
     assert (result.rotation.T @ result.rotation - torch.eye(64)).abs().max() < 1e-12
 

@@ -78,6 +78,8 @@ NEW = 12  #: tokens of an answer, after which all three rows have packed
 def fields(name: str) -> dict:
     """A method's fields here. Its calibration is made when a test asks for it, not when tests are collected."""
     more = VARIANTS.get(name) or OVERRIDES.get(name, {})
+    if name == "oscar":
+        return {"calibration": zoo.rotations("llama", "mistral"), **more}
     return {"calibration": zoo.calibrations("llama", "mistral"), **more} if name.startswith("kvquant") else more
 
 

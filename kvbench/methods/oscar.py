@@ -1,0 +1,298 @@
+"""OSCAR: 2-bit keys and values in a calibrated basis, clipped, between exact first and newest tokens.
+
+Source: "OSCAR: Offline Spectral Covariance-Aware Rotation for 2-bit KV Cache Quantization" (arXiv 2605.17757), and
+FutureMLS-Lab/OSCAR with its serving kernel in SGLang. The rotations come from ``python -m kvbench.calibrate
+method=oscar``. They are multiplied in fp32 here, in bf16 by the authors. The first 64 and the newest 256 tokens stay in
+full precision; every other token is packed when it leaves the window, with one scale per head, side and token.
+
+The paper counts 2.28 bits per element: 2 bits of codes, 0.25 of two 16-bit parameters per 128 channels, and the exact
+tokens of a context of 128k tokens. The authors' code stores fp32 scales by default, which adds another 0.25 bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from kvbench.errors import ConfigError
+from kvbench.methods.base import SIDES, Reach, Side
+from kvbench.methods.byte_parts import KVBytes, Setting
+from kvbench.methods.recency import RecencyMethod
+from kvbench.methods.state import CacheState
+from kvbench.quantizers.spec import FormatSpec
+from kvbench.util.attachment import placement
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from kvbench.cache import KVCache, Prompts
+    from kvbench.cache.layer import KVLayer
+    from kvbench.cache.segments.base import Segment
+    from kvbench.calibration.rotations import Rotations
+    from kvbench.models.spec import ModelConfig
+    from kvbench.parallel.team import Team
+    from kvbench.quantizers.affine import AffineQuantizer
+    from kvbench.rotation import Transform
+
+#: bytes of a stored scale; None: those of the model's parameters (2 in 16-bit models)
+WIDTHS = {"fp16": None, "bf16": 2, "fp32": 4}
+
+
+@dataclass
+class Rotated(CacheState):
+    """OSCAR's per-cache state: its calibration file, and the processes that share the heads.
+
+    Args:
+        path: calibration file with the rotations.
+        team: under tensor parallelism, the processes among which the heads are divided. None: this process has all
+            heads.
+    """
+
+    path: Path
+    team: Team | None = None
+
+
+@dataclass(kw_only=True)
+class Oscar(RecencyMethod):
+    """OSCAR: keys and values are rotated by calibrated matrices, clipped and packed in 2 bits, token by token.
+
+    Keys are stored after RoPE and rotation.
+
+    Args:
+        sinks: number of first tokens that stay in full precision (paper: 64).
+        window: number of newest tokens that stay in full precision (paper: 256).
+        clip_key: share of the channels of a key whose absolute value is below the threshold to which the others are
+            clipped (paper: 0.96); 1: no clipping.
+        clip_value: the same for values (paper: 0.92).
+        levels: how codes follow from a clipped token. ``uniform``: by its range (the paper); ``lloyd_max``: by its mean
+            and standard deviation, with the edges of the optimal 2-bit quantizer for a Gaussian (an option of the
+            authors' code).
+        scales: what is stored for each token, head and side. ``fp16``: scale and minimum, which the fused kernels read;
+            ``fp32`` or ``bf16``: scale and zero point, as the authors store them, which no fused kernel reads.
+        basis: basis in which tokens are stored. ``calibrated``: that of the calibration file; ``rotation``: that of
+            `rotation`, which needs no file. With ``rotation``, a Hadamard rotation and no clipping, the method is
+            QuaRot's 2-bit cache.
+        calibration: path of a file made by ``python -m kvbench.calibrate method=oscar``, or of a folder of such files.
+            None: search the folder ``calibration`` among the model's files (the test model ``tiny`` has one), then
+            results/calibration.
+    """
+
+    sinks: int = 64
+    window: int = 256
+    clip_key: float = 0.96
+    clip_value: float = 0.92
+    levels: Literal["uniform", "lloyd_max"] = "uniform"
+    scales: Literal["fp16", "bf16", "fp32"] = "fp16"
+    basis: Literal["calibrated", "rotation"] = "calibrated"
+    calibration: str | None = None
+    #: calibration file for the model, set by :meth:`prepare`
+    calibration_file: Path | None = field(default=None, init=False, repr=False, compare=False)
+
+    gives_tail: ClassVar[bool] = True
+
+    def exact(self, n: int) -> int:
+        """Return how many of the newest tokens are in full precision: the window."""
+        return min(n, self.window)
+
+    def reach(self) -> Reach | None:
+        """Return the largest number of tokens of which none is packed: `sinks` + `window`; None if both are 0."""
+        exact = self.sinks + self.window
+        return (
+            Reach("method.window" if self.window else "method.sinks", self.window or self.sinks, exact)
+            if exact
+            else None
+        )
+
+    def transform(self, layer: KVLayer, side: Side) -> Transform | None:
+        """Return the basis of a layer's keys or values; arguments as for :meth:`Method.transform`."""
+        if self.basis == "rotation":
+            return super().transform(layer, side)
+        from kvbench.calibration.rotations import Rotations
+        from kvbench.calibration.stored import load
+        from kvbench.rotation import Transform
+
+        state = layer.progress.method_state
+        path = state.path if isinstance(state, Rotated) else Path(str(self.calibration)).expanduser()
+        matrix = load(path, Rotations).rotation(layer.index, side)
+        team = state.team if isinstance(state, Rotated) else None
+        if matrix.ndim == 3 and team is not None:
+            matrix = matrix[team.rank * layer.heads : (team.rank + 1) * layer.heads]
+        return Transform(matrix, matrix).to(layer.device)
+
+    # -- storage ----------------------------------------------------------------------------------------------------
+
+    def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:
+        """Return OSCAR's quantizer for the keys or the values, with one group per token and head.
+
+        Args:
+            side: ``key`` or ``value``; decides the bits and the clipping.
+            channels: not used, because a group always spans the whole head.
+        """
+        from kvbench.quantizers.oscar import OscarQuantizer
+
+        bits = self.formats()[SIDES.index(side)].bits
+        clip = self.clip_key if side == "key" else self.clip_value
+        return OscarQuantizer(bits, clip, lloyd_max=self.levels == "lloyd_max", scales=self.scales)
+
+    def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
+        """Return an empty full-precision segment for the window, with room for 16 tokens beyond it."""
+        if not self._packs(layer):
+            return super().exact_segment(layer, side)
+        return self.full(layer, side, capacity=self.window + 16, slack=16)
+
+    def packed_bytes(self, at: Setting, count: int, form: FormatSpec) -> KVBytes:
+        """Return the bytes of `count` packed tokens, counting only their keys or only their values.
+
+        Each token and head has two parameters.
+        """
+        codes = -(-at.heads * count * at.channels * form.bits // 8)
+        return KVBytes(codes=codes, scales=2 * at.heads * count * (WIDTHS[self.scales] or at.param))
+
+    # -- checks -----------------------------------------------------------------------------------------------------
+
+    def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
+        """Raise ConfigError if a hyper-parameter is out of range, or does not fit the others or the model's heads."""
+        if self.window < 0:
+            raise ConfigError("method.window", self.window, "must not be negative", allowed="0 or greater, such as 256")
+        for name, share in (("clip_key", self.clip_key), ("clip_value", self.clip_value)):
+            if not 0 < share <= 1:
+                raise ConfigError(
+                    f"method.{name}",
+                    share,
+                    "is not a share of the channels",
+                    allowed="above 0 and up to 1, such as 0.96",
+                )
+        if self.levels == "lloyd_max" and any(form.bits != 2 for form in self.formats()):
+            raise ConfigError(
+                "method.levels",
+                self.levels,
+                "cuts codes at the edges of a 2-bit quantizer",
+                hint="quantizer=int2_token, or method.levels=uniform",
+            )
+        self._check_basis(head_dim)
+        super().check(head_dim, max_length)
+
+    def _check_basis(self, head_dim: int | None) -> None:
+        """Raise ConfigError if `basis`, `rotation`, `calibration` and the size of the heads do not fit together."""
+        if self.basis == "rotation":
+            if self.calibration is not None:
+                raise ConfigError(
+                    "method.calibration",
+                    self.calibration,
+                    "is not read with method.basis=rotation",
+                    hint="leave it out",
+                )
+            return
+        if not self.rotation.plain:
+            raise ConfigError(
+                "method.rotation",
+                f"key={self.rotation.key} value={self.rotation.value}",
+                "has no effect, because the basis is that of the calibration file",
+                hint="method.basis=rotation",
+            )
+        if head_dim:
+            from kvbench.calibration.heads import check_head
+
+            check_head(head_dim)
+        if self.calibration is not None and not Path(self.calibration).expanduser().exists():
+            raise ConfigError(
+                "method.calibration",
+                self.calibration,
+                "does not exist",
+                hint=f"python -m kvbench.calibrate method=oscar --model MODEL --text FILE --out {self.calibration}",
+            )
+
+    def check_rule(self) -> None:
+        """Raise ConfigError if a group is not one head of one token, or if :meth:`RecencyMethod.check_rule` fails."""
+        for side, spec in zip(SIDES, self.formats(), strict=True):
+            if spec.axis != "token" or spec.group_size != "head_dim" or spec.kind != "affine":
+                raise ConfigError(
+                    f"quantizer.{side}",
+                    f"axis={spec.axis} group_size={spec.group_size}",
+                    "OSCAR has one group per token and head",
+                    hint="quantizer=int2_token",
+                )
+        super().check_rule()
+
+    # -- the calibration file ---------------------------------------------------------------------------------------
+
+    def prepare(self, model: ModelConfig) -> None:
+        """Find the calibration file of a model by the model's name, which is possible before its weights are loaded.
+
+        Args:
+            model: the model's configuration.
+
+        Raises:
+            ConfigError: there is no calibration file for this model. The message shows the command that makes one.
+        """
+        if self.basis == "calibrated":
+            names = {model.name, model.preset}
+            file = self._find(lambda file: file.info["model"] in names, model.folder(), model.name)
+            self.calibration_file = file.path
+
+    def identity(self) -> dict[str, Any]:
+        """Return ``{"calibration": HASH}`` with a hash of the calibration file, to hash into a run's id.
+
+        Before :meth:`prepare` the file is not known, and the result is that of the base class.
+        """
+        if self.calibration_file is None:
+            return super().identity()
+        digest = hashlib.sha256(self.calibration_file.read_bytes()).hexdigest()[:16]
+        return {**super().identity(), "calibration": digest}
+
+    def _find(self, fits: Any, beside: Path | None, name: str) -> Rotations:
+        """Return the first calibration for which ``fits(file)`` is True, or the one that `calibration` names.
+
+        Args:
+            fits: returns True for a calibration file that belongs to the model.
+            beside: folder of the model's weights, whose subfolder ``calibration`` is searched; None: unknown.
+            name: the model, for messages.
+        """
+        from kvbench.calibration.rotations import Rotations, command
+        from kvbench.calibration.stored import FOLDER, KEY, in_folders, load
+
+        named = None if self.calibration is None else Path(self.calibration).expanduser()
+        if named is not None and named.is_file():
+            return load(named, Rotations)
+        folders = [named] if named is not None else [*([beside / "calibration"] if beside is not None else []), FOLDER]
+        for file in in_folders(folders, Rotations):
+            if fits(file):
+                return file
+        raise ConfigError(
+            KEY,
+            self.calibration,
+            f"oscar needs a calibration (rotations), but there is none for {name} in {' or '.join(map(str, folders))}",
+            hint=f"{command(name)}\n        or, without a calibration, "
+            "method.basis=rotation method.rotation.key=hadamard method.rotation.value=hadamard",
+        )
+
+    def new_cache(
+        self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
+    ) -> KVCache:
+        """Check that the calibration was made with this model, and return an empty cache.
+
+        Args:
+            model: causal language model, which is switched to kvbench's attention.
+            prompts: padding and text of the rows, as for :meth:`Method.new_cache`.
+            max_length: number of tokens, prompt and answer together, for which to allocate buffers; None: not known.
+
+        Raises:
+            ConfigError: there is no calibration file, or the file was made with another model.
+        """
+        if self.basis == "rotation":
+            return super().new_cache(model, prompts, max_length)
+        from kvbench.calibration.rotations import Rotations
+        from kvbench.calibration.stored import load, probe
+
+        if self.calibration_file is not None:
+            file = load(self.calibration_file, Rotations)
+        else:
+            numbers, where = probe(model), Path(model.config._name_or_path or "-")
+            file = self._find(lambda f: f.matches(numbers), where if where.is_dir() else None, where.name)
+        file.check_model(model)
+        cache = super().new_cache(model, prompts, max_length)
+        assert file.path is not None
+        cache.progress.method_state = Rotated(file.path, placement(model).team)
+        return cache
