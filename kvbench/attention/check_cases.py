@@ -76,7 +76,9 @@ class Case:
         _, heads, channels = SHAPES[self.shape]
         rows = [self.lengths(tokens) for tokens in self.context]
         keys = [Piece(key, [row[0][i] for row in rows]) for i, (key, _, _) in enumerate(self.tiers)]
-        values = [Piece(value, [row[1][i] for row in rows]) for i, (_, value, _) in enumerate(self.tiers)]
+        values = [
+            Piece(value, [row[1][i] for row in rows], tile=key.group) for i, (key, value, _) in enumerate(self.tiers)
+        ]
         return layer(
             [*keys, Piece(FULL, [row[0][-1] for row in rows])],
             [*values, Piece(FULL, [row[1][-1] for row in rows])],
@@ -141,6 +143,18 @@ def whole(key: Format, value: Format) -> tuple[Tier, ...]:
     return ((key, value, 1.0),)
 
 
+def kvarn(key: int, value: int, tile: int = 128, channels: int = 128) -> tuple[Tier, ...]:
+    """Return the :attr:`Case.tiers` of a layer of KVarN's, whose keys and values have cross factors.
+
+    Args:
+        key: bits of keys.
+        value: bits of values.
+        tile: number of tokens that are packed together.
+        channels: number of channels of a head.
+    """
+    return whole(channel(key, tile, "cross"), token(value, channels, "cross"))
+
+
 INT4, INT2 = whole(channel(4, 128), token(4, 128)), whole(channel(2, 128), token(2, 128))
 INT8 = whole(channel(8, 128, "hierarchical"), token(8, 128, "hierarchical"))
 INT4_G32, INT2_G32 = whole(channel(4, 32), token(4, 32)), whole(channel(2, 32), token(2, 32))
@@ -187,6 +201,16 @@ def correctness() -> list[Case]:
         Case("right bf16 kivi", "8b", INT4, (1491, 700), (37, 128), 5, torch.bfloat16),
         Case("right bf16 mix", "7b", MIX, (1491, 1024), (37, 90), 1, torch.bfloat16),
     ]
+    for key, value, tile in ((4, 4, 128), (4, 2, 128), (4, 2, 64), (2, 2, 128), (2, 4, 64), (3, 3, 128), (8, 8, 64)):
+        name = f"right kvarn k{key}v{value} G{tile}"
+        cases.append(Case(name, "7b", kvarn(key, value, tile), (1491, 1024), (37, 37)))
+    cases += [
+        Case("right kvarn k4v4 G64 tiny", "tiny", kvarn(4, 4, 64, 64), (1491, 700), (37, 37)),
+        Case("right kvarn k4v2 8b q5", "8b", kvarn(4, 2), (1491, 700), (37, 37), 5),
+        Case("right kvarn k4v4 G64 8b q5 bf16", "8b", kvarn(4, 4, 64), (1491, 700), (37, 37), 5, torch.bfloat16),
+        Case("right kvarn k8v4 8b q9", "8b", kvarn(8, 4), (1491, 700), (37, 37), 9),
+        Case("right kvarn keys only", "8b", whole(channel(4, 128, "cross"), token(4, 128)), (1491, 700), (37, 90)),
+    ]
     return cases
 
 
@@ -206,6 +230,8 @@ def timed() -> list[Case]:
     cases += [case("int2", "7b", INT2, 1, 128), case("int2", "7b", INT2, 8, 32)]
     cases += [case("atom", "7b", whole(token(4, 128, "atom"), token(4, 128, "atom")), 1, 32)]
     cases += [case("exact", "7b", (), 1, 32)]
+    cases += [case("kvarn k4v4", shape, kvarn(4, 4), 1, n) for shape in ("7b", "8b") for n in (32, 128)]
+    cases += [case("kvarn k4v2", shape, kvarn(4, 2), 1, n) for shape in ("7b", "8b") for n in (32, 128)]
     for n in (4, 128):
         cases.append(case("mix 10/30/60", "7b", MIX, 1, n))
         cases.append(case("kivi window", "7b", INT4, 1, n, window=(37, 128)))

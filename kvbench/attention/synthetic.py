@@ -31,12 +31,14 @@ class Piece:
             uniformly from 0.5 to 1.5 times ``4 * scale / levels``, which gives dequantized elements a similar spread;
             ``levels`` is the largest code.
         room: number of tokens for which the buffers have room beyond the longest row.
+        tile: number of tokens that share the cross factors of their values (kind ``cross``).
     """
 
     format: Format
     lengths: Sequence[int]
     scale: float = 1.0
     room: int = 0
+    tile: int = TILE
 
 
 def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype, rng: torch.Generator) -> Part:
@@ -80,7 +82,11 @@ def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype,
         second = (shift * levels).round()
     else:
         second = -step * levels * (0.4 + 0.2 * shift)
-    return Part(form, words, (step.half(), second.half()))
+    if form.kind != "cross":
+        return Part(form, words, (step.half(), second.half()))
+    grid = (tokens, 1) if form.axis == "channel" else (tokens // piece.tile, channels)
+    cross = (torch.rand(batch, heads, *grid, generator=rng, device=device) - 0.5).exp()
+    return Part(form, words, (step.half(), second.half(), cross.half()))
 
 
 def factors(piece: Piece, words: list[Tensor], shape: tuple[int, ...], rng: torch.Generator) -> tuple[Tensor, ...]:
@@ -183,17 +189,34 @@ def read(held: Part, side: str, row: int, heads: slice, first: int, count: int, 
     codes = joined.float()
     if form.axis == "channel":
         groups = groups_of(form, torch.arange(first, first + count, device=codes.device))
-        step, second = (param[row, heads].index_select(1, groups).float() for param in held.params)
+        step, second = (param[row, heads].index_select(1, groups).float() for param in held.params[:2])
     else:
         step, second = (
             param[row, heads, first : first + count].float().repeat_interleave(form.group, -1)[..., :channels]
-            for param in held.params
+            for param in held.params[:2]
         )
+    if form.kind == "cross":
+        return (codes * step + second) * cross_factors(held, row, heads, first, count)
     if form.kind == "atom":
         return (codes - second) * step
     if form.kind == "hierarchical":
         return (codes - 8) * (step / 16) + second
     return codes * step + second
+
+
+def cross_factors(held: Part, row: int, heads: slice, first: int, count: int) -> Tensor:
+    """Return the cross factors of consecutive tokens, fp32 ``[heads, count, 1]`` or, of values, ``[heads, count, D]``.
+
+    Args:
+        held: segment of the kind ``cross``.
+        row: row of the batch.
+        heads: KV heads to return.
+        first: index of the first token in the segment's buffer.
+        count: number of tokens.
+    """
+    cross = held.params[2][row, heads].float()
+    tile = held.words[0].shape[2] * TILE // cross.shape[1]  # 1 for keys
+    return cross.index_select(1, torch.arange(first, first + count, device=cross.device) // tile)
 
 
 def layer(

@@ -29,8 +29,9 @@ class Format:
             In the other kinds, a value is one factor of its group times an element that follows from the code (axis
             ``token``): ``offset``: code - 2 ** (bits - 1). ``folded``: code - zero point, where the zero point is in
             the 4 lowest bits of the factor, which count as 0 in the product. ``float``: the number whose bits are the
-            code: e4m3 (8 bits) or e2m1 (4 bits). ``levels``: a level of a codebook that is compiled in. ``cross``:
-            as ``affine``, times a third parameter.
+            code: e4m3 (8 bits) or e2m1 (4 bits). ``levels``: a level of a codebook that is compiled in. ``cross``
+            (KVarN): as ``affine``, times a third parameter: for keys one per token, for values one per channel and
+            group of tokens, the group being that of the keys.
         bits: bits of a code; 16 for ``full``.
         axis: ``channel`` for per-channel quantization: a group is consecutive tokens of one channel. ``token`` for
             per-token quantization: a group is consecutive channels of one token. Empty for ``full``.

@@ -23,6 +23,7 @@ PARTS = (
     "elements.cuh",
     "windows.cuh",
     "loads.cuh",
+    "cross.cuh",
     "scores.cuh",
     "window_scores.cuh",
     "softmax.cuh",

@@ -123,7 +123,7 @@ class Build:
         """
         sizes = [32 * pitch(self.channels) if "full" in (k.kind, v.kind) else 0 for k, v in self.phases]
         for key, value in self.phases:
-            sizes += [slot_bytes(key, self.channels, key=True), slot_bytes(value, self.channels)]
+            sizes += [slot_bytes(key, self.channels, key=True), slot_bytes(value, self.channels, tile=key.group)]
         return max(sizes)
 
     @property

@@ -50,6 +50,10 @@ def refuses(query: Tensor, work: Work) -> str | None:
     for key, value in work.phases:
         if value.format.axis == "channel":
             return "values grouped per channel"
+        if value.format.kind == "cross" and key.format.kind != "cross":
+            return "cross factors of values, but not of keys"
+        if key.format.kind == "cross" and key.format.group not in (64, 128):
+            return f"cross factors of {key.format.group} tokens"
         minima = value.format.kind != "full" and value.format.kind not in FACTORED
         if minima and work.value_dim // min(value.format.group, work.value_dim) > VALUE_GROUPS:
             return f"values in {work.value_dim // value.format.group} groups a token, more than {VALUE_GROUPS}"
@@ -226,10 +230,10 @@ def pack(key: Part, value: Part) -> bytes:
     Returns:
         The bytes of the struct: four pointers for keys and four for values (words, lower plane of 8-bit codes, scales,
         minima; 0 if absent), then the capacities of both buffers, in tiles if packed, in tokens if in full precision,
-        and the rows of scales of a head's keys if their groups do not fit tiles.
+        the rows of scales of a head's keys if their groups do not fit tiles, and two pointers to cross factors.
     """
     fields: list[int] = []
-    capacity = []
+    capacity, cross = [], []
     for part in (key, value):
         if part.buffer is not None:
             fields += [part.buffer.data_ptr(), 0, 0, 0]
@@ -239,8 +243,9 @@ def pack(key: Part, value: Part) -> bytes:
             params = [param.data_ptr() for param in part.params[:2]]
             fields += [part.words[0].data_ptr(), lower, *params, *[0] * (2 - len(params))]
             capacity.append(part.words[0].shape[2])
+        cross.append(part.params[2].data_ptr() if len(part.params) > 2 else 0)
     groups = key.params[0].shape[2] if key.format.window else 0
-    return struct.pack("8P4i", *fields, *capacity, groups, 0)
+    return struct.pack("8P4i2P", *fields, *capacity, groups, 0, *cross)
 
 
 @lru_cache(maxsize=4096)

@@ -60,6 +60,7 @@ struct Phase {
   const u8 *kw, *kw2, *ks, *km, *vw, *vw2, *vs, *vm;  // words (upper plane, lower plane), scales, minima or zeros
   int kcap, vcap;                                     // tiles (packed) or tokens (exact) of a head's buffer
   int kgroups, none;                                  // rows of scales of a head's keys, where groups do not fit tiles
+  const u8 *kx, *vx;                                  // cross factors (cross.cuh)
 };
 // The kernel's one argument; packed by `attend` of kvbench/attention/cuda/decode.py, so the order is part of both.
 struct Args {

@@ -80,6 +80,7 @@ __device__ __forceinline__ void issue(const Phase& ph, const Range& r, i64 bh, i
       } else {
         copy_run<S::KPARAM>(slot + S::KCODES, ph.ks + t * S::KPARAM, id);
         if constexpr (!S::KF) copy_run<S::KPARAM>(slot + S::KCODES + S::KPARAM, ph.km + t * S::KPARAM, id);
+        if constexpr (S::KX) copy_run<S::KCROSS>(slot + S::KCODES + 2 * S::KPARAM, ph.kx + t * S::KCROSS, id);
       }
     } else {
       const int begin = S::VP ? tile * 128 + PART * 32 - (r.first_v & 127) : tile * 32;
@@ -91,6 +92,7 @@ __device__ __forceinline__ void issue(const Phase& ph, const Range& r, i64 bh, i
       copy_codes<false, S::VB>(slot, ph.vw, ph.vw2, t, id);
       copy_run<S::VPARAM>(slot + S::VCODES, ph.vs + t * S::VPARAM, id);
       if constexpr (!S::VF) copy_run<S::VPARAM>(slot + S::VCODES + S::VPARAM, ph.vm + t * S::VPARAM, id);
+      if constexpr (S::VX) copy_run<S::VCROSS>(slot + S::VCODES + 2 * S::VPARAM, ph.vx + t * S::VCROSS, id);
     } else {
       const int begin = S::KP ? tile * 128 + (PART - S::KI) * 32 - (r.first_k & 127) : tile * 32;
       copy_exact(slot, ph.vw + (bh * ph.vcap + r.first_v) * (2 * D), begin, r.count, id);

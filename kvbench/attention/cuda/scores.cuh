@@ -160,6 +160,7 @@ __device__ __forceinline__ void packed_scores(float (&s)[NT][MT][4], Linear& lin
             s[n][m][i] = S::LINEAR ? raw[n][m][i]
                                    : raw[n][m][i] * (st.sl[n][c] * lift_of<P>(m)) + base[m * SHARES * 16 / S::KG];
       }
+    if constexpr (S::KX) times_tokens<P, MT>(s, slot, part, lane);
   }
 }
 

@@ -124,11 +124,16 @@ struct State {
 //   KGROUPS, VGROUPS  groups of tokens in a tile of keys; groups of channels in a token's value
 //   KPARAM, VPARAM    bytes of a tile's scales (and again of its minima)
 //   KCODES, VCODES    bytes of a tile's words in a slot
+//   KX, VX            keys, values have cross factors (cross.cuh)
+//   KCROSS, VCROSS    bytes of a tile's cross factors
+//   VBLOCKS           blocks of tokens in a tile whose values have cross factors of their own, as many as groups of keys
+//   value_block       the block in which the warp's m-th 16 tokens lie
 template <int P>
 struct Shape {
   static constexpr int KK = PH[P][0], KB = PH[P][1], KA = PH[P][2], KG = PH[P][3], KSCALE = PH[P][4];
   static constexpr int VK = PH[P][5], VB = PH[P][6], VG = PH[P][8], VSCALE = PH[P][9];
   static constexpr bool KP = KK != FULL, VP = VK != FULL, KF = factored(KK), VF = factored(VK);
+  static constexpr bool KX = KK == CROSS, VX = VK == CROSS;
   static constexpr int TOKENS = KP || VP ? 128 : 32;
   static constexpr int KI = KP ? 1 : TOKENS / 32, VI = VP ? 1 : TOKENS / 32, ITEMS = KI + VI;
   static constexpr int MT = TOKENS / 16 / SHARES;
@@ -137,11 +142,13 @@ struct Shape {
   static constexpr int GPARAM = D * 2 + (WINDOWS[P] ? 16 : 0);  // bytes of the scales of a group of tokens
   static constexpr int KPARAM = !KP ? 0 : KA == CHANNEL ? KGROUPS * GPARAM : 128 * (D / KG) * scale_bytes(KSCALE);
   // a tile has one group of keys: scores are one linear function of the products, applied with the exponential
-  static constexpr bool LINEAR = KP && KA == CHANNEL && KGROUPS == 1 && !WINDOWS[P] && !SOFTCAP;
+  static constexpr bool LINEAR = KP && KA == CHANNEL && KGROUPS == 1 && !WINDOWS[P] && !SOFTCAP && !KX;
   static constexpr int KCODES = KP ? room(true, KB) : 0;
   static constexpr int VGROUPS = VP ? D / VG : 1;  // groups of channels in a token
   static constexpr int VPARAM = VP ? 128 * VGROUPS * scale_bytes(VSCALE) : 0;
   static constexpr int VCODES = VP ? room(false, VB) : 0;
+  static constexpr int KCROSS = KX ? 256 : 0, VBLOCKS = VX ? 128 / KG : 1, VCROSS = VX ? VBLOCKS * 2 * D : 0;
+  static CONST int value_block(int m) { return VX ? SHARES * m * 16 / KG : 0; }
   // codes are multiplied as integers (integer.cuh)
   static constexpr bool INT = INTEGER && KP && VP && KK == AFFINE && VK == AFFINE && KB == 2 && VB == 2 &&
                               KA == CHANNEL && (WINDOWS[P] ? MET <= 4 : KG >= 32) && VGROUPS <= 4;

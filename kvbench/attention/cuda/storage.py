@@ -24,13 +24,14 @@ def pitch(channels: int) -> int:
     return 2 * channels + (16 if channels % 64 else 0)
 
 
-def slot_bytes(form: Format, channels: int, key: bool = False) -> int:
-    """Return the bytes of codes, scales and minima of one tile of 128 tokens in a slot; 0 in full precision.
+def slot_bytes(form: Format, channels: int, key: bool = False, tile: int = 128) -> int:
+    """Return the bytes of codes and parameters of one tile of 128 tokens in a slot; 0 in full precision.
 
     Args:
         form: format of the keys or of the values.
         channels: number of channels of a head.
         key: True for keys, False for values.
+        tile: number of tokens that share the cross factors of their values (kind ``cross``).
     """
     if form.kind == "full":
         return 0
@@ -38,7 +39,8 @@ def slot_bytes(form: Format, channels: int, key: bool = False) -> int:
         return 8 * form.bits * pitch(channels) + 2 * groups_met(form) * (channels * 2 + 16)
     factors = 128 // form.group * channels if form.axis == "channel" else 128 * (channels // form.group)
     params = factors * SCALE_BYTES[form.scale] * (1 if form.kind in FACTORED else 2)
-    return 8 * form.bits * (pitch(channels) if key else 2 * channels) + params
+    cross = 0 if form.kind != "cross" else 256 if key else 128 // tile * channels * 2
+    return 8 * form.bits * (pitch(channels) if key else 2 * channels) + params + cross
 
 
 def tabulated(form: Format, channels: int, key: bool = False) -> int:

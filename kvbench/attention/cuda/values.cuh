@@ -10,9 +10,11 @@ __device__ __forceinline__ void load_second_values(u32 (&w)[4], u32 plane, int v
 // Adds the codes of a packed tile, weighted by probability and scale, to st.acc.
 //   LARGE  weights take 2^-14 along
 //   raw    scales, as packed_values loads them
-template <int P, bool LARGE, int MT, int VG>
+//   low    sums of weight * minimum, which join the accumulator with the codes if there are cross factors (cross.cuh)
+template <int P, bool LARGE, int MT, int VG, int BLOCKS>
 __device__ __forceinline__ void weighted_codes(State& st, const u32 (&p)[NT][MT][2], const float (&shrink)[NT][NC],
-                                               const u32 (&raw)[MT][2][VG], u32 slot, int part, int lane) {
+                                               const u32 (&raw)[MT][2][VG], const float (&low)[BLOCKS][NT][4], u32 slot,
+                                               int part, int lane) {
   using S = Shape<P>;
   using W = Portion<S::VB>;
   const int row = lane & 15, hi = lane >> 4;
@@ -26,7 +28,7 @@ __device__ __forceinline__ void weighted_codes(State& st, const u32 (&p)[NT][MT]
     }
     return __byte_perm(raw[m][j][k >> 1], raw[m][j][(k >> 1) + VG / 2], k & 1 ? 0x7632 : 0x5410);
   };
-  u32 last[4];
+  u32 last[4], factors[BLOCKS][4];
 #pragma unroll
   for (int k = 0; k < VG; k++) {
     u32 x[NT][MT][2];
@@ -48,7 +50,16 @@ __device__ __forceinline__ void weighted_codes(State& st, const u32 (&p)[NT][MT]
 #pragma unroll
     for (int b = 0; b < KS / VG; b++) {
       const int a = k * (KS / VG) + b;
-      float o[NT][4];  // a new fragment per tile: a long chain into one accumulator truncates, always downwards
+      // a new fragment per tile: a long chain into one accumulator truncates, always downwards
+      float o[BLOCKS][NT][4];
+      if constexpr (S::VX) {
+        if (a % 4 == 0) {
+#pragma unroll
+          for (int j = 0; j < BLOCKS; j++)
+            load_factors(factors[j], slot + S::VCODES + 2 * S::VPARAM + j * 2 * D, lane,
+                         [&](int i) { return min(a + i, KS - 1); });
+        }
+      }
       if (S::VB == 3 && a % 2 == 0) {
         load_second_values<3>(last, slot + plane_bytes(3), 0, a, lane);
         W::align(last, part);
@@ -65,19 +76,26 @@ __device__ __forceinline__ void weighted_codes(State& st, const u32 (&p)[NT][MT]
           constexpr int F = decltype(tag)::value;
           u32 c[4];
           operand<S::VB, F * W::STEP, false>(c, w, second);
-          const int m = F * W::BLOCKS + V;
+          constexpr int M = F * W::BLOCKS + V, J = S::value_block(M);
+          constexpr bool NEW = V == 0 && (F == 0 || S::value_block(M - W::BLOCKS) != J);
 #pragma unroll
-          for (int n = 0; n < NT; n++)
-            mma16<V + F == 0>(o[n], c[0], c[1], c[2], c[3], x[n][m][0], x[n][m][1]);
+          for (int n = 0; n < NT; n++) mma16<NEW>(o[J][n], c[0], c[1], c[2], c[3], x[n][M][0], x[n][M][1]);
         });
       });
+      if constexpr (S::VX) {
+        u32 of_channels[BLOCKS];
+#pragma unroll
+        for (int j = 0; j < BLOCKS; j++) of_channels[j] = factors[j][a % 4];
+        join<LARGE>(st.acc, a, shrink, o, low, of_channels);
+        continue;
+      }
 #pragma unroll
       for (int n = 0; n < NT; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
           if ((i & 1) >= NC) continue;
-          if (LARGE) o[n][i] *= pow2(14);
-          st.acc[n][a][i] = st.acc[n][a][i] * shrink[n][(i & 1) < NC ? (i & 1) : 0] + o[n][i];
+          if (LARGE) o[0][n][i] *= pow2(14);
+          st.acc[n][a][i] = st.acc[n][a][i] * shrink[n][(i & 1) < NC ? (i & 1) : 0] + o[0][n][i];
         }
     }
   }
@@ -99,9 +117,11 @@ __device__ __forceinline__ void packed_values(State& st, u32 (&p)[NT][MT][2], co
   u32 any = 0;         // bits of all scales: tells whether one is 2 or more
   // VG 1: the scales of tokens {2t, 2t + 1}; 2, 4: words of a token's groups, see pair(); else read when needed
   u32 raw[MT][2][VG];
-  float low[NT][4];
+  float low[S::VBLOCKS][NT][4];
 #pragma unroll
-  for (int n = 0; n < NT; n++) low[n][0] = low[n][1] = low[n][2] = low[n][3] = 0.f;
+  for (int j = 0; j < S::VBLOCKS; j++)
+#pragma unroll
+    for (int n = 0; n < NT; n++) low[j][n][0] = low[j][n][1] = low[j][n][2] = low[j][n][3] = 0.f;
   if constexpr (VG == 1) {
 #pragma unroll
     for (int m = 0; m < MT; m += 2) {
@@ -119,14 +139,20 @@ __device__ __forceinline__ void packed_values(State& st, u32 (&p)[NT][MT][2], co
       // rows 0 to 7 of the product are ones (0x3c00), which sum the weights; rows 8 to 15 are the minima
 #pragma unroll
       for (int n = 0; n < NT; n++) {
-        mma16(low[n], 0x3c003c00u, z[0], 0x3c003c00u, z[1], p[n][m][0], p[n][m][1]);
-        mma16(low[n], 0x3c003c00u, z[2], 0x3c003c00u, z[3], p[n][m + 1][0], p[n][m + 1][1]);
+        const int j = S::value_block(m);
+        mma16(low[j][n], 0x3c003c00u, z[0], 0x3c003c00u, z[1], p[n][m][0], p[n][m][1]);
+        mma16(low[j][n], 0x3c003c00u, z[2], 0x3c003c00u, z[3], p[n][m + 1][0], p[n][m + 1][1]);
       }
     }
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
-      for (int c = 0; c < NC; c++) st.total[n][c] += low[n][c], st.low[n][c] += low[n][c + 2];
+      for (int c = 0; c < NC; c++)
+#pragma unroll
+        for (int j = 0; j < S::VBLOCKS; j++) {
+          st.total[n][c] += low[j][n][c];
+          if (!S::VX) st.low[n][c] += low[j][n][c + 2];
+        }
   } else {
     const int k = g * VG / LOWS;  // row g of the product with the minima is group g of LOWS
 #pragma unroll
@@ -169,16 +195,16 @@ __device__ __forceinline__ void packed_values(State& st, u32 (&p)[NT][MT][2], co
         }
       }
 #pragma unroll
-      for (int n = 0; n < NT; n++) mma16(low[n], z[0], 0, z[1], 0, p[n][m][0], p[n][m][1]);
+      for (int n = 0; n < NT; n++) mma16(low[0][n], z[0], 0, z[1], 0, p[n][m][0], p[n][m][1]);
     }
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
-      for (int c = 0; c < NC; c++) st.low[n][c] += low[n][c];
+      for (int c = 0; c < NC; c++) st.low[n][c] += low[0][n][c];
   }
   // a scale of 2 or more would take a probability of 2^14 past fp16: then 2^-14 goes along and is given back afterwards
-  if (__any_sync(~0u, any & 0x40004000u)) weighted_codes<P, true>(st, p, shrink, raw, slot, part, lane);
-  else weighted_codes<P, false>(st, p, shrink, raw, slot, part, lane);
+  if (__any_sync(~0u, any & 0x40004000u)) weighted_codes<P, true>(st, p, shrink, raw, low, slot, part, lane);
+  else weighted_codes<P, false>(st, p, shrink, raw, low, slot, part, lane);
 }
 
 // Adds 32 exact values, weighted by the probabilities of the warp's blocks FIRST, ... of 16 tokens; arguments as of
