@@ -28,6 +28,7 @@ MODULES = {
     "import-linter": "importlinter",
     "cuda-bindings": "cuda",
     "griffelib": "griffe",
+    "nvidia-ml-py": "pynvml",
 }
 #: declared, and not imported by name: with the reason
 USED_OTHERWISE = {

@@ -1,9 +1,9 @@
 """Command line of ``python -m kvbench.bench``.
 
-Its commands are ``kernel``, ``quantize``, ``products``, ``tpot``, ``prefill``, ``memory``, ``speculation``, ``latency``
-and ``predict``.
+Its commands are ``kernel``, ``quantize``, ``products``, ``tpot``, ``prefill``, ``memory``, ``capacity``,
+``speculation``, ``latency``, ``goodput`` and ``predict``.
 
-``latency`` and ``predict`` need no GPU.
+``latency``, ``goodput`` and ``predict`` need no GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.bench import command as whole_models
-from kvbench.bench import latency, predict, speculation_command
+from kvbench.bench import goodput, latency, predict, speculation_command
 from kvbench.bench.choices import number, tokens
 
 
@@ -50,7 +50,9 @@ def parser(measuring: bool = True) -> argparse.ArgumentParser:
         measured(commands)
     whole_models.add(commands, tokens, number)
     speculation_command.add(commands)
+    whole_models.add_capacity(commands, tokens, number)
     latency.add(commands)
+    goodput.add(commands, tokens, number)
     return top
 
 
@@ -156,14 +158,16 @@ def main(argv: list[str] | None = None) -> int:
         argv: arguments after the program's name; None for those of this process.
     """
     given = sys.argv[1:] if argv is None else argv
-    args = parser(measuring=given[:1] not in (["predict"], ["latency"])).parse_args(given)
+    args = parser(measuring=given[:1] not in (["predict"], ["latency"], ["goodput"])).parse_args(given)
     args.argv = given
     args.contexts = [tokens(n) if isinstance(n, str) else n for n in args.contexts]
     if args.command == "predict":
         return predict.run(args)
     if args.command == "latency":
         return latency.run(args)
-    if args.command in whole_models.COMMANDS:
+    if args.command == "goodput":
+        return goodput.run(args)
+    if args.command == "capacity" or args.command in whole_models.COMMANDS:
         return whole_models.run(args)
     if args.command == "speculation":
         return speculation_command.run(args)

@@ -55,6 +55,23 @@ def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int
         _add_model(parser, number)
 
 
+def add_capacity(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int]) -> None:
+    """Add the subcommand ``capacity`` with its options to the bench's command line; arguments as for :func:`add`."""
+    parser = commands.add_parser(
+        "capacity", help="count the sequences that fit into a memory, by formula and by allocating their caches"
+    )
+    parser.add_argument(
+        "--contexts", nargs="+", type=tokens, default=[4096], metavar="N", help="prompt lengths in tokens"
+    )
+    parser.add_argument(
+        "--new-tokens", type=several, default=128, help="tokens for which each cache has room after the prompt"
+    )
+    parser.add_argument(
+        "--max-sequences", type=number, default=1024, metavar="N", help="largest number to allocate (default: 1024)"
+    )
+    _add_model(parser, number)
+
+
 def _add_points(
     parser: argparse.ArgumentParser, default: dict[str, Any], tokens: Callable[[str], int], number: Callable[[str], int]
 ) -> None:
@@ -197,7 +214,7 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    if args.processes > 1:
+    if getattr(args, "processes", 1) > 1:
         from kvbench.bench import replicates
 
         try:
@@ -205,6 +222,10 @@ def run(args: argparse.Namespace) -> int:
         except KvbenchError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code
+    if args.command == "capacity":
+        from kvbench.bench import capacity
+
+        return capacity.run(args)
     args.new_tokens = args.new_tokens if args.steps is None else args.steps + 1
     from kvbench.bench import points
 

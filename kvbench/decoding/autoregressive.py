@@ -31,7 +31,8 @@ from kvbench.methods.speculation import Speculation
 class Observer(Protocol):
     """Object that is notified when a phase of a generation begins, for example a memory meter.
 
-    The phases are, in order, ``prefill``, ``likelihood`` (only with reference answers), ``decode`` and ``end``.
+    The phases are, in order, ``prefill``, ``likelihood`` (only with reference answers), ``decode``, ``steps`` (the
+    part of ``decode`` after a capture) and ``end``.
     """
 
     def phase(self, name: str) -> None:
@@ -175,6 +176,7 @@ def generate(
         speculation,
         graphs,
         compile,
+        observer,
     )
     tell(observer, "end")
     return Generation(
@@ -202,6 +204,7 @@ def continued(
     speculation: Speculation | None = None,
     graphs: captured_decoding.Graphs = "never",
     compile: bool = False,
+    observer: Observer | None = None,
 ) -> dict[str, Any]:
     """Decode after the prefill until every row has ended, and return the times and the mode of execution.
 
@@ -222,6 +225,7 @@ def continued(
         speculation: decode speculatively with these settings; None: one token per step.
         graphs: when to capture a decode step as a CUDA graph: ``auto``, ``always`` or ``never`` (see :func:`generate`).
         compile: True: in steps that are captured as CUDA graphs, compile everything except attention.
+        observer: object that is notified before the first step; None for no observer.
 
     Returns:
         A dict with the fields ``step_s``, ``rounds``, ``stepping`` and ``capture_s`` of :class:`Generation`. The tokens
@@ -238,6 +242,7 @@ def continued(
             captured = capture(model, cache, token, lengths, sampling, generators, max_new_tokens - 1, compile)
     except captured_decoding.NotCaptured as error:
         reason = str(error)
+    tell(observer, "steps")
     if speculation is not None:
         rounds = speculative.decode(model, cache, token, *rest, speculation, engine)
         steps = [turn.seconds for turn in rounds]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,9 +22,12 @@ from kvbench.decoding.autoregressive import Generation, generate
 from kvbench.decoding.passes import groups
 from kvbench.measure import stock
 from kvbench.measure.how import How
+from kvbench.measure.nominal import nominal_bits
+from kvbench.measure.phase_watch import Watch
 from kvbench.measure.point_figures import Figures, layer_bytes, memory, moved, predicted, times, weight_bytes
 from kvbench.measure.random_fill import go_on
 from kvbench.profiling import onednn
+from kvbench.profiling.energy import Counter, used
 from kvbench.profiling.memory import PhasePeaks, release
 from kvbench.tasks.filled import filled
 from kvbench.util.failures import bytes_asked, is_out_of_memory
@@ -37,31 +41,6 @@ __all__ = ["How", "Meter", "fresh_search"]
 WARM_PROMPT = 256
 #: new tokens of a generation of which only the prefill is used
 SHORT = 2
-
-
-@dataclass
-class Watch:
-    """Observer that records the peak memory of one generation in each phase, and the size of its cache.
-
-    Args:
-        peaks: collects peak memory per phase.
-        cache: cache of the generation; None while it is being made.
-        at: current phase. ``search``: the cache is being made, for which Cocktail compares the context with the
-            question. Then ``prefill``, ``decode`` and ``end``.
-        bytes_before: bytes in use in the cache at the beginning of the phase ``decode``; None before that.
-    """
-
-    peaks: PhasePeaks
-    cache: Any = None
-    at: str = "search"
-    bytes_before: int | None = None
-
-    def phase(self, name: str) -> None:
-        """Record that the phase `name` begins; at the beginning of ``decode``, also record the size of the cache."""
-        if name == "decode" and self.cache is not None:
-            self.bytes_before = self.cache.bill().used.total
-        self.at = name
-        self.peaks.phase(name)
 
 
 @dataclass
@@ -85,6 +64,10 @@ class Meter:
     tokens: list[list[int]] = field(default_factory=list, init=False)
     _warm: bool = field(default=False, init=False)
     _watch: Watch | None = field(default=None, init=False)
+
+    @cached_property
+    def _counter(self) -> Counter:
+        return Counter.of(self.device)
 
     @property
     def device(self) -> torch.device:
@@ -205,6 +188,8 @@ class Meter:
         figures |= moved(self.model, figures, self.how.read_rate)
         if self.method.speculation is not None and self.method.speculation.forced is not None:
             figures["forced"] = self.method.speculation.forced
+        figures["nominal_bits"] = nominal_bits(cache)
+        figures["energy"] = used(*watch.span, batch * (self.how.new_tokens - 1), self._counter.reason)
         if cache.notes:
             figures["note"] = cache.notes[0]
         del cache
@@ -242,7 +227,7 @@ class Meter:
             length = ids.shape[1] + self.how.new_tokens
             cache = self.method.new_cache(self.model, prompts, max_length=length)
             cache.options = self.how.options
-            watch.cache = cache
+            watch.cache, watch.energy = cache, self._counter
             steps: dict[str, Any] = {
                 "max_new_tokens": new_tokens,
                 "sampling": self.how.sampling(ids.shape[0]),

@@ -13,7 +13,6 @@ from kvbench.decoding.round_times import totals
 from kvbench.decoding.speculative import Round
 from kvbench.decoding.speculative import figures as round_figures
 from kvbench.errors import ConfigError
-from kvbench.measure.nominal import nominal_bits
 from kvbench.models.int4 import own_bytes, own_head
 from kvbench.profiling.device import device_name
 from kvbench.profiling.gpus import gpu_of
@@ -119,7 +118,6 @@ def memory(model: Any, cache: Any, peaks: dict[str, Any]) -> Figures:
         "kv_used": bill["used"],
         "kv_reserved": bill["reserved"],
         "kv_fp16": bill["fp16_equivalent"],
-        "nominal_bits": nominal_bits(cache),
         "peak": peaks,
         "over_used": decode / (weights + used) if decode else None,
         "over_reserved": decode / (weights + reserved) if decode else None,

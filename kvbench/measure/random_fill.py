@@ -157,6 +157,7 @@ def go_on(
         speculation=cache.method.speculation,
         graphs=graphs,
         compile=compile,
+        observer=observer,
     )
     tell(observer, "end")
     return Generation(stopping.tokens, [], stopping.finish, 0.0, prompt_tokens=[tokens] * batch, **decoded)

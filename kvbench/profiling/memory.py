@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-PREFILL, DECODE, END = "prefill", "decode", "end"
+PREFILL, DECODE, STEPS, END = "prefill", "decode", "steps", "end"
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,11 @@ class PhasePeaks:
         """Begin a phase of the generation.
 
         Args:
-            name: ``prefill`` or ``decode``; ``end`` ends the current phase without beginning another.
+            name: ``prefill`` or ``decode``; ``end`` ends the current phase without beginning another. ``steps``, the
+                part of ``decode`` after a capture, changes nothing: the capture's memory belongs to decoding.
         """
+        if name == STEPS:
+            return
         if self._census is not None:
             self._census.phase(name)
             self.peaks = self._census.peaks

@@ -6,7 +6,6 @@ setting of the GPU.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,9 +63,10 @@ def open_board(device: torch.device | str, library: Any = None) -> Board:
         raise Unavailable(f"NVML knows NVIDIA GPUs only, not a {device.type} device")
     if library is None:
         try:
-            library = importlib.import_module("pynvml")
+            import pynvml
         except ImportError:
             raise Unavailable("nvidia-ml-py is not installed (pip install 'kvbench[energy]')") from None
+        library = pynvml
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     try:
         library.nvmlInit()

@@ -13,6 +13,7 @@ from kvbench.decoding.autoregressive import Generation
 from kvbench.measure import meter as module
 from kvbench.measure.meter import How, Meter, Watch, fresh_search
 from kvbench.models.random_weights import byte_tokenizer
+from kvbench.profiling.energy import Reading, used
 
 CPU = torch.device("cpu")
 
@@ -44,6 +45,7 @@ class Toy(torch.nn.Module):
 def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that measures a point: its figures, the calls of `generate`, and the caches' lengths."""
     monkeypatch.setattr(module, "moved", lambda model, figures, read_rate: {"read_rate": read_rate})
+    monkeypatch.setattr(module, "nominal_bits", lambda cache: {"key": 4.0, "value": 2.0})
     monkeypatch.setattr(module, "predicted", lambda model, figures, *rest: rest)
     monkeypatch.setattr(module, "groups", lambda cache, batch, prompt, starts, rows: [slice(0, min(rows, batch))])
 
@@ -219,6 +221,17 @@ def test_a_watch_notes_the_bytes_before_the_first_step() -> None:
     assert watch.bytes_before is None and watch.at == "prefill"
     watch.phase("decode")
     assert watch.bytes_before == 10 and phases == ["decode", "prefill", "decode"]
+    assert watch.span == (None, None)
+
+
+def test_a_watch_reads_the_energy_before_the_first_step_and_after_the_last() -> None:
+    counter = SimpleNamespace(read=iter((Reading(1.0, 100.0), Reading(21.0, 5100.0))).__next__)
+    watch = Watch(SimpleNamespace(phase=lambda name: None, device=CPU), energy=counter)  # type: ignore[arg-type]
+    for name in ("prefill", "decode", "steps"):
+        watch.phase(name)
+    assert watch.at == "decode" and len(watch.readings) == 1  # a capture before the first step does not count
+    watch.phase("end")
+    assert used(*watch.span, tokens=1000) == {"J_per_token": 5.0, "J": 5000.0, "s": 20.0, "W": 250.0}
 
 
 def test_a_batch_has_prompts_of_exactly_so_many_tokens() -> None:

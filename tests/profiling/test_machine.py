@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from kvbench.profiling import energy, machine, nvml
+from kvbench.profiling import energy, machine
 from kvbench.profiling.energy import Counter, Reading, idle_power, used
 from kvbench.profiling.nvml import Board, Unavailable, open_board
 
@@ -119,11 +120,7 @@ def test_other_devices_and_a_missing_package(gpu, monkeypatch):
     record = machine.state("cpu")
     assert record["gpu"] is None and record["missing"]["gpu"] == "measured on a cpu device"
     gpu("abc")
-
-    def absent(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(nvml.importlib, "import_module", absent)
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it then raises ImportError
     with pytest.raises(Unavailable, match=r"pip install 'kvbench\[energy\]'"):
         open_board("cuda")
     assert Counter.of("cpu").reason == "NVML knows NVIDIA GPUs only, not a cpu device"

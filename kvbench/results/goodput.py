@@ -1,0 +1,152 @@
+"""Goodput of a server, simulated: requests that arrive at random, over step times that were recorded.
+
+Nothing here is measured under load. Arrivals are drawn as ``vllm bench serve`` draws them: gaps of a gamma distribution
+with mean 1 / rate, whose shape is the burstiness (1: a Poisson process). The server is simple: requests start in the
+order in which they came; a prefill runs alone and goes before decoding; then all started sequences decode together, a
+token per step, whose time depends on their number only; at most as many sequences run as fitted into memory.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class Served:
+    """A request that was served.
+
+    Args:
+        arrival: time of its arrival in seconds.
+        first: time of its first token.
+        end: time of its last token.
+        tokens: number of its tokens.
+    """
+
+    arrival: float
+    first: float
+    end: float
+    tokens: int
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to the first token, the wait in the queue included."""
+        return self.first - self.arrival
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time per token after the first; 0 for a single token."""
+        return (self.end - self.first) / (self.tokens - 1) if self.tokens > 1 else 0.0
+
+    @property
+    def e2el_s(self) -> float:
+        """Time from the arrival to the last token."""
+        return self.end - self.arrival
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits that a request must keep to count as good, in seconds; None: no limit."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2el_s: float | None = None
+
+    def kept(self, request: Served) -> bool:
+        """Return True if a request keeps every limit."""
+        pairs = (
+            (self.ttft_s, request.ttft_s),
+            (self.tpot_s, request.tpot_s),
+            (self.e2el_s, request.e2el_s),
+        )
+        return all(limit is None or value <= limit for limit, value in pairs)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What was recorded of a method: the time of a prefill, and that of a step by the number of sequences.
+
+    Args:
+        prefill_s: seconds of the prefill of one request.
+        step_s: seconds of a decode step by batch size. Between two sizes the time is interpolated linearly, below the
+            smallest it is that of the smallest.
+        most: largest number of sequences that run at a time; at most the largest size of `step_s`.
+    """
+
+    prefill_s: float
+    step_s: Mapping[int, float]
+    most: int
+
+    def step(self, batch: int) -> float:
+        """Return the seconds of a step with `batch` sequences."""
+        sizes = sorted(self.step_s)
+        if batch <= sizes[0]:
+            return self.step_s[sizes[0]]
+        for low, high in pairwise(sizes):
+            if batch <= high:
+                share = (batch - low) / (high - low)
+                return self.step_s[low] * (1 - share) + self.step_s[high] * share
+        raise ValueError(f"a step of {batch} sequences was not recorded, only up to {sizes[-1]}")
+
+
+def arrivals(count: int, rate: float, burstiness: float = 1.0, seed: int = 0) -> list[float]:
+    """Draw the times at which requests arrive.
+
+    Args:
+        count: number of requests.
+        rate: requests per second; infinite: all arrive at once.
+        burstiness: shape of the gamma distribution of the gaps; 1 is a Poisson process, less is burstier.
+        seed: seed of the random draws.
+    """
+    if math.isinf(rate):
+        return [0.0] * count
+    generator, now, times = random.Random(seed), 0.0, []
+    for _ in range(count):
+        now += generator.gammavariate(burstiness, 1 / (rate * burstiness))
+        times.append(now)
+    return times
+
+
+def simulate(times: Sequence[float], tokens: int, server: Server) -> list[Served]:
+    """Serve requests and return when each got its first and its last token, in the order of their arrival.
+
+    Args:
+        times: times of arrival in ascending order.
+        tokens: number of tokens of every answer.
+        server: recorded times of the method.
+    """
+    waiting = deque(enumerate(times))
+    running: dict[int, int] = {}
+    first, end = [0.0] * len(times), [0.0] * len(times)
+    now = 0.0
+    while waiting or running:
+        if waiting and waiting[0][1] <= now and len(running) < server.most:
+            number, _ = waiting.popleft()
+            now += server.prefill_s
+            first[number] = end[number] = now
+            if tokens > 1:
+                running[number] = tokens - 1
+        elif running:
+            now += server.step(len(running))
+            for number in list(running):
+                running[number] -= 1
+                if not running[number]:
+                    del running[number]
+                    end[number] = now
+        else:
+            now = waiting[0][1]
+    return [Served(*all_times, tokens) for all_times in zip(times, first, end, strict=True)]
+
+
+def goodput(requests: Sequence[Served], limits: Limits) -> float:
+    """Return the requests per second that keep every limit, over the time from 0 to the last token.
+
+    Args:
+        requests: the served requests; at least one.
+        limits: the limits.
+    """
+    return sum(limits.kept(request) for request in requests) / max(request.end for request in requests)

@@ -1,0 +1,30 @@
+"""Nominal bits of caches of a random two-layer model, filled at random."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvbench.config.setting import parse
+from kvbench.measure.capacity import _stored
+from kvbench.measure.meter import How, Meter
+from kvbench.measure.nominal import nominal_bits
+from kvbench.models.random_weights import byte_tokenizer
+from tests.zoo import model
+
+
+@pytest.mark.parametrize(
+    ("setting", "bits"),
+    [
+        ("fp16", (32, 32)),
+        ("kivi:int4:residual=32", (4, 4)),
+        ("kivi:int8:residual=32", (8, 8)),
+        ("kivi:int4:residual=32:quantizer.value.bits=2", (4, 2)),
+        ("kivi:int2:residual=128", (2, 2)),
+        ("streamingllm:budget=20", (6.4, 6.4)),  # 20 of 100 tokens, in the model's float32
+    ],
+)
+def test_bits_of_formats_without_metadata_and_window(setting, bits):
+    tokens = 200 if "=128" in setting else 100
+    meter = Meter(model(), byte_tokenizer(), parse(setting).load(), How(new_tokens=4, fill="random"))
+    found = nominal_bits(_stored(meter, tokens))
+    assert (found["key"], found["value"]) == pytest.approx(bits)
