@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kvbench.errors import ConfigError, NonFiniteError
-from kvbench.quantizers.packing import pack, unpack
+from kvbench.quantizers.packing import PLANES, join_planes, pack, split_planes, unpack
 from kvbench.quantizers.parameters import Parameter
 from kvbench.quantizers.spec import Axis, FormatSpec
 
@@ -256,6 +256,25 @@ class AffineQuantizer:
         """
         parameter = Parameter(param_dtype(dtype), self.axis, self.group_size)
         return (parameter, parameter)
+
+    def planes(self, channels: int) -> tuple[tuple[int, int], ...]:
+        """Describe the planes in which codes are stored, as :meth:`split` returns them.
+
+        Args:
+            channels: D, the number of channels per token.
+
+        Returns:
+            The bits and the channels of each plane, the most significant bits first.
+        """
+        return tuple((width, channels) for width in PLANES[self.bits])
+
+    def split(self, codes: Tensor) -> list[Tensor]:
+        """Split codes, uint8 ``[..., D]``, into planes, uint8 ``[..., channels of the plane]``."""
+        return split_planes(codes, self.bits)
+
+    def join(self, planes: list[Tensor]) -> Tensor:
+        """Combine planes into codes; the inverse of :meth:`split` for planes of any integer dtype."""
+        return join_planes(planes, self.bits)
 
     @property
     def block_tokens(self) -> int:

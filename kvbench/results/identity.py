@@ -158,6 +158,8 @@ def short_name(config: Mapping[str, Any]) -> str:
     quantizer = (config.get("quantizer") or {}).get("name")
     forced = config["method"].get("forced_acceptance")
     label = "" if forced is None else f" (forced acceptance {forced:g})"
+    if isinstance(config["method"].get("format"), str):  # of methods whose formats are no quantizer's presets
+        name += f" {config['method']['format']}"
     return name + label if quantizer in (None, "none") else f"{name} {quantizer}{label}"
 
 

@@ -17,7 +17,6 @@ from kvbench.cache.segments.layout import TILE, TileLayout
 from kvbench.cache.watch import Watch
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.hierarchical import HierarchicalQuantizer
-from kvbench.quantizers.packing import PLANES, join_planes, split_planes
 from kvbench.quantizers.windowed import WindowedQuantizer
 
 #: number of tokens that torch encodes at a time, which bounds the fp32 temporaries of a long prompt
@@ -83,7 +82,9 @@ class PackedSegment(Segment):
         self.watch: tuple[Watch, int] | None = None
         #: the cache's queue of deferred packing, which shares launches; None if the segment belongs to no cache
         self.packs: Deferred[Job | Thin] | None = None
-        self.layouts = [TileLayout(width, side) for width in PLANES[quantizer.bits]]
+        planes = quantizer.planes(channels)
+        self.layouts = [TileLayout(width, side) for width, _ in planes]
+        self.plane_channels = [wide for _, wide in planes]
         #: descriptions of the buffers of parameters, in the order of :attr:`params`
         self.parameters = quantizer.parameters(dtype)
         self.words: list[Tensor] = []
@@ -113,8 +114,8 @@ class PackedSegment(Segment):
         tiles = -(-tiles // self._unit) * self._unit
         old_words, old_params, self.tiles = self.words, self.params, tiles
         self.words = [
-            allocate((batch, self.heads, *layout.shape(tiles, self.channels)), torch.int16, self.device).zero_()
-            for layout in self.layouts
+            allocate((batch, self.heads, *layout.shape(tiles, channels)), torch.int16, self.device).zero_()
+            for layout, channels in zip(self.layouts, self.plane_channels, strict=True)
         ]
         # Groups need not fit tiles (W = 42): make room for every group that begins in the tiles, and for one more, as
         # kernels read the parameters of two groups wherever one might end.
@@ -173,7 +174,7 @@ class PackedSegment(Segment):
 
     def _encode(self, rows: slice, start: int, x: Tensor) -> None:
         codes, params = self.quantizer.encode(x)
-        planes = split_planes(codes, self.quantizer.bits)
+        planes = self.quantizer.split(codes)
         for layout, words, plane in zip(self.layouts, self.words, planes, strict=True):
             layout.write(words[rows], start, plane)
         for buffer, param, parameter in zip(self.params, params, self.parameters, strict=True):
@@ -207,7 +208,7 @@ class PackedSegment(Segment):
             int16 ``[rows, H, stop - start, D]``.
         """
         planes = [layout.read(words[rows], start, stop) for layout, words in zip(self.layouts, self.words, strict=True)]
-        return join_planes(planes, self.quantizer.bits)
+        return self.quantizer.join(planes)
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         """Return consecutive tokens, dequantized.
@@ -336,7 +337,8 @@ class PackedSegment(Segment):
         if self.whole_tiles:
             count = -(-count // (self._unit * TILE)) * self._unit * TILE
         scales = sum(self.heads * parameter.nbytes(count, self.channels) for parameter in self.parameters)
-        return {"codes": -(-self.heads * count * self.channels * self.quantizer.bits // 8), "scales": scales}
+        bits = sum(layout.width * wide for layout, wide in zip(self.layouts, self.plane_channels, strict=True))
+        return {"codes": -(-self.heads * count * bits // 8), "scales": scales}
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
         """Replace each buffer of words or parameters by ``change(buffer)``."""

@@ -117,6 +117,23 @@ class Octave(TokenQuantizer):
         )
         return values * (params[0][..., : codes.shape[-2]].float() / FIXED)[..., None]
 
+    def planes(self, channels: int) -> tuple[tuple[int, int], ...]:
+        """Describe the planes of codes: if only `wide` channels have 4 bits, the highest bit has a plane of its own."""
+        return super().planes(channels) if self.wide is None else ((1, self.wide), (2, channels), (1, channels))
+
+    def split(self, codes: Tensor) -> list[Tensor]:
+        """Split codes, uint8 ``[..., D]``, into the planes that :meth:`planes` describes."""
+        if self.wide is None:
+            return super().split(codes)
+        return [codes[..., : self.wide] >> 3, codes >> 1 & 3, codes & 1]
+
+    def join(self, planes: list[Tensor]) -> Tensor:
+        """Combine planes into codes; the inverse of :meth:`split`."""
+        if self.wide is None:
+            return super().join(planes)
+        highest = torch.nn.functional.pad(planes[0], (0, planes[1].shape[-1] - self.wide))
+        return highest << 3 | planes[1] << 1 | planes[2]
+
     def _wide_blocks(self, x: Tensor) -> int:
         """Return how many of the blocks of a grouped tensor have codes of 4 bits."""
         if self.bits == 3:

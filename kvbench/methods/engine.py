@@ -1,0 +1,232 @@
+"""The cache formats of inference engines: every token is packed by itself, as vLLM, SGLang or llama.cpp store it.
+
+The formats, their sources and their bytes are in :mod:`kvbench.quantizers.engine`. By default they are used as their
+engines use them: all tokens are packed, heads are rotated where the engine rotates them, and the token of a decode step
+is stored before it attends, so that it reads its own stored form. Prompt tokens attend to each other in full precision,
+as with the other methods; ``prefill=quantized`` is what engines do that read the prompt from the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from kvbench.errors import ConfigError
+from kvbench.methods.base import SIDES, Side
+from kvbench.methods.byte_parts import KVBytes, Setting
+from kvbench.methods.recency import RecencyMethod
+from kvbench.quantizers.engine.formats import EngineFormat, Layout, parse
+from kvbench.quantizers.spec import FormatSpec
+from kvbench.rotation.spec import RotationSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from kvbench.cache import KVCache, Prompts
+    from kvbench.cache.layer import KVLayer
+    from kvbench.cache.segments.base import Segment
+    from kvbench.models.spec import ModelConfig
+    from kvbench.quantizers.affine import AffineQuantizer
+    from kvbench.rotation import Transform
+
+#: rotation that stands for the one that the engine applies before a format
+OWN = "engine"
+
+
+@dataclass(frozen=True)
+class EngineRotation(RotationSpec):
+    """The rotations of keys and of values; by default those of the engine.
+
+    Args:
+        key: ``engine``, or a rotation as in :class:`RotationSpec`, such as ``none``.
+        value: likewise.
+    """
+
+    key: str = OWN
+    value: str = OWN
+
+    def check(self, head_dim: int | None = None) -> None:
+        """Raise ConfigError if a rotation other than ``engine`` cannot be used (:meth:`RotationSpec.check`)."""
+        RotationSpec(*("none" if self.of(side) == OWN else self.of(side) for side in SIDES)).check(head_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFormat(FormatSpec):
+    """The format of keys or of values, which says which of the two it is."""
+
+    side: Side = "key"
+
+
+@dataclass(kw_only=True)
+class Engine(RecencyMethod):
+    """A cache format of an inference engine, in which every token is packed by itself.
+
+    Args:
+        format: name of the format (docs/formats.md), or two names, ``KEY/VALUE``.
+        rotation: rotations of keys and of values; ``engine``: the ones that the engine applies before the format.
+        sinks: number of first tokens that stay in full precision (0 in the engines).
+        window: number of newest tokens that stay in full precision (0 in the engines).
+        prefill: ``exact``: prompt tokens attend to full-precision keys and values; ``quantized``: to stored ones.
+        own: ``stored``: the token of a decode step is packed before it attends; ``exact``: it attends to its own key
+            and value in full precision.
+        key_scale: the one scale of all keys of a layer, for ``fp8`` and ``nvfp4``. 1 unless it is calibrated.
+        value_scale: that of all values.
+        rope_dim: number of first channels of a head to which the model applies RoPE, for octave; None: the model's.
+    """
+
+    format: str = "int4_per_token_head"
+    rotation: EngineRotation = field(default_factory=EngineRotation)
+    sinks: int = 0
+    window: int = 0
+    prefill: Literal["exact", "quantized"] = "exact"
+    own: Literal["stored", "exact"] = "stored"
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+    rope_dim: int | None = None
+    #: share of a head's channels to which the model applies RoPE, set when the model is known
+    rope_share: float = field(default=1.0, init=False, repr=False, compare=False)
+
+    needs_quantizer: ClassVar[bool] = False
+
+    @property
+    def by_token(self) -> bool:  # type: ignore[override]
+        """True without a window: whether a token is packed then depends on its position alone."""
+        return self.window == 0
+
+    @property
+    def quantized_prefill(self) -> bool:
+        """True for ``prefill=quantized``: prompt tokens attend to quantized keys and values."""
+        return self.prefill == "quantized"
+
+    @property
+    def eager(self) -> bool:
+        """True for ``own=stored`` without a window: a decode step packs its tokens before it computes attention."""
+        return self.own == "stored" and self.window == 0
+
+    def exact(self, n: int) -> int:
+        """Return min(n, `window`): without a window, no token is in full precision between two decode steps."""
+        return min(n, self.window)
+
+    # -- the format -------------------------------------------------------------------------------------------------
+
+    def side(self, side: Side) -> EngineFormat:
+        """Return the format of the keys or of the values."""
+        return parse(self.format)[SIDES.index(side)]
+
+    def turned(self, channels: int) -> int:
+        """Return how many first channels of a head of `channels` channels RoPE is applied to."""
+        return self.rope_dim if self.rope_dim is not None else int(channels * self.rope_share)
+
+    def rotation_of(self, side: Side, channels: int) -> str:
+        """Return the name of the rotation of keys or values, for heads of `channels` channels."""
+        name = self.rotation.of(side)
+        return self.side(side).rotation(side, channels) if name == OWN else name
+
+    def transform(self, layer: KVLayer, side: Side) -> Transform | None:
+        """Return the basis in which `layer` stores its keys or its values: by default, the engine's."""
+        from kvbench.rotation import transform
+
+        channels = layer.key_dim if side == "key" else layer.value_dim
+        name = self.rotation_of(side, channels)
+        # compact octave rotates whole heads of keys, as octave otherwise does with values
+        whole = self.rotation.of(side) == OWN and self.side(side).compact
+        return transform(name, "value" if whole else side, channels, layer.device, layer.index)
+
+    def formats(self) -> tuple[FormatSpec, FormatSpec]:
+        """Return the packed formats of keys and of values; :meth:`layouts` has what depends on the head."""
+        key, value = (
+            StoredFormat(bits=form.layout.bits, group_size=form.layout.group or "head_dim", axis="token", side=side)
+            for side, form in zip(SIDES, parse(self.format), strict=True)
+        )
+        return key, value
+
+    def layouts(self, channels: int) -> tuple[Layout, Layout]:
+        """Return what is stored per token and head, for keys and for values of `channels` channels."""
+        key, value = parse(self.format)
+        turned = self.turned(channels)
+        return key.layouts(channels, turned)[0], value.layouts(channels, turned)[1]
+
+    def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:
+        """Return the quantizer of the keys or the values, for heads of `channels` channels."""
+        from kvbench.quantizers.engine.build import build
+
+        return build(
+            self.side(side),
+            side,
+            channels,
+            self.turned(channels),
+            scale=self.key_scale if side == "key" else self.value_scale,
+            rotated=self.rotation_of(side, channels) != "none",
+        )
+
+    def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
+        """Return an empty full-precision segment with room for the window and the token of one decode step."""
+        if not self._packs(layer):
+            return super().exact_segment(layer, side)
+        return self.full(layer, side, capacity=self.window + 16 if self.window else 1, slack=16 if self.window else 0)
+
+    def packed_bytes(self, at: Setting, count: int, form: FormatSpec) -> KVBytes:
+        """Return the bytes of `count` packed tokens by the engine's formula, counting only their keys or their values.
+
+        Args:
+            at: shape of the layer.
+            count: number of packed tokens.
+            form: format of the keys or of the values (:meth:`formats`).
+        """
+        assert isinstance(form, StoredFormat)
+        layout, rows = self.layouts(at.channels)[SIDES.index(form.side)], at.heads * count
+        return KVBytes(codes=-(-rows * layout.codes(at.channels) // 8), scales=rows * layout.scales(at.channels))
+
+    # -- checks -----------------------------------------------------------------------------------------------------
+
+    def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
+        """Raise ConfigError if there is no such format, or if it does not fit heads of `head_dim` channels."""
+        parse(self.format)
+        for name in ("sinks", "window"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"method.{name}", getattr(self, name), "must not be negative", allowed="0 or greater")
+        for side in SIDES:
+            scale = getattr(self, f"{side}_scale")
+            if not 0 < scale < float("inf"):
+                raise ConfigError(f"method.{side}_scale", scale, "must be positive and finite", allowed="such as 1.0")
+            if scale != 1 and not self.side(side).scaled:
+                raise ConfigError(
+                    f"method.{side}_scale",
+                    scale,
+                    f"has no effect: {self.side(side).name} has no scale of all {side}s",
+                    hint=f"method.{side}_scale=1.0",
+                )
+        if self.window and self.prefill == "quantized":
+            raise ConfigError(
+                "method.window",
+                self.window,
+                "needs method.prefill=exact: with prefill=quantized every token is packed before its own step",
+                hint="method.prefill=exact",
+            )
+        super().check(head_dim, max_length)
+        if head_dim:
+            for side in SIDES:
+                self.side(side).check(head_dim, self.turned(head_dim))
+                RotationSpec(**{side: self.rotation_of(side, head_dim)}).check(head_dim)
+
+    def prepare(self, model: ModelConfig) -> None:
+        """Read from the model's configuration to what share of a head's channels RoPE is applied."""
+        self.rope_share = rope_share(model.dimensions())
+
+    def new_cache(
+        self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
+    ) -> KVCache:
+        """Return an empty cache; arguments and errors are those of :meth:`Method.new_cache`."""
+        self.rope_share = rope_share(model.config.get_text_config(decoder=True).to_dict())
+        return super().new_cache(model, prompts, max_length)
+
+
+def rope_share(config: Any) -> float:
+    """Return the share of a head's channels to which RoPE is applied; 1 if a configuration does not say.
+
+    Args:
+        config: a model's configuration as a mapping.
+    """
+    rope = config.get("rope_parameters") or {}
+    share = config.get("partial_rotary_factor") or config.get("rotary_pct") or rope.get("partial_rotary_factor")
+    return float(share or 1.0)

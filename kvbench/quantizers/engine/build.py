@@ -1,0 +1,57 @@
+"""The quantizers of the engines' formats, by name and side."""
+
+from __future__ import annotations
+
+from kvbench.quantizers.engine.amd import UltraQuant, octave
+from kvbench.quantizers.engine.base import TokenQuantizer
+from kvbench.quantizers.engine.formats import EngineFormat, Side
+from kvbench.quantizers.engine.llamacpp import IQ4NL, Q8_0, Ranged, Signed
+from kvbench.quantizers.engine.nvfp4 import NVFP4
+from kvbench.quantizers.engine.sglang import MXBlock16
+from kvbench.quantizers.engine.sglang import Ranged as ForkRanged
+from kvbench.quantizers.engine.vllm import Fp8, Fp8PerTokenHead, Int4PerTokenHead, Int8PerTokenHead
+
+
+def build(
+    form: EngineFormat, side: Side, head_dim: int, rope_dim: int, *, scale: float = 1.0, rotated: bool = False
+) -> TokenQuantizer:
+    """Return the quantizer of keys or of values in a format.
+
+    Args:
+        form: the format.
+        side: ``key`` or ``value``.
+        head_dim: channels of a head.
+        rope_dim: number of first channels to which the model applies RoPE.
+        scale: the one scale of all keys or values of a layer, for the formats that have one (fp8, nvfp4).
+        rotated: True if this side is rotated before it is quantized; SAW-INT4 then rounds it to bf16.
+    """
+    if form.octave:
+        return octave(form.name, head_dim, rope_dim)[0 if side == "key" else 1]
+    match form.name:
+        case "int8_per_token_head":
+            return Int8PerTokenHead()
+        case "fp8_per_token_head":
+            return Fp8PerTokenHead()
+        case "fp8":
+            return Fp8(scale)
+        case "int4_per_token_head":
+            return Int4PerTokenHead()
+        case "int8fork":
+            return ForkRanged(8)
+        case "saw_int4":
+            return ForkRanged(4, bf16=rotated)
+        case "fp4_mx_block16":
+            return MXBlock16()
+        case "nvfp4" | "nvfp4_4over6":
+            return NVFP4(scale, four=form.name == "nvfp4_4over6")
+        case "q8_0" | "q8_0_cpu":
+            return Q8_0(even=form.name == "q8_0_cpu")
+        case "q5_1" | "q4_1":
+            return Ranged(int(form.name[1]))
+        case "q5_0" | "q4_0":
+            return Signed(int(form.name[1]))
+        case "iq4_nl":
+            return IQ4NL()
+        case "ultraquant_4bit":
+            return UltraQuant()
+    raise AssertionError(f"format {form.name} has no quantizer")

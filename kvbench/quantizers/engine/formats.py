@@ -1,0 +1,177 @@
+"""The engines' formats by name: their bytes, the heads that they fit, and their rotations. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvbench.errors import ConfigError
+
+Side = Literal["key", "value"]
+#: channels per block of octave's keys
+OCTAVE_BLOCK = 64
+#: rotations of llama.cpp's caches since 2026: of keys, of values, and the number that must divide the head
+LLAMA_CPP = ("hadamard", "blocks:64", 64)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What an engine stores for the key, or the value, of a token and head.
+
+    Args:
+        bits: bits per code.
+        parameters: bytes of each parameter of a group.
+        group: number of channels per group; None for all channels of a head.
+        narrow: number of last channels that have only 3 bits (octave).
+        padding: number of unused bytes per token and head.
+    """
+
+    bits: int
+    parameters: tuple[int, ...] = ()
+    group: int | None = None
+    narrow: int = 0
+    padding: int = 0
+
+    def codes(self, head_dim: int) -> int:
+        """Return the bits of the codes of a token and head."""
+        return (head_dim - self.narrow) * self.bits + self.narrow * 3
+
+    def scales(self, head_dim: int) -> int:
+        """Return the bytes of the parameters of a token and head, with padding."""
+        return head_dim // (self.group or head_dim) * sum(self.parameters) + self.padding
+
+
+@dataclass(frozen=True)
+class EngineFormat:
+    """A cache format of an engine.
+
+    Args:
+        name: its name in the engine.
+        engine: the engine, or the authors.
+        layout: what is stored per token, head and side; octave's depends on the head (:meth:`layouts`).
+        key: rotation of keys before they are quantized (a name of :class:`kvbench.rotation.spec.RotationSpec`).
+        value: rotation of values.
+        multiple: number that must divide the channels of a head.
+        power: True if the number of channels must be a power of two.
+        rotated_multiple: number that must divide the channels of a head for the engine to rotate it at all.
+    """
+
+    name: str
+    engine: str
+    layout: Layout
+    key: str = "none"
+    value: str = "none"
+    multiple: int = 2
+    power: bool = False
+    rotated_multiple: int = field(default=1, kw_only=True)
+
+    @property
+    def octave(self) -> bool:
+        """True for the octave formats, whose keys and values share a slot."""
+        return self.name.startswith("octave")
+
+    @property
+    def scaled(self) -> bool:
+        """True if all keys, or all values, of a layer share one scale."""
+        return self.name in ("fp8", "nvfp4", "nvfp4_4over6")
+
+    @property
+    def compact(self) -> bool:
+        """True if keys have 3 bits in all channels and one scale (``octave_k3v3_compact``)."""
+        return self.name.endswith("compact")
+
+    def rotation(self, side: Side, head_dim: int) -> str:
+        """Return the name of the rotation with which the engine stores keys or values of heads of a size."""
+        if head_dim % self.rotated_multiple:
+            return "none"
+        return self.key if side == "key" else self.value
+
+    def layouts(self, head_dim: int, rope_dim: int) -> tuple[Layout, Layout]:
+        """Return the layouts of keys and of values.
+
+        Args:
+            head_dim: channels of a head.
+            rope_dim: number of first channels to which the model applies RoPE; only octave depends on it.
+        """
+        if not self.octave:
+            return self.layout, self.layout
+        bits, wide = self.layout.bits, 0 if self.compact else rope_dim
+        block = head_dim if self.compact else OCTAVE_BLOCK
+        key = Layout(4, (2,), block, narrow=head_dim - wide) if wide else Layout(3, (2,), block)
+        slot = key.codes(head_dim) // 8 + key.scales(head_dim) + head_dim * bits // 8 + 2
+        return key, Layout(bits, (2,), padding=-slot % (4 if self.compact else 8))
+
+    def check(self, head_dim: int, rope_dim: int) -> None:
+        """Raise ConfigError if the engine does not have the format for heads of this size.
+
+        Args:
+            head_dim: channels of a head.
+            rope_dim: number of first channels to which the model applies RoPE.
+        """
+        allowed = f"a multiple of {self.multiple}" if self.multiple > 1 else "any number of channels"
+        if head_dim % self.multiple or (self.octave and rope_dim % self.multiple):
+            which = f"{head_dim}" if head_dim % self.multiple else f"{head_dim}, of which RoPE turns {rope_dim}"
+            reason = f"needs heads of {allowed} channels; the model's have {which}"
+        elif self.power and head_dim & (head_dim - 1):
+            reason = f"needs heads of a power of two of channels; the model's have {head_dim}"
+        else:
+            return
+        fit = [name for name, form in FORMATS.items() if not head_dim % form.multiple and not form.power]
+        raise ConfigError("method.format", self.name, reason, allowed=fit, hint="method.format=int8_per_token_head")
+
+
+def _llama(name: str, bits: int, parameters: int = 1) -> EngineFormat:
+    key, value, multiple = LLAMA_CPP
+    layout = Layout(bits, (2,) * parameters, 32)
+    return EngineFormat(name, "llama.cpp", layout, key, value, multiple=32, rotated_multiple=multiple)
+
+
+#: every format by its name
+FORMATS: dict[str, EngineFormat] = {
+    form.name: form
+    for form in (
+        EngineFormat("int8_per_token_head", "vLLM", Layout(8, (4,))),
+        EngineFormat("fp8_per_token_head", "vLLM", Layout(8, (4,))),
+        EngineFormat("fp8", "vLLM, SGLang, TensorRT-LLM", Layout(8)),
+        EngineFormat("int4_per_token_head", "vLLM", Layout(4, (4,)), "rht_unnormalised", "rht_unnormalised"),
+        EngineFormat("int8fork", "a fork of SGLang", Layout(8, (4, 4))),
+        EngineFormat("saw_int4", "SAW-INT4 (a fork of SGLang)", Layout(4, (4, 4)), "blocks:16", multiple=16),
+        EngineFormat("fp4_mx_block16", "SGLang", Layout(4, (1,), 16), multiple=16),
+        EngineFormat("nvfp4", "vLLM, SGLang, TensorRT-LLM", Layout(4, (1,), 16), multiple=16),
+        EngineFormat("nvfp4_4over6", "vLLM, FlashInfer", Layout(4, (1,), 16), multiple=16),
+        _llama("q8_0", 8),
+        _llama("q8_0_cpu", 8),
+        _llama("q5_1", 5, 2),
+        _llama("q5_0", 5),
+        _llama("q4_1", 4, 2),
+        _llama("q4_0", 4),
+        _llama("iq4_nl", 4),
+        EngineFormat("ultraquant_4bit", "vLLM (AMD)", Layout(4, (1,), 32), "hadamard", multiple=32, power=True),
+        EngineFormat("octave_k3v4", "vLLM (AMD)", Layout(4, (2,)), "octave", "octave", multiple=64),
+        EngineFormat("octave_k3v3", "vLLM (AMD)", Layout(3, (2,)), "octave", "octave", multiple=64),
+        EngineFormat("octave_k3v3_compact", "vLLM (AMD)", Layout(3, (2,)), "octave", "octave", multiple=64, power=True),
+    )
+}
+
+
+def parse(text: str) -> tuple[EngineFormat, EngineFormat]:
+    """Return the formats of keys and of values that a text names: one for both sides, or ``KEY/VALUE``.
+
+    Args:
+        text: the value of ``method.format``.
+
+    Raises:
+        ConfigError: a name is unknown, or only one of the two is an octave format.
+    """
+    names = text.split("/")
+    if len(names) > 2 or any(name not in FORMATS for name in names):
+        raise ConfigError(
+            "method.format", text, "is not a format of keys and values, nor two of them as KEY/VALUE", allowed=FORMATS
+        )
+    key, value = FORMATS[names[0]], FORMATS[names[-1]]
+    if key != value and (key.octave or value.octave):
+        raise ConfigError(
+            "method.format", text, "mixes an octave format with another: octave stores keys and values in one slot",
+            hint="method.format=octave_k3v4",
+        )  # fmt: skip
+    return key, value
