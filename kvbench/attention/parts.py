@@ -17,7 +17,7 @@ from kvbench.quantizers.windowed import WindowedQuantizer
 #: tokens (axis ``channel``) or channels (axis ``token``) of a group that kernels are written for
 GROUPS = (16, 32, 64, 128)
 #: kinds of codes (:attr:`Format.kind`) that kernels decode
-READ = ("affine", "atom", "hierarchical", "offset", "folded", "float", "cross")
+READ = ("affine", "atom", "hierarchical", "offset", "folded", "float", "cross", "levels", "levels_read")
 #: :attr:`Format.scale` of parameters, by their dtype; e4m3 is stored as bytes
 SCALES = {torch.float16: "fp16", torch.float32: "fp32", torch.uint8: "e4m3"}
 #: longest window, and longest group of a window, that fit into the integer by which a kernel gets a format

@@ -16,6 +16,7 @@ from kvbench.attention.phases import Format, Part, Work, pairs_of_row
 from kvbench.attention.work import FACTORED
 from kvbench.cache.segments.layout import TILE, TileLayout
 from kvbench.quantizers.packing import PLANES, join_planes
+from kvbench.quantizers.turboquant import LevelQuantizer
 
 FULL = Format("full", 16)
 
@@ -77,6 +78,8 @@ def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype,
         grid = (tokens // form.group, channels) if form.axis == "channel" else (tokens, channels // form.group)
     levels = 15 if form.kind == "hierarchical" else 2**form.bits - 1
     step = (torch.rand(batch, heads, *grid, generator=rng, device=device) + 0.5) * (4 * piece.scale / levels)
+    if form.kind.startswith("levels"):
+        return Part(form, words, ((step * channels**0.5).half(),))
     shift = torch.rand(step.shape, generator=rng, device=device)
     if form.kind == "atom":
         second = (shift * levels).round()
@@ -176,6 +179,9 @@ def read(held: Part, side: str, row: int, heads: slice, first: int, count: int, 
         for width, words in zip(PLANES[form.bits], held.words, strict=True)
     ]
     joined = join_planes(planes, form.bits)
+    if form.kind.startswith("levels"):
+        quantizer = LevelQuantizer(form.bits, "read" if form.kind == "levels_read" else "none")
+        return quantizer.decode(joined, (held.params[0][row, heads, first : first + count],), torch.float32)
     if form.kind in FACTORED and not form.scale:
         return elements(form, joined)
     if form.kind in FACTORED:

@@ -13,7 +13,7 @@ from kvbench.cache.segments.layout import TILE
 from kvbench.cache.segments.outliers import Outliers
 
 #: kinds whose values are a factor of their group of channels times an element that follows from the code alone
-FACTORED = ("offset", "folded", "float", "levels")
+FACTORED = ("offset", "folded", "float", "levels", "levels_read")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Format:
             In the other kinds, a value is one factor of its group times an element that follows from the code (axis
             ``token``): ``offset``: code - 2 ** (bits - 1). ``folded``: code - zero point, where the zero point is in
             the 4 lowest bits of the factor, which count as 0 in the product. ``float``: the number whose bits are the
-            code: e4m3 (8 bits) or e2m1 (4 bits). ``levels``: a level of a codebook that is compiled in. ``cross``
+            code: e4m3 (8 bits) or e2m1 (4 bits). ``levels`` (TurboQuant's keys): a level of a codebook that is
+            compiled in. ``levels_read``: the same, divided by the length of the vector of the token's levels. ``cross``
             (KVarN): as ``affine``, times a third parameter: for keys one per token, for values one per channel and
             group of tokens, the group being that of the keys.
         bits: bits of a code; 16 for ``full``.

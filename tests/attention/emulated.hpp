@@ -129,6 +129,7 @@ static float float_in_order(int x) { return __uint_as_float((u32)(x ^ (x >> 31 &
 static u32 chosen(u32 mask, u32 a, u32 b) { return (mask & a) | (~mask & b); }
 static float exp2_of(float x) { return std::exp2(x); }
 static float inverse_of(float x) { return 1.f / x; }
+static float rsqrt_of(float x) { return 1.f / std::sqrt(x); }
 static u32 __byte_perm(u32 a, u32 b, u32 selector) {
   u32 x = 0;
   for (int i = 0; i < 4; i++) {

@@ -124,6 +124,23 @@ SLOW = pytest.mark.slow
             id="256 channels, groups of 16",
             marks=SLOW,
         ),
+        pytest.param(
+            *("levels_read", 4, "token", (64, 64), 64, (1, 1)), {"one_column": True}, BF16, id="levels of 4 bits"
+        ),
+        pytest.param(
+            *("levels", 3, "token", (128, 128), 128, (4, 1)),
+            {"one_column": True},
+            FP16,
+            id="levels of 3 bits",
+            marks=SLOW,
+        ),
+        pytest.param(
+            *("levels_read", 3, "token", (64, 64), 64, (8, 3)),
+            {"team": 2, "shares": 2, "blocks": 3},
+            BF16,
+            id="levels of 3 bits, 24 rows, lengths in accumulators of their own",
+            marks=SLOW,
+        ),
     ],
 )
 def test_formats_and_warps(
@@ -140,7 +157,8 @@ def test_formats_and_warps(
     """Keys change format 60 tokens before values; two CTAs share a head's tokens, which end within a tile."""
     kind, _, window = kind.partition(" ")
     kind = "affine" if window else kind
-    key, value = Format(kind, bits, axis, groups[0], int(window or 0)), Format(kind, bits, "token", groups[1])
+    key = Format(kind, bits, axis, groups[0], int(window or 0))
+    value = Format("affine" if "levels" in kind else kind, bits, "token", groups[1])
     work = layer(
         [Piece(key, [320]), Piece(FULL, [11])],
         [Piece(value, [260]), Piece(FULL, [71])],

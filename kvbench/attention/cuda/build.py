@@ -26,6 +26,7 @@ PARTS = (
     "cross.cuh",
     "scores.cuh",
     "window_scores.cuh",
+    "levels.cuh",
     "softmax.cuh",
     "values.cuh",
     "factors.cuh",

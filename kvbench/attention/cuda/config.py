@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvbench.attention.cuda.levels import magnitudes
 from kvbench.attention.cuda.storage import (
+    LEVELS,
     Signature,
     columns_of_row,
     multiplies_integers,
@@ -23,6 +25,7 @@ KINDS = {
     "float": 6,
     "levels": 7,
     "cross": 8,
+    "levels_read": 9,
 }
 #: types in which scales are stored
 SCALES = {"": 0, "fp16": 1, "fp32": 2, "e4m3": 3}
@@ -187,8 +190,24 @@ class Build:
             "WINDOW_TABLE": "{" + ", ".join(str(key.window) for key, _ in self.phases) + "}",
             "MET": columns_of_row(self.phases),
             "SLOTS": self.slots,
+            **level_macros(self.phases, self.channels),
         }
         return "".join(f"#define {name} {value}\n" for name, value in values.items())
+
+
+def level_macros(phases: Signature, channels: int) -> dict[str, str]:
+    """Return the macros with the levels of codebooks: none if no phase has such keys, zeros for widths that no key has.
+
+    Args:
+        phases: one pair per phase, the format of its keys and the format of its values.
+        channels: number of channels of a head.
+    """
+    widths = {key.bits for key, _ in phases if key.kind in LEVELS}
+    if not widths:
+        return {}
+    tables = [magnitudes(channels, bits) if bits in widths else ((0, 0, 0, 0), 0.0) for bits in (3, 4)]
+    words = ", ".join("{" + ", ".join(f"{word:#x}u" for word in table) + "}" for table, _ in tables)
+    return {"MAGNITUDE_TABLE": "{" + words + "}", "LEVEL_UNITS": "{" + ", ".join(f"{u:.9e}f" for _, u in tables) + "}"}
 
 
 def shared_memory(capability: tuple[int, int]) -> int:

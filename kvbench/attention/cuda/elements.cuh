@@ -4,7 +4,7 @@
 //            is subtracted
 //   FOLDED   code - zero, likewise; zero is in the 4 lowest bits of the factor
 //   FLOAT    the small float whose bits are the code, as an fp16 number
-//   LEVELS   the level of a codebook (levels.cuh)
+// LEVELS and LEVELS_READ are in levels.cuh.
 // The two nibbles of an e4m3 code are in two planes, as those of an 8-bit integer.
 
 // Codes of field F of two neighbouring words of 8-bit codes as the bytes 0 and 2 (F < 2) or 1 and 3 of the result.

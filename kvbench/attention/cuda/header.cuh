@@ -43,6 +43,7 @@ typedef long long i64;
 
 // the numbers of KINDS, AXES and SCALES in config.py
 enum { FULL = 0, AFFINE = 1, ATOM = 2, HIERARCHICAL = 3, OFFSET = 4, FOLDED = 5, FLOAT = 6, LEVELS = 7, CROSS = 8 };
+enum { LEVELS_READ = 9 };
 enum { CHANNEL = 0, TOKEN = 1 };
 enum { NO_SCALE = 0, HALF = 1, SINGLE = 2, BYTE = 3 };  // types of scales: none, fp16, fp32, e4m3
 constexpr int PH[NPHASES][10] = PHASE_TABLE;

@@ -119,7 +119,7 @@ __device__ __forceinline__ float float_of_exact(u32 x) {
   return float_of_half(x);
 #endif
 }
-// 2^x and 1/x by the special function unit, right to some 1e-7.
+// 2^x, 1/x and 1/sqrt(x) by the special function unit, right to some 1e-7.
 __device__ __forceinline__ float exp2_of(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -128,6 +128,11 @@ __device__ __forceinline__ float exp2_of(float x) {
 __device__ __forceinline__ float inverse_of(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float rsqrt_of(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 // The largest integer of a warp's lanes; floats as integers in the same order, and back.

@@ -92,7 +92,9 @@ __device__ __forceinline__ u32 narrow(int row, int unit) {
 }
 
 // whether a value is a factor of its group times an element that follows from the code alone (elements.cuh)
-CONST bool factored(int kind) { return kind == OFFSET || kind == FOLDED || kind == FLOAT || kind == LEVELS; }
+CONST bool factored(int kind) {
+  return kind == OFFSET || kind == FOLDED || kind == FLOAT || kind == LEVELS || kind == LEVELS_READ;
+}
 CONST int scale_bytes(int scale) { return scale == HALF ? 2 : scale == SINGLE ? 4 : scale == BYTE ? 1 : 0; }
 
 // most groups of channels that the values of a phase have: what row g of State::low counts
@@ -149,6 +151,8 @@ struct Shape {
   static constexpr int VCODES = VP ? room(false, VB) : 0;
   static constexpr int KCROSS = KX ? 256 : 0, VBLOCKS = VX ? 128 / KG : 1, VCROSS = VX ? VBLOCKS * 2 * D : 0;
   static CONST int value_block(int m) { return VX ? SHARES * m * 16 / KG : 0; }
+  // codes of keys stand for levels (levels.cuh)
+  static constexpr bool BOOK = KK == LEVELS || KK == LEVELS_READ;
   // codes are multiplied as integers (integer.cuh)
   static constexpr bool INT = INTEGER && KP && VP && KK == AFFINE && VK == AFFINE && KB == 2 && VB == 2 &&
                               KA == CHANNEL && (WINDOWS[P] ? MET <= 4 : KG >= 32) && VGROUPS <= 4;

@@ -14,6 +14,10 @@ SCALE_BYTES = {"": 0, "fp16": 2, "fp32": 4, "e4m3": 1}
 Signature = tuple[tuple[Format, Format], ...]
 
 
+#: kinds of keys whose codes stand for levels, with the norm of the token as their only parameter
+LEVELS = ("levels", "levels_read")
+
+
 def pitch(channels: int) -> int:
     """Return the distance of two rows of keys in a slot of the ring buffer, in bytes.
 

@@ -1,0 +1,213 @@
+"""TurboQuant's quantizers as vLLM serves them: keys by a codebook of normal levels, values by an asymmetric grid.
+
+Keys (Zandieh et al., "TurboQuant: Online Vector Quantization with Near-optimal Distortion Rate", ICLR 2026, arXiv
+2504.19874, algorithm 1; vLLM 0.33, ``v1/attention/ops/triton_turboquant_store.py``). A rotated key k of D channels::
+
+    n = |k|    y = k / (n + 1e-8)    code = number of midpoints <= y    stored: codes, half(n)
+    k^ = half(n) * level[code]       with norm correction: half(n) * z / sqrt(sum z^2 + 1e-16), z = level[code]
+
+The levels are the Lloyd-Max levels of a normal distribution with variance 1/D, by the rule of vLLM
+(``quantization/turboquant/centroids.py``). Values (per token and head, not rotated)::
+
+    scale = max((mx - mn) / (2**bits - 1), 1e-8)    code = min(trunc((v - mn) / scale + 0.5), 2**bits - 1)
+    v^ = code * half(scale) + half(mn)
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kvbench.errors import NonFiniteError
+from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer, first_non_finite
+from kvbench.quantizers.parameters import Parameter
+
+#: intervals of the trapezoid rule, and the largest number of rounds of the Lloyd-Max iteration
+INTERVALS, ROUNDS = 200, 200
+#: largest change of a level at which the iteration ends
+TOLERANCE = 1e-10
+
+
+@cache
+def levels(channels: int, bits: int) -> Tensor:
+    """Return the Lloyd-Max levels of a normal distribution with variance 1 / `channels`, fp32 ``[2**bits]``, ascending.
+
+    They are those of vLLM bit for bit: levels begin evenly spaced between -3.5 and 3.5 standard deviations, integrals
+    are trapezoid sums over :data:`INTERVALS` intervals between midpoints, and the outermost cells end at 10.5
+    deviations.
+
+    Args:
+        channels: number of channels of a head.
+        bits: bits of a code.
+    """
+    count, variance = 1 << bits, 1.0 / channels
+    sigma = math.sqrt(variance)
+    low = -3.5 * sigma
+    current = [low + 2 * -low * (i + 0.5) / count for i in range(count)]
+    for _ in range(ROUNDS):
+        middles = [(a + b) / 2.0 for a, b in pairwise(current)]
+        edges = torch.tensor([3 * low, *middles, -3 * low], dtype=torch.float64)
+        step = (edges[1:] - edges[:-1]) / INTERVALS
+        x = edges[:-1, None] + torch.arange(INTERVALS + 1, dtype=torch.float64) * step[:, None]
+        density = torch.exp(-x * x / (2 * variance)) * (1.0 / math.sqrt(2 * math.pi * variance))
+        density[:, [0, -1]] *= 0.5
+        mass = density.sum(1) * step
+        means = ((density * x).sum(1) * step / mass).tolist()
+        new = [mean if part > 1e-15 else old for mean, part, old in zip(means, mass.tolist(), current, strict=True)]
+        change = max(abs(a - b) for a, b in zip(new, current, strict=True))
+        if change < TOLERANCE:  # the levels before the last round stay, as in vLLM
+            break
+        current = new
+    return torch.tensor(current, dtype=torch.float32)
+
+
+def midpoints(ascending: Tensor) -> Tensor:
+    """Return the means of neighbouring levels: a number equal to one of them takes the upper level.
+
+    Args:
+        ascending: levels in ascending order.
+    """
+    return (ascending[1:] + ascending[:-1]) / 2
+
+
+@cache
+def stored_codes(bits: int) -> Tensor:
+    """Return under which code each level is stored, int64 ``[2**bits]``, for levels in ascending order.
+
+    Levels come in pairs of opposite sign, so a code consists of the number of a magnitude, from the smallest, and a
+    sign bit, 1 for negative. That is what the fused kernel looks up by byte permutations
+    (``kvbench/attention/cuda/levels.cuh``). The sign is the highest bit; with 3 bits it is the lowest one, which has a
+    plane of its own in memory (:data:`kvbench.quantizers.packing.PLANES`).
+
+    Args:
+        bits: bits of a code.
+    """
+    half = 1 << (bits - 1)
+    index = torch.arange(2 * half)
+    negative = (index < half).long()
+    magnitude = torch.where(index < half, half - 1 - index, index - half)
+    return magnitude * 2 + negative if bits == 3 else magnitude + negative * half
+
+
+class LevelQuantizer(AffineQuantizer):
+    """TurboQuant's keys: the norm of each token, and codes of the Lloyd-Max levels of its normalised, rotated channels.
+
+    The keys must have been rotated. Parameters are ``(norm,)``, in fp16 ``[..., T, 1]``, whatever the model's dtype.
+
+    Args:
+        bits: bits per code: 2, 3 or 4.
+        correction: norm correction, that is, the decoded key has the stored norm exactly. ``read``: the levels of a
+            token are normalised whenever they are read (vLLM). ``write``: the stored number is the norm divided by the
+            length of the token's levels, so that readers need not compute it; the two differ in one rounding. ``none``:
+            no correction.
+    """
+
+    def __init__(self, bits: int, correction: Literal["read", "write", "none"] = "read") -> None:
+        super().__init__(bits, None, "token")
+        self.correction = correction
+        self.kind = "levels_read" if correction == "read" else "levels"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(bits={self.bits}, correction={self.correction!r})"
+
+    def parameters(self, dtype: torch.dtype) -> tuple[Parameter, ...]:
+        """Describe the buffer of norms: fp16, one per token and head."""
+        return (Parameter(torch.float16),)
+
+    def table(self, channels: int, device: torch.device | str = "cpu") -> Tensor:
+        """Return the level of each stored code, fp32 ``[2**bits]``.
+
+        Args:
+            channels: number of channels of a head.
+            device: device of the result.
+        """
+        return _table(channels, self.bits, str(device))
+
+    def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Quantize rotated keys; arguments, result and errors are those of :meth:`AffineQuantizer.encode`."""
+        full = x.float()
+        norm = torch.linalg.vector_norm(full, dim=-1, keepdim=True)
+        if not bool(torch.isfinite(norm).all()):
+            raise NonFiniteError(f"a tensor to be quantized contains NaN or Inf at index {first_non_finite(x)}")
+        codes = self.encode_unit(full / (norm + 1e-8))
+        if self.correction == "write":
+            norm = norm / self.length(codes)
+        return codes, (norm.clamp_(max=FP16_MAX).half(),)
+
+    def encode_unit(self, y: Tensor) -> Tensor:
+        """Return the stored codes of keys that have been normalised and rotated, uint8 in the shape of `y`.
+
+        Args:
+            y: fp32 ``[..., D]``.
+        """
+        borders, codes = _search_tables(y.shape[-1], self.bits, str(y.device))
+        return codes[torch.bucketize(y, borders, right=True)]
+
+    def length(self, codes: Tensor) -> Tensor:
+        """Return the length of the vector of each token's levels, fp32 ``[..., T, 1]``.
+
+        Args:
+            codes: stored codes, ``[..., T, D]``.
+        """
+        z = self.table(codes.shape[-1], codes.device)[codes.long()]
+        return (z.square().sum(-1, keepdim=True) + 1e-16).sqrt()
+
+    def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+        """Dequantize unpacked codes; the keys stay rotated. Arguments as for :meth:`AffineQuantizer.decode`."""
+        z = self.table(codes.shape[-1], codes.device)[codes.long()]
+        if self.correction == "read":
+            z = z / (z.square().sum(-1, keepdim=True) + 1e-16).sqrt()
+        return (z * params[0].float()).to(dtype)
+
+
+class TruncatingQuantizer(AffineQuantizer):
+    """TurboQuant's values: a scale and a minimum per token and head, codes rounded half up.
+
+    Parameters are ``(scale, minimum)``, in fp16 ``[..., T, 1]``, whatever the model's dtype. Codes are computed in fp32
+    from the unrounded ones.
+
+    Args:
+        bits: bits per code: 3 or 4.
+    """
+
+    kind = "affine"
+
+    def __init__(self, bits: int) -> None:
+        super().__init__(bits, None, "token")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(bits={self.bits})"
+
+    def parameters(self, dtype: torch.dtype) -> tuple[Parameter, ...]:
+        """Describe the buffers of scales and minima: fp16, one each per token and head."""
+        return (Parameter(torch.float16), Parameter(torch.float16))
+
+    def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Compute codes, scales and minima; arguments and result are those of :meth:`AffineQuantizer.encode_groups`."""
+        low, high = low.float(), high.float()
+        scale = ((high - low) / self.whole(self.levels, low)).clamp(min=1e-8)
+        codes = ((x.float() - low) / scale + 0.5).floor().clamp_(0, self.levels)
+        return codes, (scale.clamp(max=FP16_MAX).half(), low.clamp(-FP16_MAX, FP16_MAX).half())
+
+    def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+        """Dequantize unpacked codes in fp32, then round to `dtype`; arguments as for :meth:`AffineQuantizer.decode`."""
+        scale, minimum = (param.float() for param in params)
+        return (codes.float() * scale + minimum).to(dtype)
+
+
+@cache
+def _table(channels: int, bits: int, device: str) -> Tensor:
+    ascending = levels(channels, bits)
+    table = torch.empty_like(ascending)
+    table[stored_codes(bits)] = ascending
+    return table.to(device)
+
+
+@cache
+def _search_tables(channels: int, bits: int, device: str) -> tuple[Tensor, Tensor]:
+    return midpoints(levels(channels, bits)).to(device), stored_codes(bits).to(torch.uint8).to(device)
