@@ -44,35 +44,36 @@ __device__ __forceinline__ void factored_scores(float (&s)[NT][MT][4], u32 slot,
 #pragma unroll
         for (int n = 0; n < NT; n++) mma16<NEW>(raw[n][F], c[0], c[1], c[2], c[3], q[n][0], q[n][1]);
       });
-      if constexpr (a % SPAN != SPAN - 1) return;  // the group has more channels
+      if constexpr (a % SPAN == SPAN - 1) {  // the channels of one group are done
 #pragma unroll
-      for (int F = 0; F < W::FIELDS; F++) {
-        const int m = F * W::BLOCKS + V;
+        for (int F = 0; F < W::FIELDS; F++) {
+          const int m = F * W::BLOCKS + V;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-          const int token = 16 * (SHARES * m + part) + g + 8 * i;
-          if constexpr (COUNT == 1) {
-            if (S::KSCALE == HALF) factor[F][i][0] = __float_as_uint(float_of_half(load_u16(scales + token * 2)));
-            else if (S::KSCALE == SINGLE) factor[F][i][0] = load_u32(scales + token * 4);
-          } else if (k % LOAD == 0) {
-            load_words(factor[F][i], table + (token * COUNT + k) * 4);
-          }
-          float scale = __uint_as_float(factor[F][i][k % LOAD]), middle = pow2(S::KB - 1);
-          if constexpr (S::KK == FOLDED) {
-            middle = (float)(__float_as_uint(scale) & 15);
-            scale = __uint_as_float(__float_as_uint(scale) & ~15u);
-          }
-          middle *= -pow2(unit_of(S::KK, S::KB, F * W::STEP));
-#pragma unroll
-          for (int n = 0; n < NT; n++)
-#pragma unroll
-            for (int c = 0; c < NC; c++) {
-              float& sum = s[n][m][c + 2 * i];
-              float x = raw[n][F][c + 2 * i];
-              if (SHIFTED) x += middle * bias[n][c];
-              if (S::KSCALE == NO_SCALE) sum = x;
-              else sum = k == 0 ? x * scale : sum + x * scale;
+          for (int i = 0; i < 2; i++) {
+            const int token = 16 * (SHARES * m + part) + g + 8 * i;
+            if constexpr (COUNT == 1) {
+              if (S::KSCALE == HALF) factor[F][i][0] = __float_as_uint(float_of_half(load_u16(scales + token * 2)));
+              else if (S::KSCALE == SINGLE) factor[F][i][0] = load_u32(scales + token * 4);
+            } else if (k % LOAD == 0) {
+              load_words(factor[F][i], table + (token * COUNT + k) * 4);
             }
+            float scale = __uint_as_float(factor[F][i][k % LOAD]), middle = pow2(S::KB - 1);
+            if constexpr (S::KK == FOLDED) {
+              middle = (float)(__float_as_uint(scale) & 15);
+              scale = __uint_as_float(__float_as_uint(scale) & ~15u);
+            }
+            middle *= -pow2(unit_of(S::KK, S::KB, F * W::STEP));
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+              for (int c = 0; c < NC; c++) {
+                float& sum = s[n][m][c + 2 * i];
+                float x = raw[n][F][c + 2 * i];
+                if (SHIFTED) x += middle * bias[n][c];
+                if (S::KSCALE == NO_SCALE) sum = x;
+                else sum = k == 0 ? x * scale : sum + x * scale;
+              }
+          }
         }
       }
     });
@@ -99,8 +100,8 @@ __device__ __forceinline__ void factored_values(State& st, u32 (&p)[NT][MT][2], 
   constexpr int VG = S::VGROUPS;
   constexpr bool SHIFTED = S::VK == OFFSET || S::VK == FOLDED;
   const int row = lane & 15, hi = lane >> 4;
-  const float back = tabulate_values<S::VK, S::VSCALE, VG>(table, slot + S::VCODES, lane) *
-                     pow2(-24 - unit_of(S::VK, S::VB, 0));
+  float back = pow2(-24 - unit_of(S::VK, S::VB, 0));
+  if constexpr (S::VSCALE != NO_SCALE) back *= tabulate_values<S::VK, S::VSCALE, VG>(table, slot + S::VCODES, lane);
   // a row of a table as operands: tokens 16 m + 8 j + {2t, 2t + 1} of the warp's blocks m and m + 1
   auto load_pairs = [&](u32 (&x)[4], int m, int at) {
     ldsm(x, table + at + (16 * (SHARES * (m + hi) + part) + 8 * ((lane >> 3) & 1)) * 2);

@@ -35,7 +35,6 @@ __device__ __forceinline__ int exponent_to_one(float most) {
 // at most 2; behind it the zero points of FOLDED, integers of 16 bits [128]. Returns what products must be multiplied by.
 template <int KIND, int SCALE, int COUNT>
 __device__ __forceinline__ float tabulate_values(u32 table, u32 scales, int lane) {
-  if constexpr (SCALE == NO_SCALE) return 1.f;
   // a lane has four tokens
   constexpr int WORDS = COUNT * scale_bytes(SCALE);
   u32 w[WORDS];
