@@ -8,7 +8,7 @@ hyper-parameters: rotation, iterations, sinks, tile, and the bits of keys and va
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.errors import ConfigError
@@ -16,6 +16,7 @@ from kvbench.methods.base import SIDES, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.recency import RecencyMethod
 from kvbench.quantizers.spec import FormatSpec
+from kvbench.rotation.spec import RotationSpec
 
 if TYPE_CHECKING:
     from kvbench.cache.layer import KVLayer
@@ -37,6 +38,7 @@ class Kvarn(RecencyMethod):
     (:class:`~kvbench.quantizers.kvarn.KvarnQuantizer`). Keys are stored after RoPE and rotation.
 
     Args:
+        rotation: basis in which heads are stored (as shipped: Hadamard matrices for keys and values).
         sinks: number of first tokens that stay in full precision (as shipped: 128).
         window: number of newest tokens that stay in full precision in addition to an incomplete tile (as shipped: 0).
         balance: how a tile is balanced before it is rounded. ``kvarn``: by the standard deviations of its tokens and
@@ -47,6 +49,7 @@ class Kvarn(RecencyMethod):
             are clipped before rounding (as shipped: 0).
     """
 
+    rotation: RotationSpec = field(default_factory=lambda: RotationSpec(key="hadamard", value="hadamard"))
     sinks: int = 128
     window: int = 0
     balance: Literal["kvarn", "norm", "none"] = "kvarn"

@@ -25,7 +25,9 @@ def formats(key: int = 4, value: int = 2, tile: int = 64, key_axis: str = "chann
 
 
 def kvarn(**fields):
-    return load_method("kvarn", **{"sinks": 5, "quantizer": formats()} | fields)
+    """KVarN in the model's basis, so that tiles are those of the test."""
+    plain = {"sinks": 5, "quantizer": formats(), "rotation": {"key": "none", "value": "none"}}
+    return load_method("kvarn", **plain | fields)
 
 
 def parts(layer) -> list[tuple[int, ...]]:
@@ -76,6 +78,21 @@ def test_attention_equals_a_slow_whole_tensor_statement():
         middle = quantizer.decode(*quantizer.encode(x[:, :, 5 : 5 + packed]), torch.float32)
         read.append(torch.cat([x[:, :, :5], middle, x[:, :, 5 + packed :]], 2))
     torch.testing.assert_close(got, slow.attention(query, *read, 0.2), rtol=1e-4, atol=1e-5)
+
+
+def test_keys_and_values_are_rotated_by_default():
+    method = load_method("kvarn", sinks=0, quantizer=formats())
+    keys, values = random_kv(64)
+    layer = new_layer(method)
+    feed(layer, keys, values)
+    layer.settle()
+    hadamard = torch.ones(1, 1)
+    while len(hadamard) < keys.shape[-1]:
+        hadamard = torch.cat([torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)])
+    for store, x, axis, bits in zip(layer.stores(), (keys, values), ("channel", "token"), (4, 2), strict=True):
+        quantizer = KvarnQuantizer(bits, 64, axis)
+        wanted = quantizer.decode(*quantizer.encode(x @ hadamard / len(hadamard) ** 0.5), torch.float32)
+        torch.testing.assert_close(store.segments[0].read(ALL, 0, 64, torch.float32), wanted, rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.parametrize(
