@@ -140,6 +140,10 @@ class LayerState:
         """
         return self.method.transform(self, side)
 
+    def transforms(self) -> tuple[Transform | None, Transform | None]:
+        """Return the bases of the keys and of the values (:meth:`transform`)."""
+        return self.transform("key"), self.transform("value")
+
     def rotated(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return new keys and values in the basis in which the layer stores them.
 
@@ -147,12 +151,12 @@ class LayerState:
             keys: ``[B, H, n, D]``.
             values: ``[B, H, n, Dv]``.
         """
-        key, value = self.transform("key"), self.transform("value")
+        key, value = self.transforms()
         return keys if key is None else key.keys(keys), values if value is None else value.values(values)
 
     def unrotated(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return stored keys ``[B, H, n, D]`` and values in the basis of the model; undoes :meth:`rotated`."""
-        key, value = self.transform("key"), self.transform("value")
+        key, value = self.transforms()
         return keys if key is None else key.back(keys), values if value is None else value.back(values)
 
     def rotated_queries(self, query: Tensor) -> Tensor:

@@ -229,6 +229,7 @@ class Verification(Recorded):
         turn = self._turn
         output = super().serve(query, key, value, scaling, logits)
         if self.draft.ledger is not self.ledger:
-            keys, values = self.draft.cache.layers[turn].stores()
-            append(key, value, keys.tail.buffer, values.tail.buffer, self.following[turn])
+            layer = self.draft.cache.layers[turn]
+            keys, values = layer.stores()
+            append(*layer.rotated(key, value), keys.tail.buffer, values.tail.buffer, self.following[turn])
         return output

@@ -32,6 +32,7 @@ from kvbench.cache.segments.packed import PackedSegment
 from kvbench.decoding.sampling import Sampling, draw, probabilities
 from kvbench.decoding.segments import Spanning, Twins
 from kvbench.decoding.tables import Layout, Upload, laid_out
+from kvbench.rotation.kernel import step as rotate
 
 
 @dataclass
@@ -273,11 +274,16 @@ class Recorded(Spanning):
             place.layer.paths.update(fused.label(place.kernel[0], place.work))
         keys, values = place.layer.stores()
         packed = place.layer.packed_at_once()
-        query, (key, value) = place.layer.rotated_queries(query), place.layer.rotated(key, value)
-        if packed is not None:
-            nuq.quantize(*packed, key, value, place.places)
+        transforms = place.layer.transforms()
+        if packed is None and query.is_cuda and transforms != (None, None):
+            # one launch, which also appends
+            query, _, _ = rotate(query, key, value, *transforms, keys.tail.buffer, values.tail.buffer, place.places)
         else:
-            append(key, value, keys.tail.buffer, values.tail.buffer, place.places)
+            query, (key, value) = place.layer.rotated_queries(query), place.layer.rotated(key, value)
+            if packed is not None:
+                nuq.quantize(*packed, key, value, place.places)
+            else:
+                append(key, value, keys.tail.buffer, values.tail.buffer, place.places)
         with torch.cuda.device_of(query):  # kernels are launched on the current device
             return place.layer.restored(place.kernel[1].attend(query, place.work, scaling))
 

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from kvbench.rotation import kernel
+
 #: elements that are converted to fp32 at a time: 64 MiB
 ELEMENTS = 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class Butterfly:
+    """A transform whose matrix is a product of signs and Hadamard matrices, which kernels compute without the matrix.
+
+    Args:
+        block: length of the blocks, a power of two.
+        scale: factor of the forward matrix: ``M = signs * H * scale``.
+        signs: fp32 ``[D]``; None for no signs.
+    """
+
+    block: int
+    scale: float
+    signs: Tensor | None = None
+
+    @property
+    def dual_scale(self) -> float:
+        """Factor of the dual matrix, and of the inverse."""
+        return 1 / (self.block * self.scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,10 +45,12 @@ class Transform:
     Args:
         forward: M, fp32 ``[D, D]``; or ``[H, D, D]``, with a matrix per KV head.
         dual: N, of the same shape.
+        butterfly: the same as signs and Hadamard matrices, if the transform is of that kind; else None.
     """
 
     forward: Tensor
     dual: Tensor
+    butterfly: Butterfly | None = None
     inverse: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -40,7 +64,10 @@ class Transform:
 
     def to(self, device: torch.device) -> Transform:
         """Return the same transform with its matrices on a device."""
-        return Transform(self.forward.to(device), self.dual.to(device))
+        fly = self.butterfly
+        if fly is not None and fly.signs is not None:
+            fly = replace(fly, signs=fly.signs.to(device))
+        return Transform(self.forward.to(device), self.dual.to(device), fly)
 
     @property
     def heads(self) -> int | None:
@@ -49,15 +76,15 @@ class Transform:
 
     def keys(self, keys: Tensor) -> Tensor:
         """Return keys ``[B, H, n, D]`` as the cache stores them."""
-        return self._product(keys, self.forward)
+        return self._product(keys, "forward")
 
     def queries(self, queries: Tensor) -> Tensor:
         """Return queries ``[B, Hq, n, D]`` for keys that the cache stores; those of a KV head share its matrix."""
-        return self._product(queries, self.dual)
+        return self._product(queries, "dual")
 
     def values(self, values: Tensor) -> Tensor:
         """Return values ``[B, H, n, D]`` as the cache stores them."""
-        return self._product(values, self.forward)
+        return self._product(values, "forward")
 
     def back(self, outputs: Tensor) -> Tensor:
         """Undo the transform: of outputs ``[B, Hq, n, D]`` over stored values, or of stored keys or values themselves.
@@ -65,22 +92,25 @@ class Transform:
         Args:
             outputs: ``[B, Hq, n, D]`` for any number of heads that is a multiple of the KV heads.
         """
-        return self._product(outputs, self.inverse)
+        return self._product(outputs, "inverse")
 
-    def _product(self, x: Tensor, matrix: Tensor) -> Tensor:
-        if matrix.ndim == 3:  # the query heads of a KV head are adjacent
-            batch, heads, count, channels = x.shape
-            x = x.reshape(batch, len(matrix), heads // len(matrix) * count, channels)
-            return self._pieces(x, matrix).reshape(batch, heads, count, channels)
-        return self._pieces(x, matrix)
+    def _product(self, x: Tensor, use: kernel.Use) -> Tensor:
+        if kernel.steps(x):
+            return kernel.rotated(x, self, use)
+        matrix: Tensor = getattr(self, use)
+        if matrix.ndim == 2:
+            return _product(x, matrix)
+        batch, heads, count, channels = x.shape  # the query heads of a KV head are adjacent
+        grouped = x.reshape(batch, len(matrix), heads // len(matrix) * count, channels)
+        return _product(grouped, matrix).reshape(batch, heads, count, channels)
 
-    @staticmethod
-    def _pieces(x: Tensor, matrix: Tensor) -> Tensor:
-        """Multiply a few tokens at a time, so that a long prompt is not converted to fp32 as a whole."""
-        if x.dtype == torch.float32 or x.numel() <= ELEMENTS:
-            return (x.float() @ matrix).to(x.dtype)
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        step = max(1, ELEMENTS * x.shape[-2] // x.numel())
-        for first in range(0, x.shape[-2], step):
-            out[..., first : first + step, :] = x[..., first : first + step, :].float() @ matrix
-        return out
+
+def _product(x: Tensor, matrix: Tensor) -> Tensor:
+    """Multiply a few tokens at a time, so that a long prompt is not converted to fp32 as a whole."""
+    if x.dtype == torch.float32 or x.numel() <= ELEMENTS:
+        return (x.float() @ matrix).to(x.dtype)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    step = max(1, ELEMENTS * x.shape[-2] // x.numel())
+    for first in range(0, x.shape[-2], step):
+        out[..., first : first + step, :] = x[..., first : first + step, :].float() @ matrix
+    return out

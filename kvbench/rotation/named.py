@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvbench.errors import ConfigError
 from kvbench.rotation import hadamard
-from kvbench.rotation.basis import Transform
+from kvbench.rotation.basis import Butterfly, Transform
 from kvbench.rotation.spec import SUFFIX, Side, block_of, power_of_two
 
 
@@ -41,15 +41,28 @@ def transform(name: str, side: Side, channels: int, device: torch.device, layer:
 @lru_cache(maxsize=64)
 def _named(name: str, side: Side, channels: int, device: torch.device) -> Transform:
     block = block_of(name, side) or power_of_two(channels)
-    matrix = hadamard.blocks(block, channels)
+    signs: Tensor | None = None
     if name in ("rht", "rht_unnormalised"):
-        matrix = hadamard.signs(block).repeat(channels // block)[:, None] * matrix
+        signs = hadamard.signs(block).repeat(channels // block)
     elif name == "octave":
-        matrix = hadamard.octave_signs(channels)[:, None] * matrix
-    if name == "rht_unnormalised":
-        return Transform(matrix.float(), (matrix / block).float()).to(device)
-    matrix = (matrix / block**0.5).float()
-    return Transform(matrix, matrix).to(device)
+        signs = hadamard.octave_signs(channels)
+    return butterfly(block, channels, signs, 1.0 if name == "rht_unnormalised" else block**-0.5).to(device)
+
+
+def butterfly(block: int, channels: int, signs: Tensor | None = None, scale: float = 1.0) -> Transform:
+    """Return the transform that multiplies by signs, then by Hadamard matrices of a block, then by a factor.
+
+    Args:
+        block: length of the blocks, a power of two that divides `channels`.
+        channels: channels per head.
+        signs: ``[channels]``; None for none.
+        scale: the factor; ``block ** -0.5`` makes the transform orthogonal.
+    """
+    matrix = hadamard.blocks(block, channels)
+    if signs is not None:
+        matrix, signs = signs.double()[:, None] * matrix, signs.float()
+    fly = Butterfly(block, scale, signs)
+    return Transform((matrix * scale).float(), (matrix * fly.dual_scale).float(), fly)
 
 
 @lru_cache(maxsize=1024)

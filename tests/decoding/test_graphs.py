@@ -80,6 +80,7 @@ SETTINGS = {
     "snapkv": ("snapkv", {"budget": 64}),
     "h2o": ("h2o", {"budget": 0.4}),
     "h2o, largest of a group": ("h2o", {"budget": 40, "group": "max", "per_query": True}),
+    "rotated": ("kivi", {"quantizer": "int4", "residual": 32, "rotation": {"key": "rht_unnormalised", "value": "rht"}}),
 }
 
 
