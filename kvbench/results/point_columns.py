@@ -115,6 +115,34 @@ def _break_even(line: PointLine) -> Cell:
     return Cell("never" if length is None else f"{length:,.0f}" if length else "any length")
 
 
+def _speed_up(line: PointLine) -> float | None:
+    """Return S, the same-work ratio: fp16's TPOT divided by this one; None without fp16's."""
+    ratio = None if line.point is None else (line.point.vs_fp16 or {}).get("tpot_s")
+    return 1 / ratio if ratio else None
+
+
+def _same_work(line: PointLine) -> Cell:
+    ratio = _speed_up(line)
+    return Cell("-" if ratio is None else f"{ratio:.2f}")
+
+
+def _joules(line: PointLine) -> float | None:
+    return None if line.point is None else (line.point.energy or {}).get("J_per_token")
+
+
+def _point_energy(line: PointLine) -> Cell:
+    joules = _joules(line)
+    return Cell("-" if joules is None else f"{joules:.3g}")
+
+
+def _has_energy(lines: Sequence[PointLine]) -> bool:
+    return any(_joules(line) is not None for line in lines)
+
+
+def _has_same_work(lines: Sequence[PointLine]) -> bool:
+    return any(_speed_up(line) is not None for line in lines)
+
+
 def _has_lines(lines: Sequence[PointLine]) -> bool:
     return any(line.fit is not None for line in lines)
 
@@ -160,6 +188,13 @@ POINT_COLUMNS: list[Column[PointLine]] = [
     Column("p90", "seconds", _figure(_point_gaps), _inner("itl_s", {f"itl_{p}_s": p for p in ("p50", "p90", "p99")})),
     Column("read", "bytes per step", _figure(_point_read), _plain("read_bytes", "GB_s", "read_share", "over_roof")),
     Column(
+        "S",
+        "fp16's TPOT divided by this one, at the same work",
+        _same_work,
+        {"S": _speed_up},
+        present=_has_same_work,
+    ),
+    Column(
         "slope",
         "seconds per token of length; seconds at length 0; lengths",
         _point_line,
@@ -183,6 +218,12 @@ POINT_COLUMNS: list[Column[PointLine]] = [
         ),
         _plain("kv_used", "kv_reserved", "kv_ratio", "kv_ratio_reserved"),
     ),
+    Column(
+        "compression",
+        "ratio by the formats; by all memory beyond the weights",
+        csv=_plain("r_nom", "r_alloc"),
+    ),
+    Column("J/token", "joules per token, whole board", _point_energy, {"J_per_token": _joules}, present=_has_energy),
     Column(
         "peak",
         "bytes; share of weights and KV",

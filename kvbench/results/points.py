@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from kvbench.results.same_work import allocated_compression, nominal_compression
 from kvbench.results.samples import MEASURED, Row
 
 Figures = dict[str, Any]
@@ -34,6 +35,7 @@ _COPIED = (
     "ceiling",
     "read_share",
     "over_roof",
+    "energy",
     "same",
     "fill",
     "new_tokens",
@@ -140,6 +142,7 @@ def _figures(row: Row, other: Row | None) -> Figures:
         figures |= {f"peak_{phase}": point["peak"][phase] for phase in ("prefill", "decode")}
         for key, kind in (("kv_ratio", "used"), ("kv_ratio_reserved", "reserved")):
             figures[key] = _ratio(point["kv_fp16"] * halves(row), figures[f"kv_{kind}"])
+        figures |= _compression(point, halves(row))
         if other is not None and other.get("status") == "ok":
             full = other[MEASURED]["point"]
             figures["vs_fp16"] = {
@@ -149,6 +152,15 @@ def _figures(row: Row, other: Row | None) -> Figures:
                 "peak_decode": _ratio(point["peak"]["decode"], full["peak"]["decode"]),
             }
     return figures
+
+
+def _compression(point: Mapping[str, Any], halves: int) -> Figures:
+    """Return r_nom, by the formats, and r_alloc, by all memory beyond the weights; None where a term is unknown."""
+    bits, peak, weights = point.get("nominal_bits"), point["peak"]["decode"], point.get("weights")
+    return {
+        "r_nom": nominal_compression(bits["key"], bits["value"], 16.0 * halves) if bits else None,
+        "r_alloc": allocated_compression(point["kv_fp16"] * halves, peak, weights) if peak and weights else None,
+    }
 
 
 def halves(row: Row) -> int:

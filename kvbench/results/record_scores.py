@@ -187,6 +187,9 @@ class Point:
     peak_decode: int | None = key(optional=True, minimum=0)
     kv_ratio: float | None = key("fp16's bytes of keys and values divided by those in use", optional=True, minimum=0)
     kv_ratio_reserved: float | None = key("fp16's bytes divided by those of all buffers", optional=True, minimum=0)
+    r_nom: float | None = key("compression by the formats, without metadata and window", optional=True, minimum=0)
+    r_alloc: float | None = key("compression by all memory beyond the weights", optional=True, minimum=0)
+    energy: dict[str, Any] | None = key("joules per token by NVML, or the reason why there are none", optional=True)
     vs_fp16: dict[str, float | None] | None = key(
         "ratios between this point and the fp16 run's", optional=True, minimum=0
     )

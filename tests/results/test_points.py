@@ -72,13 +72,15 @@ def test_every_figure_of_a_point_is_kept_but_those_that_become_others() -> None:
         "beyond",
     )
     sizes = ("weights", "over_used", "over_reserved", "predicted", "read_bytes", "GB_s", "ceiling", "read_share")
-    names = (*timed, *run, *sizes, "over_roof", "bytes_asked", "phase")
+    names = (*timed, *run, *sizes, "over_roof", "energy", "bytes_asked", "phase")
     whole = row(2, 10.0)
     point = whole["measured"]["point"]
     point |= {name: point.get(name, name) for name in names} | {"prompt": 1, "prefill_path": "eager"}
+    point |= {"weights": 2, "nominal_bits": {"key": 4.0, "value": 2.0}}
     found = points([whole])
     assert found is not None
     (figures,) = found["batches"].values()
     assert {name: figures.pop(name) for name in names} == {name: point[name] for name in names}
     kept = {"kv_used": 10, "kv_reserved": 20, "peak_prefill": 8, "peak_decode": 4, "kv_ratio": 4.0}
-    assert figures == {**kept, "kv_ratio_reserved": 2.0}
+    compression = {"r_nom": 32 / 6, "r_alloc": 40 / (4 - 2)}
+    assert figures == {**kept, "kv_ratio_reserved": 2.0, **compression}
