@@ -75,7 +75,7 @@ def test_points_in_a_random_order():
         fake = SimpleNamespace(
             args=SimpleNamespace(shuffle=seed, eager=False, graphs="never", compile=False), methods=methods, model=None,
             grid=Efficiency(prompts=(20, 30, 40), batches=(1,)), meter=lambda method, graphs: None, add=rows.append,
-            _point=None, _attempt=lambda measure, prompt, batch: {"prompt": prompt},
+            _point=print, _attempt=lambda measure, prompt, batch: {"prompt": prompt},
         )  # fmt: skip
         points.shuffled(fake)
         return [(row["setting"], row["prompt"]) for row in rows]
