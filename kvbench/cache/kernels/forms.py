@@ -21,7 +21,7 @@ class Form:
     """Compile-time parameters of a packing kernel: the storage format, and the share of a tile that a program handles.
 
     Args:
-        kind: arithmetic of the quantizer: ``affine``, ``hierarchical`` or ``atom``.
+        kind: arithmetic of the quantizer: ``affine``, ``hierarchical`` or ``atom``, or the rule of an engine's format.
         bits: bits of a code.
         by_channel: True if a group consists of tokens of one channel, False if of channels of one token.
         group: number of elements in a group, or if `window` is not 0, the largest such number.
@@ -32,6 +32,7 @@ class Form:
             do less work in total, while more warps hide latency better.
         window: if groups may cross tile boundaries (LogQuant), the number of tokens per block that is divided into
             groups; else 0.
+        scale: the one scale of all tokens, in engine formats that have one (:mod:`kvbench.cache.kernels.engine`).
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Form:
     parts: int
     warps: int = 2
     window: int = 0
+    scale: float = 1.0
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels import pack_together, thin_together
+from kvbench.cache.kernels import engine, pack_together, thin_together
 from kvbench.cache.kernels.forms import Form, form, programs, windows
 from kvbench.cache.kernels.pack_together import Packed
 from kvbench.cache.watch import Watch, words
@@ -84,12 +84,12 @@ def served(segment: Packed, x: Tensor) -> Form | str:
     if x.device.type == "cuda" and (_too_old(x.device) or _interpreted()):
         return "a GPU older than compute capability 8.0, or TRITON_INTERPRET=1"
     quantizer = segment.quantizer
-    kind = KINDS.get(type(quantizer))
-    if kind is None:
-        return f"codes of {type(quantizer).__name__}"
-    channels, half = x.shape[-1], x.dtype == torch.float16
+    kind, channels, half = KINDS.get(type(quantizer)), x.shape[-1], x.dtype == torch.float16
     group = quantizer.group_size or channels
-    if isinstance(quantizer, WindowedQuantizer) and (group & (group - 1) or not quantizer.even):
+    answer: Form | str
+    if kind is None:
+        answer = engine.form(quantizer, channels) or f"codes of {type(quantizer).__name__}"
+    elif isinstance(quantizer, WindowedQuantizer) and (group & (group - 1) or not quantizer.even):
         answer = windows(quantizer.bits, quantizer.window, group, channels, half)
     else:
         answer = form(kind, quantizer.bits, quantizer.axis == "channel", group, channels, half)
@@ -151,6 +151,9 @@ def _launch(
     from kvbench.cache.kernels.pack_kernel import pack_tiles
     from kvbench.cache.kernels.pack_windows import pack_windows
 
+    if how.kind in engine.RULES:
+        engine.launch(segment, how, first_row, x, start, count, index)
+        return
     rows, heads, _, channels = x.shape
     watch, tag = segment.watch or alone(x.device)
     how, first, parts = programs(how, start, count)

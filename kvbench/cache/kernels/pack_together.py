@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels import thin_together
+from kvbench.cache.kernels import engine, thin_together
 from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.forms import Form, programs
 from kvbench.cache.kernels.tables import addresses
@@ -59,13 +59,15 @@ class Job:
         x, segment = self.x, self.segment
         assert segment.watch is not None
         where = (x.shape, x.stride(), x.storage_offset(), x.dtype, x.device, self.start, self.first_row)
-        return (self.how, where, segment.side, segment.words[0].shape, segment.params[0].shape, id(segment.watch[0]))
+        shapes = (segment.words[0].shape, *(param.shape for param in segment.params))
+        return (self.how, where, segment.side, shapes, id(segment.watch[0]))
 
     def addresses(self) -> tuple[int, ...]:
         """Return the job's buffer addresses and its segment's tag, as ``pack_layers`` expects them in its table."""
         segment = self.segment
         assert segment.watch is not None
-        buffers = (segment.words[0], segment.words[-1], segment.params[0], segment.params[1])
+        params = segment.params or segment.words  # without parameters, the kernel ignores these addresses
+        buffers = (segment.words[0], segment.words[-1], params[0], params[-1])
         return (self.x.untyped_storage().data_ptr(), *(b.data_ptr() for b in buffers), segment.watch[1])
 
 
@@ -141,6 +143,9 @@ def run(group: list[Job]) -> None:
     Args:
         group: jobs with equal signatures (:meth:`Job.signature`).
     """
+    if group[0].how.kind in engine.RULES:
+        engine.run(group)
+        return
     from kvbench.cache.kernels.pack_layers import pack_layers
 
     job = group[0]

@@ -181,6 +181,18 @@ class PackedSegment(Segment):
             first = parameter.row(start)
             buffer[rows, :, first : first + param.shape[2]].copy_(param)
 
+    def advance(self) -> list[int]:
+        """Make room for one new token of every row, which a kernel will quantize later; they count as stored at once.
+
+        Returns:
+            For each row, the index of its new token.
+        """
+        places = list(self.lengths)
+        if max(places, default=0) + 1 > self.capacity:
+            self._allocate(len(places), self.tiles + self.tiles // 2 + 1)
+        self.lengths[:] = [length + 1 for length in places]
+        return places
+
     def thin(self, window: FullSegment, rows: slice, count: int) -> None:
         """Drop every second one of the oldest tokens of a window, after they have been appended to this segment.
 

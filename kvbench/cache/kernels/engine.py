@@ -1,0 +1,208 @@
+"""Packing of tokens in the formats of inference engines (host code; Triton kernels: ``engine_kernel``).
+
+The kernels serve fp16 and bf16 tokens in the formats that the fused decode kernel reads, except for ``nvfp4_4over6``
+and the CPU rounding of ``q8_0``; all others are packed with torch operations, with the same result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kvbench.cache.kernels.forms import Form, programs
+from kvbench.cache.kernels.tables import addresses
+from kvbench.quantizers.affine import AffineQuantizer
+from kvbench.quantizers.engine.llamacpp import Q8_0, Signed
+from kvbench.quantizers.engine.nvfp4 import NVFP4
+from kvbench.quantizers.engine.vllm import Fp8, Fp8PerTokenHead, Int4PerTokenHead, Int8PerTokenHead
+
+if TYPE_CHECKING:
+    from kvbench.cache.kernels.pack_together import Job, Packed
+    from kvbench.cache.segments.packed import PackedSegment
+
+#: rules of the kernels, by name (:attr:`Form.kind`)
+RULES = ("int8", "fp8_head", "fp8", "int4", "q8_0", "q4_0", "nvfp4")
+#: word rows of a tile that a program processes, and its warps
+ROWS, WARPS = 8, 4
+
+
+def rule(quantizer: AffineQuantizer) -> str | None:
+    """Return the name of the kernel's rule for a quantizer; None if it has none.
+
+    Args:
+        quantizer: any quantizer of a packed segment.
+    """
+    if isinstance(quantizer, Q8_0):
+        return None if quantizer.even else "q8_0"
+    if isinstance(quantizer, Signed):
+        return "q4_0" if quantizer.bits == 4 else None
+    if isinstance(quantizer, NVFP4):
+        return None if quantizer.four else "nvfp4"
+    rules = {Int8PerTokenHead: "int8", Fp8PerTokenHead: "fp8_head", Fp8: "fp8", Int4PerTokenHead: "int4"}
+    return rules.get(type(quantizer))
+
+
+def form(quantizer: AffineQuantizer, channels: int) -> Form | None:
+    """Return the compile-time parameters of the kernel that packs tokens as a quantizer does; None if there is none.
+
+    Args:
+        quantizer: any quantizer of a packed segment.
+        channels: channels of a head.
+    """
+    kind = rule(quantizer)
+    if kind is None or channels % (quantizer.group_size or 1):
+        return None
+    wide = max(16, 1 << (channels - 1).bit_length())
+    group = quantizer.group_size or wide
+    return Form(kind, quantizer.bits, False, group, ROWS, wide, 32 // ROWS, WARPS, scale=scale(quantizer))
+
+
+def scale(quantizer: AffineQuantizer) -> float:
+    """Return the one scale of all tokens that a quantizer has; 1 if it has none."""
+    return quantizer.scale if isinstance(quantizer, Fp8) else getattr(quantizer, "factor", 1.0)
+
+
+def launch(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, count: int, index: Tensor | None) -> None:
+    """Quantize tokens and write them into a segment; the arguments are those of ``kvbench.cache.kernels.pack.pack``."""
+    from kvbench.cache.kernels.engine_kernel import pack_tokens
+    from kvbench.cache.kernels.pack import alone
+
+    rows, heads, _, channels = x.shape
+    watch, tag = segment.watch or alone(x.device)
+    how, first, parts = programs(how, start, count)
+    with torch.cuda.device_of(x):
+        pack_tokens[(rows * heads, parts)](
+            x,
+            x if index is None else index,
+            segment.words[0],
+            segment.words[-1],
+            params(segment),
+            watch.record,
+            how.scale,
+            *x.stride()[:3],
+            start,
+            count,
+            first_row,
+            first,
+            heads,
+            segment.words[0].shape[2],
+            tag,
+            *constants(how, channels, segment.side == "value"),
+            index is not None,
+            num_warps=how.warps,
+            enable_fp_fusion=False,
+        )
+
+
+def run(group: list[Job]) -> None:
+    """Pack the tokens of several jobs with equal signatures in one launch."""
+    from kvbench.cache.kernels.engine_kernel import pack_tokens_of_layers
+
+    job = group[0]
+    x, segment = job.x, job.segment
+    assert segment.watch is not None
+    rows, heads, count, channels = x.shape
+    how, first, parts = programs(job.how, job.start, count)
+    with torch.cuda.device_of(x):
+        pack_tokens_of_layers[(rows * heads, parts, len(group))](
+            addresses(tuple(member.addresses() for member in group), x.device),
+            x,
+            params(segment),
+            segment.watch[0].record,
+            x.storage_offset(),
+            how.scale,
+            *x.stride()[:3],
+            job.start,
+            count,
+            job.first_row,
+            first,
+            heads,
+            segment.words[0].shape[2],
+            *constants(how, channels, segment.side == "value"),
+            num_warps=how.warps,
+            enable_fp_fusion=False,
+        )
+
+
+def params(segment: Any) -> Tensor:
+    """Return the parameters of a segment, or the words in their place if it has none (which kernels then ignore)."""
+    tensor: Tensor = segment.params[0] if segment.params else segment.words[0]
+    return tensor
+
+
+def constants(how: Form, channels: int, value: bool) -> tuple[Any, ...]:
+    """Return the compile-time arguments of a kernel, from RULE to CHANNELS."""
+    return how.kind, how.bits, how.group, channels, value, how.rows, how.channels
+
+
+def refuses(keys: PackedSegment, values: PackedSegment) -> str | None:
+    """Return why the kernel cannot pack the new token of a captured step, or None if it can.
+
+    Args:
+        keys: segment of keys of a layer.
+        values: segment of its values.
+    """
+    for segment in (keys, values):
+        if form(segment.quantizer, segment.channels) is None:
+            return f"no kernel packs {segment.quantizer} on the device"
+        if segment.dtype not in (torch.float16, torch.bfloat16):
+            return f"tokens are {str(segment.dtype).removeprefix('torch.')}"
+    return None
+
+
+def quantize(keys: PackedSegment, values: PackedSegment, key: Tensor, value: Tensor, places: Tensor) -> None:
+    """Quantize the key and the value of one new token per row, and store them in one launch that can be recorded.
+
+    The host must have made room for them (:meth:`kvbench.cache.segments.packed.PackedSegment.advance`).
+
+    Args:
+        keys: segment of the keys.
+        values: segment of the values.
+        key: keys of the new tokens as the segment stores them, ``[B, H, 1, D]``.
+        value: values of the new tokens, ``[B, H, 1, Dv]``.
+        places: index of the token in each segment, int32 ``[B, 2]``, read on the device; negative to store nothing.
+    """
+    from kvbench.cache.kernels.engine_kernel import pack_step
+
+    key = key if key.stride(-1) == 1 else key.contiguous()
+    value = value if value.stride(-1) == 1 else value.contiguous()
+    forms = [form(segment.quantizer, segment.channels) for segment in (keys, values)]
+    assert forms[0] is not None and forms[1] is not None
+    watch = keys.watch if keys.watch is not None else (None, 0)
+    with torch.cuda.device_of(key):
+        pack_step[(len(places) * keys.heads, 2)](
+            key,
+            value,
+            places,
+            keys.words[0],
+            keys.words[-1],
+            params(keys),
+            values.words[0],
+            values.words[-1],
+            params(values),
+            places if watch[0] is None else watch[0].record,
+            watch[1],
+            values.watch[1] if values.watch is not None else 0,
+            forms[0].scale,
+            forms[1].scale,
+            *key.stride()[:2],
+            *value.stride()[:2],
+            keys.heads,
+            keys.tiles,
+            values.tiles,
+            forms[0].kind,
+            forms[0].bits,
+            forms[0].group,
+            keys.channels,
+            forms[0].channels,
+            forms[1].kind,
+            forms[1].bits,
+            forms[1].group,
+            values.channels,
+            forms[1].channels,
+            watch[0] is not None,
+            num_warps=1,
+            enable_fp_fusion=False,
+        )

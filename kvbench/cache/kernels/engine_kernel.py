@@ -1,0 +1,223 @@
+"""Triton kernels that quantize tokens to an engine's format and pack them into a segment.
+
+A program handles some word rows of one tile of one (row, KV head), with all channels. Three entries share the code: one
+for tokens of one segment, one for tokens of the segments of many layers, and one for the new token of a captured step,
+whose place is read from device memory.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="assignment"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kvbench.cache.kernels.engine_math import encode
+
+#: word rows in a tile of 4-bit fields, and tokens in a word
+WORD_ROWS = tl.constexpr(32)
+FIELDS = tl.constexpr(4)
+#: greater than any offset in a tile
+NOWHERE = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def put(words, word, written, base, row, channel, there, DIM: tl.constexpr, VALUE: tl.constexpr):
+    """Write words of a tile; only the bits set in `written` change.
+
+    Args:
+        words: pointer to the words of the segment.
+        word: the words to write, int32 ``[rows, channels]``.
+        written: bits to write in each word row, ``[rows]``.
+        base: offset of the tile's first word.
+        row: word rows, ``[rows]``.
+        channel: channels, ``[channels]``.
+        there: mask of the channels that exist.
+        DIM: channels of a head.
+        VALUE: True for the word order of values, False for that of keys.
+    """
+    if VALUE:
+        place = words + base + channel[None, :] * WORD_ROWS + row[:, None]
+    else:
+        place = words + base + row[:, None] * DIM + channel[None, :]
+    some = (written != 0)[:, None] & there[None, :]
+    old = tl.load(place, mask=some, other=0).to(tl.int32) & 0xFFFF
+    mixed = (old & ~written[:, None]) | (word & written[:, None])
+    tl.store(place, mixed.to(tl.int16), mask=some)
+
+
+@triton.jit
+def pack_rows(
+    x, index, upper_words, lower_words, params, record, factor, stride_token,
+    start, count, line, row, head, tile, word_row, tiles, tag,
+    RULE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, INDEXED: tl.constexpr, WATCHED: tl.constexpr,
+):  # fmt: skip
+    """Quantize the tokens of some word rows of a tile, and write their codes and parameters.
+
+    Args:
+        x: pointer to the first token of the row and head, channels contiguous.
+        index: if `INDEXED`, pointer to the indices of the tokens to pack; else ignored.
+        upper_words: pointer to the words of codes (8 bits: of upper nibbles).
+        lower_words: for 8 bits, pointer to the words of lower nibbles.
+        params: pointer to the parameters, ``[B, H, tiles * 128, groups]``; ignored by rules without parameters.
+        record: pointer to where the location of the first NaN or Inf is stored.
+        factor: the one scale of all keys or values.
+        stride_token: stride of `x` over tokens.
+        start: index, within the segment, of the first token to write.
+        count: number of tokens to write.
+        line: number of the row and head in the segment's buffers.
+        row: row of the batch, for `record`.
+        head: KV head, for `record`.
+        tile: the tile.
+        word_row: word rows of the program, ``[ROWS]``.
+        tiles: number of tiles per head in the buffers.
+        tag: number that identifies the segment in `record`.
+        RULE: rule of the format.
+        BITS: 4 or 8.
+        GROUP: channels per group, at most `CHANNELS`.
+        DIM: channels of a head.
+        VALUE: True for the word order of values.
+        ROWS: number of word rows.
+        CHANNELS: `DIM`, rounded up to a power of two.
+        INDEXED: True to pack the tokens listed in `index`.
+        WATCHED: True to record NaN and Inf.
+    """
+    GROUPS: tl.constexpr = CHANNELS // GROUP
+    channel = tl.arange(0, CHANNELS)
+    there = channel < DIM
+    upper = tl.zeros((ROWS, CHANNELS), tl.int32)
+    lower = tl.zeros((ROWS, CHANNELS), tl.int32)
+    written = tl.zeros((ROWS,), tl.int32)
+    worst = NOWHERE
+    for f in range(FIELDS):
+        token = tile * 128 + f * WORD_ROWS + word_row
+        valid = (token >= start) & (token < start + count)
+        if tl.max(valid.to(tl.int32), 0) != 0:
+            source = (token - start).to(tl.int64)
+            if INDEXED:
+                source = tl.load(index + source, mask=valid, other=0).to(tl.int64)
+            known = valid[:, None] & there[None, :]
+            values = tl.load(x + source[:, None] * stride_token + channel[None, :], mask=known, other=0.0)
+            values = values.to(tl.float32)
+            if WATCHED:
+                odd = known & ((values - values) != 0.0)
+                place = f * (WORD_ROWS * DIM) + word_row[:, None] * DIM + channel[None, :]
+                worst = tl.minimum(worst, tl.min(tl.min(tl.where(odd, place, NOWHERE), 1), 0))
+            here = tl.reshape(there, (1, GROUPS, GROUP))
+            codes, param = encode(tl.reshape(values, (ROWS, GROUPS, GROUP)), here, factor, RULE)
+            codes = tl.reshape(codes, (ROWS, CHANNELS))
+            if RULE != "fp8":
+                column = tl.arange(0, GROUPS)
+                target = (line * (tiles * 128) + token[:, None]) * (DIM // GROUP if GROUP < DIM else 1) + column[
+                    None, :
+                ]
+                keep = valid[:, None] & (column * GROUP < DIM)[None, :]
+                param = tl.reshape(param, (ROWS, GROUPS))
+                if RULE == "q8_0" or RULE == "q4_0":
+                    param = tl.minimum(tl.maximum(param, -65504.0), 65504.0)
+                tl.store(params + target, param.to(params.dtype.element_ty), mask=keep)
+            if BITS == 8:
+                lower |= (codes & 15) << (f * 4)
+                codes = codes >> 4
+            upper |= (codes & 15) << (f * 4)
+            written |= tl.where(valid, 15 << (f * 4), 0)
+    base = (line * tiles + tile) * (WORD_ROWS * DIM)
+    put(upper_words, upper, written, base, word_row, channel, there, DIM, VALUE)
+    if BITS == 8:
+        put(lower_words, lower, written, base, word_row, channel, there, DIM, VALUE)
+    # only the first program to find one records it, as the host reports a single place (`and` would run both)
+    if worst != NOWHERE:  # noqa: SIM102
+        if tl.atomic_cas(record, 0, 1) == 0:
+            tl.store(record + 1, tag)
+            tl.store(record + 2, row)
+            tl.store(record + 3, head)
+            tl.store(record + 4, tile * 128 + worst // DIM)
+            tl.store(record + 5, worst % DIM)
+
+
+@triton.jit(do_not_specialize=["start", "count", "first_row", "first_part", "tiles", "tag", "factor"])
+def pack_tokens(
+    x, index, upper_words, lower_words, params, record, factor, stride_row, stride_head, stride_token,
+    start, count, first_row, first_part, heads, tiles, tag,
+    RULE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, INDEXED: tl.constexpr,
+):  # fmt: skip
+    """Quantize tokens and write their codes and parameters into a segment.
+
+    Grid: (rows x H, programs). Strides are those of `x`, ``[rows, H, n, D]``, in elements; `first_row` is the row of
+    the segment to which row 0 of `x` belongs, and `first_part` the number of programs of the first tile that are not
+    launched. The other arguments are those of :func:`pack_rows`.
+    """
+    PARTS: tl.constexpr = WORD_ROWS // ROWS
+    row, head = tl.program_id(0) // heads, tl.program_id(0) % heads
+    part = tl.program_id(1) + first_part
+    tile, word_row = start // 128 + part // PARTS, part % PARTS * ROWS + tl.arange(0, ROWS)
+    line = (first_row + row).to(tl.int64) * heads + head
+    begin = x + row.to(tl.int64) * stride_row + head.to(tl.int64) * stride_head
+    pack_rows(
+        begin, index, upper_words, lower_words, params, record, factor, stride_token, start, count, line,
+        first_row + row, head, tile, word_row, tiles, tag,
+        RULE, BITS, GROUP, DIM, VALUE, ROWS, CHANNELS, INDEXED, True,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["start", "count", "first_row", "first_part", "tiles", "factor"])
+def pack_tokens_of_layers(
+    table, like, scale_like, record, offset, factor, stride_row, stride_head, stride_token,
+    start, count, first_row, first_part, heads, tiles,
+    RULE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Quantize and pack tokens of several layers, given a table of the addresses of their buffers.
+
+    Grid: (rows x H, programs, layers). `table` is int64 ``[layers, 6]``: the addresses of the storage of the tokens, of
+    the upper and the lower words, of the parameters (twice), and the segment's tag. `like` and `scale_like` are tensors
+    with the dtypes of tokens and of parameters, and `offset` is that of the first token in its storage. The other
+    arguments are those of :func:`pack_tokens`.
+    """
+    entry = table + tl.program_id(2) * 6
+    x = tl.load(entry).to(tl.pointer_type(like.dtype.element_ty)) + offset
+    upper_words = tl.load(entry + 1).to(tl.pointer_type(tl.int16))
+    lower_words = tl.load(entry + 2).to(tl.pointer_type(tl.int16))
+    params = tl.load(entry + 3).to(tl.pointer_type(scale_like.dtype.element_ty))
+    pack_tokens(
+        x, x, upper_words, lower_words, params, record, factor, stride_row, stride_head, stride_token,
+        start, count, first_row, first_part, heads, tiles, tl.load(entry + 5).to(tl.int32),
+        RULE, BITS, GROUP, DIM, VALUE, ROWS, CHANNELS, False,
+    )  # fmt: skip
+
+
+@triton.jit
+def pack_step(
+    key, value, places, key_upper, key_lower, key_params, value_upper, value_lower, value_params, record,
+    key_tag, value_tag, key_factor, value_factor, key_row, key_head, value_row, value_head, heads,
+    key_tiles, value_tiles,
+    KEY_RULE: tl.constexpr, KEY_BITS: tl.constexpr, KEY_GROUP: tl.constexpr, KEY_DIM: tl.constexpr,
+    KEY_CHANNELS: tl.constexpr, VALUE_RULE: tl.constexpr, VALUE_BITS: tl.constexpr, VALUE_GROUP: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUE_CHANNELS: tl.constexpr, WATCHED: tl.constexpr,
+):  # fmt: skip
+    """Quantize and pack the key and the value of one new token per row, at places read from device memory.
+
+    Grid: (B x H, 2): programs with 0 in the last dimension pack keys, those with 1 values. `places` is int32 ``[B, 2]``
+    with the index of each row's key and value in the segments, or a negative number to store nothing. The other
+    arguments are those of :func:`pack_rows`, for each side.
+    """
+    line, side = tl.program_id(0), tl.program_id(1)
+    row, head = line // heads, line % heads
+    start = tl.load(places + 2 * row + side)
+    if start >= 0:
+        word_row = start % WORD_ROWS + tl.arange(0, 1)
+        line, wide = line.to(tl.int64), row.to(tl.int64)
+        if side == 0:
+            pack_rows(
+                key + wide * key_row + head * key_head, key, key_upper, key_lower, key_params, record, key_factor, 0,
+                start, 1, line, row, head, start // 128, word_row, key_tiles, key_tag,
+                KEY_RULE, KEY_BITS, KEY_GROUP, KEY_DIM, False, 1, KEY_CHANNELS, False, WATCHED,
+            )  # fmt: skip
+        else:
+            pack_rows(
+                value + wide * value_row + head * value_head, value, value_upper, value_lower, value_params, record,
+                value_factor, 0, start, 1, line, row, head, start // 128, word_row, value_tiles, value_tag,
+                VALUE_RULE, VALUE_BITS, VALUE_GROUP, VALUE_DIM, True, 1, VALUE_CHANNELS, False, WATCHED,
+            )  # fmt: skip

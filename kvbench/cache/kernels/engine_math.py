@@ -1,0 +1,148 @@
+"""The arithmetic of the engines' formats in Triton, equal bit for bit to :mod:`kvbench.quantizers.engine`.
+
+All of it is fp32. Casts to e4m3 use integer arithmetic, because Triton's interpreter rounds them wrongly. Launches
+switch fused multiply-adds off.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+#: added to an fp32 value below 2**22, it leaves the value, rounded half to even, in the low bits
+ROUND = tl.constexpr(12582912.0)
+#: smallest scale of vLLM's formats per token and head
+LEAST = tl.constexpr(9.999999974752427e-07)
+#: 1 / 6 in fp32
+SIXTH = tl.constexpr(0.1666666716337204)
+INFINITY = tl.constexpr(float("inf"))
+
+
+@triton.jit
+def ratio(x, y):
+    """Return x / y with correct rounding, for a number y.
+
+    Args:
+        x: dividends, fp32.
+        y: divisor.
+    """
+    return tl.div_rn(x, tl.full(x.shape, y, tl.float32))
+
+
+@triton.jit
+def inverse(x):
+    """Return 1 / x, or 0 where x is 0.
+
+    Args:
+        x: scales, fp32.
+    """
+    safe = tl.where(x == 0.0, 1.0, x)
+    return tl.where(x == 0.0, 0.0, tl.div_rn(safe * 0.0 + 1.0, safe))
+
+
+@triton.jit
+def half_away(x):
+    """Return x plus 0.5 with the sign of x, without its fraction, as int32.
+
+    Args:
+        x: numbers below 2**31, fp32.
+    """
+    return (x + tl.where(x >= 0.0, 0.5, -0.5)).to(tl.int32)
+
+
+@triton.jit
+def to_e4m3(x):
+    """Return the bytes of the e4m3 numbers nearest to x (ties to even, saturating), as int32.
+
+    Args:
+        x: finite numbers, fp32.
+    """
+    bits = x.to(tl.int32, bitcast=True)
+    size = tl.minimum(tl.abs(x), 448.0)
+    wide = size.to(tl.int32, bitcast=True)
+    # e4m3 keeps 3 of 23 mantissa bits, and its exponents have a bias of 7 instead of 127
+    normal = ((wide + 0x7FFFF + ((wide >> 20) & 1)) >> 20) - (120 << 3)
+    small = (size * 512.0 + ROUND).to(tl.int32, bitcast=True) & 15
+    return tl.where(size < 0.015625, small, normal) | (((bits >> 31) & 1) << 7)
+
+
+@triton.jit
+def from_e4m3(code):
+    """Return the non-negative e4m3 numbers of given bytes, fp32.
+
+    Args:
+        code: bytes below 128, int32.
+    """
+    normal = ((((code >> 3) + 120) << 23) | ((code & 7) << 20)).to(tl.float32, bitcast=True)
+    return tl.where(code < 8, code.to(tl.float32) * 0.001953125, normal)
+
+
+@triton.jit
+def to_e2m1(x):
+    """Return the 4-bit codes of the e2m1 numbers nearest to x (ties to the even code, saturating), as int32.
+
+    Args:
+        x: numbers, fp32.
+    """
+    size = tl.abs(x)
+    code = (size > 0.25).to(tl.int32) + (size >= 0.75).to(tl.int32) + (size > 1.25).to(tl.int32)
+    code += (size >= 1.75).to(tl.int32) + (size > 2.5).to(tl.int32) + (size >= 3.5).to(tl.int32)
+    code += (size > 5.0).to(tl.int32)
+    return code | (((x.to(tl.int32, bitcast=True) >> 31) & 1) << 3)
+
+
+@triton.jit
+def encode(x, here, factor, RULE: tl.constexpr):
+    """Compute the codes and the parameter of groups of channels.
+
+    Args:
+        x: elements, fp32 ``[rows, groups, channels]``; 0 where `here` is False.
+        here: mask of the elements that exist, which broadcasts over `x`.
+        factor: the one scale of all keys or values of a layer, for the rules that have one.
+        RULE: name of the rule (:data:`kvbench.cache.kernels.engine.RULES`).
+
+    Returns:
+        The codes, int32 in the shape of `x`, and the parameter of each group, ``[rows, groups, 1]``: fp32 for rules per
+        token and head, else fp32 to be rounded to fp16, or int32 to be stored as a byte.
+    """
+    most = tl.max(tl.abs(x), 2, keep_dims=True)
+    if RULE == "int8":
+        param = tl.maximum(ratio(most, 127.0), LEAST)
+        codes = tl.minimum(tl.maximum(half_away(x * inverse(param)), -128), 127) + 128
+    elif RULE == "fp8_head":
+        param = tl.maximum(ratio(most, 448.0), LEAST)
+        codes = to_e4m3(x * inverse(param))
+    elif RULE == "fp8":
+        param = most
+        codes = to_e4m3(ratio(x, factor))
+    elif RULE == "int4":
+        low = tl.min(tl.where(here, x, INFINITY), 2, keep_dims=True)
+        high = tl.max(tl.where(here, x, -INFINITY), 2, keep_dims=True)
+        scale = tl.maximum(ratio(high - low, 15.0), LEAST)
+        # bounded before it becomes an integer, as a quotient may pass the range of int32
+        zero = half_away(tl.minimum(tl.maximum(tl.div_rn(-low, scale), -1.0), 16.0))
+        zero = tl.minimum(tl.maximum(zero, 0), 15)
+        places = x * inverse(scale) + zero.to(tl.float32)
+        codes = half_away(tl.minimum(tl.maximum(places, -1.0), 16.0))
+        codes = tl.minimum(tl.maximum(codes, 0), 15)
+        param = ((scale.to(tl.int32, bitcast=True) & -16) | zero).to(tl.float32, bitcast=True)
+    elif RULE == "q8_0":
+        param = ratio(most, 127.0)
+        places = x * inverse(param)
+        whole = places.to(tl.int32)
+        rest = places - whole.to(tl.float32)
+        codes = whole + (rest >= 0.5).to(tl.int32) - (rest <= -0.5).to(tl.int32)
+        codes = tl.minimum(tl.maximum(codes, -128), 127) + 128
+    elif RULE == "q4_0":
+        place = tl.arange(0, x.shape[2])[None, None, :]
+        first = tl.min(tl.where(tl.abs(x) == most, place, x.shape[2]), 2, keep_dims=True)
+        peak = tl.sum(tl.where(place == first, x, 0.0), 2, keep_dims=True)
+        param = ratio(peak, -8.0)
+        codes = tl.minimum(tl.maximum((x * inverse(param) + 8.5).to(tl.int32), 0), 15)
+    else:  # nvfp4
+        param = to_e4m3(ratio(most * SIXTH, factor))
+        step = from_e4m3(param) * factor
+        codes = tl.where(step == 0.0, 0, to_e2m1(x * inverse(step)))
+    return codes, param
