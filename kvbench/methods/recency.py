@@ -87,6 +87,13 @@ class RecencyMethod(Method):
         """
         return layer >= self.exact_layers
 
+    def counted(self, layer: KVLayer, row: int) -> int:
+        """Return the number of tokens of a row for which :meth:`exact` is asked while decoding, the sinks included.
+
+        This implementation returns the number of all tokens of the row.
+        """
+        return layer.real_tokens(row)
+
     # -- storage: overridden by methods with formats or allocations of their own -----------------------------------
 
     def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:
@@ -254,10 +261,10 @@ class RecencyMethod(Method):
         """
         if not self._packs(layer):
             return
-        count = layer.real_tokens(rows.indices(layer.batch)[0])
-        for store, exact in zip(layer.stores(), self.windows(count), strict=True):
+        row = rows.indices(layer.batch)[0]
+        for store, exact in zip(layer.stores(), self.windows(self.counted(layer, row)), strict=True):
             if self.sinks:
-                store.fill_sinks(rows, self.sinks, count)
+                store.fill_sinks(rows, self.sinks, layer.real_tokens(row))
             excess = store.tail.length(rows) - exact
             if excess > 0:
                 if not self.evict:
@@ -285,7 +292,7 @@ class RecencyMethod(Method):
             return 0
         if not self._packs(layer):
             return ALWAYS
-        count = layer.real_tokens(row)
+        count = self.counted(layer, row)
         if count < self.sinks:
             return 0
         exact = [store.tail.lengths[row] for store in layer.stores()]

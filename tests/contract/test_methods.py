@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from kvbench.cache import KVCache, Parts, Prompts
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.decoding import Generation, Sampling, generate
-from kvbench.methods import Method, RecencyMethod, ScoredMethod, load_method
+from kvbench.methods import KeepMethod, Method, RecencyMethod, ScoredMethod, load_method
 from kvbench.util.confdir import options
 from tests import slow, zoo
 
@@ -33,6 +33,7 @@ OVERRIDES = {
     # their papers' budgets keep prompts of this length whole
     "streamingllm": {"budget": 64},
     "snapkv": {"budget": 0.25},
+    "keep": {"residual": 32, "newest": 8},
 }
 MISSING = {
     "hf_quantized": "" if importlib.util.find_spec("hqq") else "hqq is not installed: run pip install 'kvbench[hf]'",
@@ -303,4 +304,4 @@ def test_the_toys_lie_outside_the_package(toy):
 def test_every_base_class_is_under_contract():
     """By methods from outside: what a base promises holds for more than the methods that it was made for."""
     bases = {type(load_method(str(toy))).__mro__[1] for toy in TOYS}
-    assert bases == {Method, RecencyMethod, ScoredMethod}
+    assert bases == {KeepMethod, Method, RecencyMethod, ScoredMethod}
