@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -25,6 +26,7 @@ from kvbench.quantizers.spec import FormatSpec
 from kvbench.util.attachment import placement
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
     from kvbench.cache import KVCache, Prompts
@@ -109,17 +111,15 @@ class Oscar(RecencyMethod):
         """Return the basis of a layer's keys or values; arguments as for :meth:`Method.transform`."""
         if self.basis == "rotation":
             return super().transform(layer, side)
-        from kvbench.calibration.rotations import Rotations
-        from kvbench.calibration.stored import load
-        from kvbench.rotation import Transform
+        from kvbench.rotation import transform
 
         state = layer.progress.method_state
         path = state.path if isinstance(state, Rotated) else Path(str(self.calibration)).expanduser()
-        matrix = load(path, Rotations).rotation(layer.index, side)
         team = state.team if isinstance(state, Rotated) else None
-        if matrix.ndim == 3 and team is not None:
-            matrix = matrix[team.rank * layer.heads : (team.rank + 1) * layer.heads]
-        return Transform(matrix, matrix).to(layer.device)
+        if team is not None:
+            return _of_rank(path, side, layer.index, (team.rank * layer.heads, layer.heads), layer.device)
+        channels = layer.key_dim if side == "key" else layer.value_dim
+        return transform(str(path), side, channels, layer.device, layer.index)
 
     # -- storage ----------------------------------------------------------------------------------------------------
 
@@ -296,3 +296,23 @@ class Oscar(RecencyMethod):
         assert file.path is not None
         cache.progress.method_state = Rotated(file.path, placement(model).team)
         return cache
+
+
+@lru_cache(maxsize=1024)
+def _of_rank(path: Path, side: Side, layer: int, heads: tuple[int, int], device: torch.device) -> Transform:
+    """Return the basis of a layer under tensor parallelism, where a process has some of the KV heads only.
+
+    Args:
+        path: calibration file.
+        side: ``key`` or ``value``.
+        layer: index of the layer.
+        heads: number of the process's first head, and how many heads it has.
+        device: device of the matrices.
+    """
+    from kvbench.calibration.rotations import Rotations
+    from kvbench.calibration.stored import load
+    from kvbench.rotation import Transform
+
+    matrix = load(path, Rotations).rotation(layer, side)
+    first, count = heads
+    return Transform.of(matrix[first : first + count] if matrix.ndim == 3 else matrix).to(device)

@@ -110,9 +110,8 @@ class Late(KeepMethod):
 
 
 def test_a_scorer_of_ones_own_needs_nothing_else():
-    method = load_method(
-        {"_target_": f"{__name__}.Late", "takes": ["int4", "none"], "keep": 0.3, "newest": 0}, quantizer="int4"
-    )
+    late = {"_target_": f"{__name__}.Late", "takes": ["int4", "none"], "keep": 0.3, "newest": 0}
+    method = load_method(late, quantizer="int4")
     layer = filled(method, 0)
     assert layer.positions(0)[0].tolist() == [*range(70, 100)]
     plain = load_method(late)
