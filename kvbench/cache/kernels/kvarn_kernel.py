@@ -1,0 +1,202 @@
+"""Triton kernel that balances, quantizes and packs KVarN's tiles, one program per tile of one (row, KV head).
+
+The arithmetic is that of :class:`kvbench.quantizers.kvarn.KvarnQuantizer` in fp32, in another order of summation; codes
+differ by 1 in at most one element of ten thousand, and parameters in their last bit. In tiles with a token or a channel
+of zeros, rounding decides which state of the balance is the best, here as in the authors' code.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="assignment"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+#: adding and subtracting it rounds a number below 2**22 to a whole one, ties to even
+ROUND = tl.constexpr(12582912.0)
+FP16_MAX = tl.constexpr(65504.0)
+
+
+@triton.jit
+def deviations(x, AXIS: tl.constexpr):
+    """Compute unbiased standard deviations along an axis.
+
+    Args:
+        x: fp32 block of two dimensions.
+        AXIS: axis along which to compute them.
+    """
+    COUNT: tl.constexpr = x.shape[AXIS]
+    mean = tl.expand_dims(tl.sum(x, AXIS) / COUNT, AXIS)
+    away = x - mean
+    return tl.sqrt(tl.sum(away * away, AXIS) / (COUNT - 1))
+
+
+@triton.jit
+def adapted(logs, deviation):
+    """Multiply factors, given as natural logarithms, by standard deviations, within the ranges of the quantizer."""
+    step = tl.log(tl.minimum(tl.maximum(deviation, 1e-3), 1e3))
+    return tl.minimum(tl.maximum(logs + step, -0.3), 10.0)
+
+
+@triton.jit
+def ratio(deviation):
+    """Compute the largest deviation over the smallest one."""
+    return tl.max(deviation, 0) / tl.maximum(tl.min(deviation, 0), 1e-8)
+
+
+@triton.jit
+def divided(x, columns, rows, ALONG: tl.constexpr):
+    """Divide a tile by the factors of its columns and its rows.
+
+    Args:
+        x: tile ``[tokens, channels]``.
+        columns: factors of the direction that is adapted first.
+        rows: factors of the direction in which elements share a scale.
+        ALONG: axis along which the deviations of columns are computed: 1 for keys, whose columns are tokens; 0 for
+            values, whose columns are channels.
+    """
+    return x * tl.expand_dims(1.0 / columns, ALONG) * tl.expand_dims(1.0 / rows, 1 - ALONG)
+
+
+@triton.jit
+def balanced(x, iterations, ALONG: tl.constexpr):
+    """Find the factors of columns and rows that balance a tile (``balanced_factors`` of the quantizer).
+
+    Args:
+        x: tile ``[tokens, channels]``.
+        iterations: number of iterations.
+        ALONG: as in :func:`divided`.
+
+    Returns:
+        The factors of the columns and of the rows.
+    """
+    column, row = deviations(x, ALONG), deviations(x, 1 - ALONG)
+    least = ratio(column) + ratio(row)
+    log_columns, log_rows = tl.zeros_like(column), tl.zeros_like(row)
+    best_columns, best_rows = tl.zeros_like(column), tl.zeros_like(row)
+    for _ in range(iterations):
+        log_columns = adapted(log_columns, column)
+        row = deviations(divided(x, tl.exp(log_columns), tl.exp(log_rows), ALONG), 1 - ALONG)
+        earlier = log_rows
+        log_rows = adapted(log_rows, row)
+        row *= tl.exp(earlier - log_rows)  # dividing a row divides its deviation
+        column = deviations(divided(x, tl.exp(log_columns), tl.exp(log_rows), ALONG), ALONG)
+        measure = ratio(column) + ratio(row)
+        better = measure <= least
+        least = tl.minimum(measure, least)
+        best_columns = tl.where(better, log_columns, best_columns)
+        best_rows = tl.where(better, log_rows, best_rows)
+    return tl.exp(best_columns), tl.exp(best_rows)
+
+
+@triton.jit
+def put_plane(words, codes, base, first_field, WIDTH: tl.constexpr, VALUE: tl.constexpr):
+    """Write one plane of the codes of a KVarN tile, which fills whole fields of the words of a tile of 128 tokens.
+
+    Args:
+        words: pointer to the plane's words.
+        codes: int32 ``[tokens, channels]``, below ``2 ** WIDTH``.
+        base: offset of the first word of the tile of 128 tokens.
+        first_field: field of the first token: 0, or half of the fields for the second tile of 64 tokens.
+        WIDTH: bits of a field.
+        VALUE: True for the word order of values, ``[channels, rows]``; False for that of keys, ``[rows, channels]``.
+    """
+    TOKENS: tl.constexpr = codes.shape[0]
+    CHANNELS: tl.constexpr = codes.shape[1]
+    ROWS: tl.constexpr = 8 * WIDTH
+    COUNT: tl.constexpr = TOKENS // ROWS
+    shifts = (first_field + tl.arange(0, COUNT)) * WIDTH
+    word = tl.sum(tl.reshape(codes, (COUNT, ROWS, CHANNELS)) << shifts[:, None, None], 0)
+    row, channel = tl.arange(0, ROWS)[:, None], tl.arange(0, CHANNELS)[None, :]
+    place = words + base + (channel * ROWS + row if VALUE else row * CHANNELS + channel)
+    if TOKENS < 128:  # noqa: SIM102
+        if first_field > 0:  # the lower fields hold the tile before
+            earlier = tl.load(place).to(tl.int32) & ((1 << (first_field * WIDTH)) - 1)
+            word = word | earlier
+    tl.store(place, word.to(tl.int16))
+
+
+# Not specialized: arguments that change from call to call must not cause a recompilation.
+@triton.jit(do_not_specialize=["start", "first_row", "tiles", "tag"])
+def pack_balanced(
+    x, upper_words, lower_words, scales, minima, cross, record, stride_row, stride_head, stride_token,
+    start, first_row, heads, tiles, tag, iterations,
+    BALANCE: tl.constexpr, BITS: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, VALUE: tl.constexpr,
+):  # fmt: skip
+    """Balance, quantize and pack tiles. Grid: (rows x H, KVarN tiles).
+
+    Args:
+        x: pointer to the tokens in full precision; channels are contiguous.
+        upper_words: pointer to the words of the first plane of codes.
+        lower_words: pointer to those of the second plane; that of the first if there is only one.
+        scales: pointer to A, fp16.
+        minima: pointer to Z, fp16.
+        cross: pointer to C, fp16.
+        record: pointer to where the location of the first NaN or Inf is stored
+            (:func:`kvbench.cache.kernels.pack_kernel.pack_tiles`).
+        stride_row: stride of the tokens over rows, in elements.
+        stride_head: stride of the tokens over heads, in elements.
+        stride_token: stride of the tokens over tokens, in elements.
+        start: index, within the segment, of the first token to write.
+        first_row: row of the batch, in the segment, to which row 0 of the tokens belongs.
+        heads: number of KV heads, H.
+        tiles: number of tiles of 128 tokens per head in the buffers of words.
+        tag: number that identifies the segment in `record`.
+        iterations: number of iterations of the balance.
+        BALANCE: ``kvarn``, ``norm`` or ``none``.
+        BITS: bits of a code.
+        TOKENS: tokens of a KVarN tile, 64 or 128.
+        CHANNELS: channels of a head.
+        VALUE: True for values, False for keys.
+    """
+    ALONG: tl.constexpr = 0 if VALUE else 1
+    row, head, number = tl.program_id(0) // heads, tl.program_id(0) % heads, tl.program_id(1)
+    token, channel = tl.arange(0, TOKENS), tl.arange(0, CHANNELS)
+    begin = x + row.to(tl.int64) * stride_row + head.to(tl.int64) * stride_head
+    tile = tl.load(begin + (number * TOKENS + token)[:, None].to(tl.int64) * stride_token + channel[None, :])
+    tile = tile.to(tl.float32)
+    first = start + number * TOKENS  # within the segment
+
+    strange = tl.where(tile - tile == 0.0, 0x7FFFFFFF, token[:, None] * CHANNELS + channel[None, :])
+    strange = tl.min(tl.min(strange, 1), 0)
+    if strange != 0x7FFFFFFF:  # noqa: SIM102
+        if tl.atomic_cas(record, 0, 1) == 0:
+            tl.store(record + 1, tag)
+            tl.store(record + 2, first_row + row)
+            tl.store(record + 3, head)
+            tl.store(record + 4, first + strange // CHANNELS)
+            tl.store(record + 5, strange % CHANNELS)
+
+    if BALANCE == "kvarn":
+        columns, rows = balanced(tile, iterations, ALONG)
+    else:
+        columns = tl.full((CHANNELS if VALUE else TOKENS,), 1.0, tl.float32)
+        rows = tl.full((TOKENS if VALUE else CHANNELS,), 1.0, tl.float32)
+        if BALANCE == "norm":
+            size = tl.maximum(tl.sqrt(tl.sum(tile * tile, 1) / CHANNELS), 1e-8)
+            if VALUE:
+                rows = size
+            else:
+                columns = size
+    tile = tile / tl.expand_dims(columns, ALONG) / tl.expand_dims(rows, 1 - ALONG)
+
+    LEVELS: tl.constexpr = (1 << BITS) - 1
+    low, high = tl.min(tile, 1 - ALONG), tl.max(tile, 1 - ALONG)
+    step = tl.maximum((high - low) / LEVELS, 1e-10)
+    codes = (tile - tl.expand_dims(low, 1 - ALONG)) / tl.expand_dims(step, 1 - ALONG)
+    codes = tl.minimum(tl.maximum((codes + ROUND) - ROUND, 0.0), LEVELS).to(tl.int32)
+
+    cell = (first_row + row).to(tl.int64) * heads + head
+    of_tokens = cell * tiles * 128 + first + token
+    of_channels = (cell * tiles * (128 // TOKENS) + first // TOKENS) * CHANNELS + channel
+    of_rows, of_columns = (of_tokens, of_channels) if VALUE else (of_channels, of_tokens)
+    tl.store(scales + of_rows, tl.minimum(rows * step, FP16_MAX).to(tl.float16))
+    tl.store(minima + of_rows, tl.minimum(tl.maximum(rows * low, -FP16_MAX), FP16_MAX).to(tl.float16))
+    tl.store(cross + of_columns, tl.minimum(columns, FP16_MAX).to(tl.float16))
+
+    WIDTH: tl.constexpr = 2 if BITS < 4 else 4
+    REST: tl.constexpr = BITS - WIDTH  # bits of the second plane
+    at = (cell * tiles + first // 128) * CHANNELS
+    put_plane(upper_words, codes >> REST, at * (8 * WIDTH), first % 128 // (8 * WIDTH), WIDTH, VALUE)
+    if REST > 0:
+        put_plane(lower_words, codes & ((1 << REST) - 1), at * (8 * REST), first % 128 // (8 * REST), REST, VALUE)
