@@ -33,6 +33,8 @@ class Form:
         window: if groups may cross tile boundaries (LogQuant), the number of tokens per block that is divided into
             groups; else 0.
         scale: the one scale of all tokens, in engine formats that have one (:mod:`kvbench.cache.kernels.engine`).
+        rank: index of the threshold of clipping among a token's sorted absolute values
+            (:mod:`kvbench.cache.kernels.clipped`).
     """
 
     kind: str
@@ -45,6 +47,7 @@ class Form:
     warps: int = 2
     window: int = 0
     scale: float = 1.0
+    rank: int = 0
 
 
 @lru_cache(maxsize=256)
