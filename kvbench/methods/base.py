@@ -237,6 +237,17 @@ class Method(Traits):
             for store in layer.stores():
                 store.drop_front(rows, count)
 
+    def stored_as(self, layer: int, layers: int) -> int:
+        """Return the index of the first layer that stores its tokens as a layer does, apart from sliding windows.
+
+        This implementation distinguishes the first :attr:`exact_layers` layers from the others.
+
+        Args:
+            layer: index of the layer.
+            layers: number of layers of the model.
+        """
+        return min(layer, self.exact_layers, layers - 1)
+
     def layer_bytes(self, at: Setting) -> KVBytes:
         """Predict the bytes of one layer's cache for one sequence from a formula, without making a cache.
 

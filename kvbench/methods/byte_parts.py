@@ -56,6 +56,7 @@ class Setting:
         widths: for Cocktail, the bits of each chunk (2, 4 or 16) in the order of the text; None: they follow from
             `chunks`.
         window: the layer's sliding window, in tokens; None: every token sees all tokens before it.
+        layers: number of layers of the model; None if not known.
     """
 
     tokens: int
@@ -69,6 +70,7 @@ class Setting:
     chunks: tuple[int, int] | None = None
     window: int | None = None
     widths: tuple[int, ...] | None = None
+    layers: int | None = None
 
     @property
     def hidden(self) -> int:

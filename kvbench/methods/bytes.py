@@ -63,9 +63,9 @@ def kv_bytes(
     """
     at = Setting(tokens, tokens if prompt is None else prompt, query_heads, heads, channels, width, 0, view, chunks)
     at = replace(at, widths=None if widths is None else tuple(widths))
-    # layers differ only in their windows, and in whether the method keeps them exact (the first few)
-    first = min(method.exact_layers, layers - 1)
-    kinds = Counter((min(layer, first), windows[layer] if windows else None) for layer in range(layers))
+    at = replace(at, layers=layers)
+    # layers differ only in their windows, and in whether the method keeps them exact
+    kinds = Counter((method.stored_as(layer, layers), windows[layer] if windows else None) for layer in range(layers))
     total = KVBytes()
     for (layer, window), count in kinds.items():
         total += method.layer_bytes(replace(at, layer=layer, window=window)) * count

@@ -29,6 +29,7 @@ OVERRIDES = {
     "cocktail": {"encoder": "bm25", "chunk_size": 16},
     "hf_quantized": {"backend": "hqq", "bits": 4, "residual": 32, "group_size": 64, "axis_key": 1, "axis_value": 1},
     "kvquant": {"outliers": 0.05},
+    "turboquant": {"boundary": 0},  # of the two layers here, none would be packed
     "kvarn": {"sinks": 0},  # the prompts here are hardly longer than its 128 sinks
     # their papers' budgets keep prompts of this length whole
     "streamingllm": {"budget": 64},
