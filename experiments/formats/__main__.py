@@ -118,7 +118,7 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--only", nargs="*", default=list(ROWS), metavar="LINE", help="lines (default: all)")
     parser.add_argument("--device", default="auto", help="device: auto, cpu, cuda or cuda:N")
-    parser.add_argument("--batch", type=int, default=25, help="prompts per batch (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=100, help="prompts per batch (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
     parser.add_argument("--runs", default="results/runs/formats", help="folder of the runs (default: %(default)s)")
     parser.add_argument("--out", default="results/formats", help="folder of the tables (default: %(default)s)")
