@@ -62,10 +62,9 @@ class Quantizer:
     tails: tuple[tuple[Tail, str], ...]
 
 
-def _tokenwise(own: str | None = None) -> tuple[tuple[Tail, str], ...]:
-    """Return the tails of a quantizer that packs token by token; its own is none unless `own` says otherwise."""
-    wide: tuple[tuple[Tail, str], ...] = (("open", "sinks=0:window=0"), ("wide", "sinks=64:window=256"))
-    return wide if own is None else (("own", own), *wide)
+def _tokenwise() -> tuple[tuple[Tail, str], ...]:
+    """Return the tails of a quantizer that packs token by token, and whose own tail is none."""
+    return (("open", "sinks=0:window=0"), ("wide", "sinks=64:window=256"))
 
 
 def _kivi(group: int) -> tuple[tuple[Tail, str], ...]:
@@ -75,6 +74,16 @@ def _kivi(group: int) -> tuple[tuple[Tail, str], ...]:
         ("open", f"residual={group}"),
         ("wide", f"residual={group}:sinks=64:window=256"),
     )
+
+
+def _tiles() -> tuple[tuple[Tail, str], ...]:
+    """Return the tails of KVarN, whose own has 128 first tokens and the newest ones of an incomplete tile."""
+    return (("own", ""), ("open", "sinks=0"), ("wide", "sinks=64:window=256"))
+
+
+def _turbo() -> tuple[tuple[Tail, str], ...]:
+    """Return the tails of TurboQuant, whose own is exact in the first two and the last two layers."""
+    return (("own", ""), ("open", "boundary=0"), ("wide", "boundary=0:sinks=64:window=256"))
 
 
 def _engine(name: str, form: str) -> Quantizer:
@@ -87,7 +96,7 @@ QUANTIZERS = (
     _engine("fp8", "fp8"),
     _engine("fp8 per token", "fp8_per_token_head"),
     _engine("q8_0, rotated", "q8_0"),
-    Quantizer("TurboQuant k8v4", "turboquant", "turboquant:k8v4", _tokenwise("")),
+    Quantizer("TurboQuant k8v4", "turboquant", "turboquant:k8v4", _turbo()),
     # 4 bits
     Quantizer("kivi int4 G32", "kivi", "kivi:int4", _kivi(32)),
     Quantizer("kivi int4 G128", "kivi", "kivi:int4_g128", _kivi(128)),
@@ -101,14 +110,14 @@ QUANTIZERS = (
     _engine("nvfp4 4over6", "nvfp4_4over6"),
     _engine("fp4_mx_block16", "fp4_mx_block16"),
     _engine("UltraQuant", "ultraquant_4bit"),
-    Quantizer("TurboQuant 4 bits", "turboquant", "turboquant:4bit_nc", _tokenwise("")),
-    Quantizer("KVarN k4v4", "kvarn", "kvarn:int4_g128", (("own", ""), ("open", "sinks=0"), ("wide", "sinks=64:window=256"))),
+    Quantizer("TurboQuant 4 bits", "turboquant", "turboquant:4bit_nc", _turbo()),
+    Quantizer("KVarN k4v4", "kvarn", "kvarn:int4_g128", _tiles()),
     Quantizer("kvquant 4, 1% outliers", "kvquant", "kvquant", (("own", ""),)),
     # 2 to 3.5 bits
-    Quantizer("TurboQuant k3v4", "turboquant", "turboquant:k3v4_nc", _tokenwise("")),
-    Quantizer("TurboQuant 3 bits", "turboquant", "turboquant:3bit_nc", _tokenwise("")),
-    Quantizer("KVarN k4v2", "kvarn", "kvarn", (("own", ""), ("open", "sinks=0"), ("wide", "sinks=64:window=256"))),
-    Quantizer("KVarN k2v2", "kvarn", "kvarn:int2_g128", (("own", ""), ("open", "sinks=0"), ("wide", "sinks=64:window=256"))),
+    Quantizer("TurboQuant k3v4", "turboquant", "turboquant:k3v4_nc", _turbo()),
+    Quantizer("TurboQuant 3 bits", "turboquant", "turboquant:3bit_nc", _turbo()),
+    Quantizer("KVarN k4v2", "kvarn", "kvarn", _tiles()),
+    Quantizer("KVarN k2v2", "kvarn", "kvarn:int2_g128", _tiles()),
     Quantizer("k2v2, rotated, not balanced", "kvarn", "kvarn:int2_g128:iterations=0", (("open", "sinks=0"),)),
     Quantizer("kivi int2 G32", "kivi", "kivi:int2", _kivi(32)),
     Quantizer("kivi int2 G128", "kivi", "kivi:int2_g128", _kivi(128)),
