@@ -27,7 +27,7 @@ prefilled in groups (``KVCache.only``).
 from __future__ import annotations
 
 from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -39,7 +39,11 @@ from kvbench.cache.progress import Progress
 from kvbench.cache.prompt_phase import PromptPhase
 from kvbench.cache.segments.base import uniform_rows
 from kvbench.cache.segments.codebook import NuqSegment
+from kvbench.cache.segments.packed import PackedSegment
 from kvbench.errors import CacheError, NonFiniteError
+
+if TYPE_CHECKING:
+    from kvbench.cache.kernels.at_once import PackedAtOnce
 
 
 class Handle:
@@ -248,16 +252,19 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         self.seen += count
         return list(zip(*places, strict=True))
 
-    def packed_at_once(self) -> tuple[NuqSegment, NuqSegment] | None:
+    def packed_at_once(self) -> PackedAtOnce | None:
         """Return the segments of keys and of values to which a captured step's kernel quantizes its new tokens.
 
         Returns:
-            None if the method does not pack tokens before they attend, or not in KVQuant's format.
+            None if the method does not pack tokens before they attend, or if no such kernel writes its segments
+            (:mod:`kvbench.cache.kernels.at_once`).
         """
         if not self.method.eager:
             return None
         keys, values = (store.segments[-2] if len(store.segments) > 1 else None for store in self.stores())
-        return (keys, values) if isinstance(keys, NuqSegment) and isinstance(values, NuqSegment) else None
+        if isinstance(keys, NuqSegment) and isinstance(values, NuqSegment):
+            return keys, values
+        return (keys, values) if isinstance(keys, PackedSegment) and isinstance(values, PackedSegment) else None
 
     def settle(self, *, forget: bool = True) -> None:
         """Let the method pack or drop older tokens, so that all tokens of the layer are stored as it prescribes.

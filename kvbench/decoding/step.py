@@ -23,7 +23,7 @@ from kvbench.attention.logits import PLAIN, Logits
 from kvbench.attention.phases import FIELDS, NotServed, Work, assembled
 from kvbench.attention.recorded import PassThrough, recording
 from kvbench.cache import KVCache
-from kvbench.cache.kernels import nuq, roll_together
+from kvbench.cache.kernels import at_once, roll_together
 from kvbench.cache.kernels.append import append
 from kvbench.cache.kernels.pack import warm
 from kvbench.cache.kernels.pack_together import together
@@ -281,7 +281,7 @@ class Recorded(Spanning):
         else:
             query, (key, value) = place.layer.rotated_queries(query), place.layer.rotated(key, value)
             if packed is not None:
-                nuq.quantize(*packed, key, value, place.places)
+                at_once.quantize(packed, key, value, place.places)
             else:
                 append(key, value, keys.tail.buffer, values.tail.buffer, place.places)
         with torch.cuda.device_of(query):  # kernels are launched on the current device
@@ -343,11 +343,13 @@ def check_eager(layer: KVLayer, count: int) -> None:
         layer: a layer whose method packs tokens before they attend.
         count: number of new tokens per row.
     """
+    if all(len(store.segments) == 1 for store in layer.stores()):
+        return  # the layer packs no tokens
     packed = layer.packed_at_once()
     reason = "the tokens of a step are packed before they attend"
     if packed is None or count > 1:
         raise NotServed(reason)
-    refusal = nuq.refuses(*packed)
+    refusal = at_once.refuses(packed)
     if refusal:
         raise NotServed(f"{reason}, and {refusal}")
     if layer.window is not None:

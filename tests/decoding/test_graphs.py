@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvbench.attention import fused, phases
 from kvbench.attention.recorded import recording
+from kvbench.cache.kernels import at_once
 from kvbench.decoding import graphs
 from kvbench.decoding.autoregressive import decode, generate
 from kvbench.decoding.ledger import Ledger
@@ -34,6 +35,16 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve recorded steps by the oracle."""
     monkeypatch.setattr(phases, "part", part)
     monkeypatch.setattr(fused, "pick", lambda query, work, wanted: ("oracle", Oracle))
+    monkeypatch.setattr(at_once, "quantize", packed_by_torch)
+    monkeypatch.setattr(at_once, "refuses", lambda segments: None)  # the models here are fp32
+
+
+def packed_by_torch(segments: Any, key: Tensor, value: Tensor, places: Tensor) -> None:
+    """Pack the token of a step as the kernel does, which has tests of its own."""
+    for segment, x, side in zip(segments, (key, value), places.unbind(1), strict=True):
+        for row, place in enumerate(side.tolist()):
+            if place >= 0:
+                segment._encode(slice(row, row + 1), place, x[row : row + 1])
 
 
 def started(
@@ -80,6 +91,7 @@ SETTINGS = {
     "snapkv": ("snapkv", {"budget": 64}),
     "h2o": ("h2o", {"budget": 0.4}),
     "h2o, largest of a group": ("h2o", {"budget": 40, "group": "max", "per_query": True}),
+    "engine": ("engine", {"format": "q8_0/q4_0"}),
     "rotated": ("kivi", {"quantizer": "int4", "residual": 32, "rotation": {"key": "rht_unnormalised", "value": "rht"}}),
 }
 

@@ -40,7 +40,12 @@ def rule(quantizer: AffineQuantizer) -> str | None:
         return "q4_0" if quantizer.bits == 4 else None
     if isinstance(quantizer, NVFP4):
         return None if quantizer.four else "nvfp4"
-    rules = {Int8PerTokenHead: "int8", Fp8PerTokenHead: "fp8_head", Fp8: "fp8", Int4PerTokenHead: "int4"}
+    rules: dict[type, str] = {
+        Int8PerTokenHead: "int8",
+        Fp8PerTokenHead: "fp8_head",
+        Fp8: "fp8",
+        Int4PerTokenHead: "int4",
+    }
     return rules.get(type(quantizer))
 
 

@@ -21,7 +21,7 @@ class TokenQuantizer(AffineQuantizer):
 
     #: name of the arithmetic that kernels are compiled for (:attr:`kvbench.attention.work.Format.kind`); ``engine`` if
     #: only torch code reads the codes
-    kind: ClassVar[str] = "engine"
+    kind: str = "engine"
     #: bits per code
     bits: int
     #: number of channels that share a scale; None: all channels of a head

@@ -77,12 +77,12 @@ class Signed(TokenQuantizer):
         bits: bits per code: 4 or 5.
     """
 
-    kind = "offset"
     group_size = BLOCK
     stored = (torch.float16,)
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
+        self.kind = "offset" if bits == 4 else "engine"
         super().__init__()
 
     def __repr__(self) -> str:

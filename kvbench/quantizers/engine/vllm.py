@@ -81,12 +81,12 @@ class Fp8(TokenQuantizer):
         scale: scale of all keys, or of all values, of a layer.
     """
 
-    kind = "float"
     bits = 8
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
         self.scale = scale
+        self.kind = "float" if scale == 1 else "engine"  # kernels know no scale of all tokens
 
     def __repr__(self) -> str:
         return f"Fp8(scale={self.scale})"
