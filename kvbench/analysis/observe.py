@@ -144,7 +144,7 @@ class Observation:
                 )
             out = prompt(module, layer, query, keys, keys, values, attention_mask, scaling, kwargs)
             for cache in self.candidates.values():
-                call.place(cache.layers[layer.index])
+                call.place(cache.kv_layers[layer.index])
             self._profile_prompt(queries, Exact(keys[0], values[0]))
             return out, None
         if query.shape[2] != 1:
@@ -178,7 +178,7 @@ class Observation:
         self._keep(layer.index, shown)
         reference_outputs = exact_outputs(queries, exact, shown.log_total, options.bins, options.block)
         for name, cache in self.candidates.items():
-            candidate = cache.layers[layer.index]
+            candidate = cache.kv_layers[layer.index]
             call.append(candidate)
             errors = compare(
                 queries,

@@ -9,6 +9,8 @@ without it transformers passes no mask at all, and padded rows give wrong result
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from kvbench.cache.layer import Handle, KVLayer
 from kvbench.cache.rope import rotated_prompt
 from kvbench.errors import CacheError, ModelError
 from kvbench.models import int4
+from kvbench.models.layers import LayerKind, layer_kinds
 from kvbench.models.served import INSTEAD, unserved
 from kvbench.util.attachment import attached, attachment, release
 
@@ -337,8 +340,10 @@ def check_served(model: PreTrainedModel) -> None:
     reason = unserved(config, name)
     if not reason and getattr(model.config, "is_encoder_decoder", False):
         reason = f"{name} is an encoder-decoder model, whose cross-attention kvbench does not support; {INSTEAD}"
-    if not reason and not getattr(model, "_supports_attention_backend", False):
+    if not reason and not uses_interface(model):
         reason = f"{name} does not use transformers' attention interface; {INSTEAD}"
+    if not reason and not any(kind.attends for kind in layer_kinds(model.config)):
+        reason = f"{name} has no layers with softmax attention, so no keys and values to cache; {INSTEAD}"
     if not reason and any(sees_later_tokens(module) for module in model.modules()):
         reason = f"{name} also attends to later tokens, so a cache of earlier tokens is not enough; {INSTEAD}"
     if not reason and not one_size(config):
@@ -349,6 +354,38 @@ def check_served(model: PreTrainedModel) -> None:
         reason = f"{name} hands '{min(asked)}' to its attention, which kvbench does not support; {INSTEAD}"
     if reason:
         raise ModelError(reason)
+
+
+def check_speculation(speculation: Any, kinds: Sequence[LayerKind], name: str) -> None:
+    """Raise ModelError if a method speculates on a hybrid model, whose layers cannot take rejected tokens back.
+
+    Args:
+        speculation: the method's speculative decoding; None if it does not speculate.
+        kinds: kinds of the model's layers.
+        name: name of the model's class for the message.
+    """
+    if speculation is not None and any(kind.states for kind in kinds):
+        raise ModelError(
+            f"{name} has layers with a state of fixed size (linear attention, Mamba or convolution), which cannot go "
+            "back over rejected drafts, so it cannot decode speculatively.\n"
+            "  hint: choose a method without speculation, such as method=kivi"
+        )
+
+
+def uses_interface(model: PreTrainedModel) -> bool:
+    """Return True if a model computes attention through transformers' attention interface.
+
+    Many hybrid models do without saying so (``_supports_attention_backend``). This looks for the interface's name in
+    the byte code of their attention modules.
+
+    Args:
+        model: the model.
+    """
+    if getattr(model, "_supports_attention_backend", False):
+        return True
+    classes = {type(module) for module in model.modules() if getattr(module, "is_causal", None) is not None}
+    codes = [getattr(inspect.unwrap(kind.forward), "__code__", None) for kind in classes]
+    return bool(codes) and all(code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names for code in codes)
 
 
 def sees_later_tokens(module: torch.nn.Module) -> bool:

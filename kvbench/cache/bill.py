@@ -7,36 +7,39 @@ from dataclasses import asdict, dataclass
 
 @dataclass
 class Parts:
-    """Bytes of a cache, divided into four parts by what they hold.
+    """Bytes of a cache, divided into parts by what they hold.
 
     Args:
         codes: packed codes.
         scales: scales, minima or zero points, and everything else that is needed to decode the codes.
         window: tokens in full precision, and single elements in full precision (KVQuant's outliers).
         index: indices of these single elements, and the attention that each token has received so far (H2O).
+        state: states of fixed size that hybrid models keep in layers with linear attention, Mamba or a convolution.
+            They are transformers' own, and the same for every method.
     """
 
     codes: int = 0
     scales: int = 0
     window: int = 0
     index: int = 0
+    state: int = 0
 
     @property
     def total(self) -> int:
-        """Bytes of the four parts together."""
-        return self.codes + self.scales + self.window + self.index
+        """Bytes of all parts together."""
+        return self.codes + self.scales + self.window + self.index + self.state
 
     def add(self, part: str, count: int) -> None:
-        """Add bytes to one of the four parts.
+        """Add bytes to one of the parts.
 
         Args:
-            part: ``codes``, ``scales``, ``window`` or ``index``.
+            part: ``codes``, ``scales``, ``window``, ``index`` or ``state``.
             count: number of bytes.
         """
         setattr(self, part, getattr(self, part) + count)
 
     def as_dict(self) -> dict[str, int]:
-        """Return a dictionary with the bytes of each of the four parts, by name, and their sum as ``total``."""
+        """Return a dictionary with the bytes of each part, by name, and their sum as ``total``."""
         return {"total": self.total, **asdict(self)}
 
 
@@ -50,7 +53,8 @@ class Bill:
         reserved: bytes of the allocated buffers, including spare room.
         fp16_equivalent: bytes that the keys and values would take in stock transformers, at 2 bytes per element.
             Padding is not counted. A layer with a sliding window would keep the newest ``window - 1`` tokens, any other
-            layer all tokens seen.
+            layer all tokens seen. The state of a hybrid model's other layers is added as ``used.state * 2 / width``:
+            no method changes it, so it takes the same bytes in both caches that the ratio compares.
         width: bytes per element of the model's own dtype.
     """
 

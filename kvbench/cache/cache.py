@@ -21,7 +21,9 @@ from kvbench.cache.options import Options
 from kvbench.cache.progress import Prefill, Progress
 from kvbench.cache.prompts import Prompts
 from kvbench.cache.segments.base import Side
+from kvbench.cache.state_layer import KVStateLayer, StateLayer, empty_layer, no_rollback
 from kvbench.errors import CacheError
+from kvbench.models.layers import LayerKind
 
 if TYPE_CHECKING:
     from kvbench.cache.policy import Policy
@@ -38,11 +40,17 @@ class KVCache(Cache):
         prompts: what the method may need to know about the prompts before prefill, such as their padding and the text
             of their questions; None if unknown.
         max_length: number of tokens to allocate for; None if unknown. Buffers grow if it is exceeded.
-        windows: for each layer, the size of its sliding window in tokens, or None if it has none
-            (:func:`kvbench.cache.sliding.windows`); None in place of the list if no layer has one.
+        windows: for each layer, the size of its sliding window in tokens, or None if it has none; None in place of the
+            list if no layer has one.
+        kinds: for each layer of the model, what it keeps of earlier tokens (:func:`kvbench.models.layers.layer_kinds`);
+            `layers` and `windows` are then ignored. None if all layers keep keys and values only.
+
+    Attributes:
+        layers: all layers of the model in order, by which transformers addresses them. :attr:`kv_layers` and
+            :attr:`state_layers` are those with keys and values and those with a state of fixed size.
     """
 
-    layers: list[KVLayer]
+    layers: list[Any]
 
     def __init__(
         self,
@@ -51,6 +59,7 @@ class KVCache(Cache):
         prompts: Prompts | None = None,
         max_length: int | None = None,
         windows: Sequence[int | None] | None = None,
+        kinds: Sequence[LayerKind] | None = None,
     ) -> None:
         self.method = method
         self.progress = Progress(Prefill(prompts), max_length)
@@ -62,10 +71,21 @@ class KVCache(Cache):
         self.follower: KVCache | None = None
         #: True once the warning that transformers' own generate() does not speculate was given
         self.said_slow = False
-        windows = [None] * layers if windows is None else windows
-        super().__init__(layers=[KVLayer(method, index, self.progress, window) for index, window in enumerate(windows)])
-        for layer in self.layers:
-            layer.layers = len(self.layers)
+        if kinds is None:
+            kinds = [LayerKind(window=window) for window in ([None] * layers if windows is None else windows)]
+        super().__init__(layers=list(_layers(method, kinds, self.progress)))
+        for layer in self.kv_layers:
+            layer.layers = len(self.kv_layers)
+
+    @property
+    def kv_layers(self) -> list[KVLayer]:
+        """The layers that keep keys and values, in order; in a hybrid model, fewer than :attr:`layers`."""
+        return [layer for layer in self.layers if isinstance(layer, KVLayer)]
+
+    @property
+    def state_layers(self) -> list[StateLayer]:
+        """The layers that keep a state of fixed size (linear attention, Mamba, convolution); may keep keys too."""
+        return [layer for layer in self.layers if isinstance(layer, StateLayer)]
 
     @property
     def options(self) -> Options:
@@ -89,17 +109,22 @@ class KVCache(Cache):
 
         Args:
             follower: the draft's own cache; None to detach it.
+
+        Raises:
+            CacheError: the model has layers with a state, which a draft cannot share.
         """
         self.follower = follower
         if follower is None:
-            for layer in self.layers:
+            for layer in self.kv_layers:
                 layer.follower = None
             return
+        if self.state_layers:
+            raise CacheError(no_rollback())
         known = self.search_s is not None and follower.search_s is not None
         self.search_s = (self.search_s or 0.0) + (follower.search_s or 0.0) if known else None
         if follower.notes is not None:
             self.notes = [{"draft": note} for note in follower.notes]
-        for layer, other in zip(self.layers, follower.layers, strict=True):
+        for layer, other in zip(self.kv_layers, follower.kv_layers, strict=True):
             layer.follower = other
 
     # -- prefill in chunks ------------------------------------------------------------------------------------------
@@ -126,7 +151,7 @@ class KVCache(Cache):
         followed = [] if self.follower is None else [self.follower.progress]
         for progress in (self.progress, *followed):
             progress.prefill.group = (rows, batch)
-        for layer in self.layers:
+        for layer in self.kv_layers:
             layer.seen, layer.sealed = 0, False
         try:
             yield
@@ -137,14 +162,15 @@ class KVCache(Cache):
     def takes_groups(self) -> bool:
         """Return True if a batch may be prefilled in groups of rows, one group after another (:meth:`only`)."""
         caches = [self, *([self.follower] if self.follower is not None else [])]
-        return all(
-            not cache.method.quantized_prefill and all(layer.rope is None for layer in cache.layers) for cache in caches
+        return not self.state_layers and all(
+            not cache.method.quantized_prefill and all(layer.rope is None for layer in cache.kv_layers)
+            for cache in caches
         )
 
     def finalize(self) -> None:
         """End a prefill in chunks: let the method store the prompt in each layer where it has not yet done so."""
         self.progress.prefill.open = False
-        for layer in self.layers:
+        for layer in self.kv_layers:
             layer.seal()
 
     # -- transformers' interface ------------------------------------------------------------------------------------
@@ -180,9 +206,12 @@ class KVCache(Cache):
 
         Raises:
             CacheError: the cache has packed or dropped tokens since one of these tokens arrived; or the prompt is
-                incomplete and the method has already used the attention over it (H2O, SnapKV).
+                incomplete and the method has already used the attention over it (H2O, SnapKV); or the model has layers
+                with a state, which cannot go back.
         """
-        for layer in self.layers:
+        if self.state_layers and (max_length < 0 or 0 < max_length < self.get_seq_length()):
+            raise CacheError(no_rollback())
+        for layer in self.kv_layers:
             layer.crop(max_length)
 
     def take_back(self, counts: Sequence[int]) -> None:
@@ -196,9 +225,11 @@ class KVCache(Cache):
 
         Raises:
             CacheError: the cache has packed or dropped tokens since one of these tokens arrived, or the prompt is not
-                complete.
+                complete, or the model has layers with a state, which cannot go back.
         """
-        for layer in self.layers:
+        if self.state_layers and any(counts):
+            raise CacheError(no_rollback())
+        for layer in self.kv_layers:
             layer.take_back(counts)
         least = min(counts)
         if max(counts) > least:
@@ -227,7 +258,7 @@ class KVCache(Cache):
                 f"{leader.get_seq_length()}, but they "
                 f"should differ by {most}. After the prompt, let only the speculative decoding loop use the two caches"
             )
-        for mine, source_layer in zip(self.layers, leader.layers, strict=True):
+        for mine, source_layer in zip(self.kv_layers, leader.kv_layers, strict=True):
             for store, source in zip(mine.stores(), source_layer.stores(), strict=True):
                 for row, count in enumerate(counts):
                     one = slice(row, row + 1)
@@ -272,8 +303,8 @@ class KVCache(Cache):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row `repeats` times; the copies of a row are adjacent."""
-        if self.layers and self.layers[0].is_initialized:
-            self.batch_select_indices(torch.arange(self.layers[0].batch).repeat_interleave(repeats))
+        if self.kv_layers and self.kv_layers[0].is_initialized:
+            self.batch_select_indices(torch.arange(self.kv_layers[0].batch).repeat_interleave(repeats))
 
     def reset(self) -> None:
         """Drop all tokens, so that the same prompts can be run again. Other prompts need a new cache."""
@@ -303,9 +334,9 @@ class KVCache(Cache):
         If the method allows it, layers that pack or drop the same tokens share a kernel launch.
         """
         if self.method.packs_together:
-            together.settle(self.layers, self.progress.rolls)
+            together.settle(self.kv_layers, self.progress.rolls)
             return
-        for layer in self.layers:
+        for layer in self.kv_layers:
             layer.settle()
 
     def bill(self, row: int | None = None) -> Bill:
@@ -322,7 +353,7 @@ class KVCache(Cache):
         """
         self.settle()
         used, reserved, equivalent = Parts(), Parts(), 0
-        for layer in self.layers:
+        for layer in self.kv_layers:
             if not layer.is_initialized:
                 continue
             rows: Sequence[int] = range(layer.batch) if row is None else [row]
@@ -334,19 +365,25 @@ class KVCache(Cache):
                         used.add(part, count)
             for r in rows:
                 equivalent += 2 * layer.heads * layer.visible_tokens(r) * (layer.key_dim + layer.value_dim)
+        for state in (x for state_layer in self.state_layers for x in state_layer.states()):
+            reserved.add("state", state.untyped_storage().nbytes())
+            used.add("state", state.nbytes if row is None else state[row].nbytes)
         if self.follower is not None:
             other = self.follower.bill(row)
             for mine, others in ((used, other.used), (reserved, other.reserved)):
                 for part, count in asdict(others).items():
                     mine.add(part, count)
-        widths = [layer.dtype.itemsize for layer in self.layers if layer.is_initialized]
-        return Bill(used, reserved, equivalent, max(widths, default=2))
+        widths = [layer.dtype.itemsize for layer in self.kv_layers if layer.is_initialized]
+        width = max(widths, default=2)
+        return Bill(used, reserved, equivalent + used.state * 2 // width, width)
 
     def clone(self) -> KVCache:
         """Return an independent copy, for example to continue the same prompt in two ways."""
         twin = copy(self)
         twin.progress = self.progress.clone()
-        twin.layers = [layer.clone(twin.progress) for layer in self.layers]
+        twin.layers = [
+            layer.clone(twin.progress) if isinstance(layer, KVLayer | StateLayer) else layer for layer in self.layers
+        ]
         if self.follower is not None:
             twin.lead(self.follower.clone())
             twin.search_s, twin.notes = self.search_s, self.notes
@@ -355,7 +392,7 @@ class KVCache(Cache):
     @property
     def reads_packed(self) -> bool:
         """True if attention has read packed codes in at least one layer so far."""
-        return any("packed" in layer.paths for layer in self.layers)
+        return any("packed" in layer.paths for layer in self.kv_layers)
 
     @property
     def path(self) -> str:
@@ -363,4 +400,19 @@ class KVCache(Cache):
 
         Examples are ``cuda``, ``triton`` and ``reference (REASON)``, where REASON says why no kernel could be used.
         """
-        return "+".join(sorted({p for layer in self.layers for p in layer.paths} - {"packed"})) or "none"
+        return "+".join(sorted({p for layer in self.kv_layers for p in layer.paths} - {"packed"})) or "none"
+
+
+def _layers(method: Policy[KVLayer], kinds: Sequence[LayerKind], progress: Progress) -> Iterator[Any]:
+    """Yield the cache's layers; those with keys and values are numbered without the others."""
+    index = 0
+    for place, kind in enumerate(kinds):
+        if not kind.attends:
+            yield StateLayer(kind.states, place, kind.one_by_one) if kind.states else empty_layer()
+            continue
+        if kind.states:
+            state = {"number_of_states": kind.states, "place": place, "one_by_one": kind.one_by_one}
+            yield KVStateLayer(method, index, progress, kind.window, **state)
+        else:
+            yield KVLayer(method, index, progress, kind.window)
+        index += 1

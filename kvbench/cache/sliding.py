@@ -9,26 +9,9 @@ the window back too. The method decides how many of the hidden tokens are droppe
 
 from __future__ import annotations
 
-from typing import Any
-
-from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
-
 #: minimum spare room, in tokens, of a sliding layer's buffers: live tokens are moved to the front of a buffer only when
 #: its end is reached, and some hidden tokens are dropped late
 SLACK = 96
-
-
-def windows(config: Any) -> list[int | None]:
-    """Return the sliding window of each layer, by the rules of transformers' own cache.
-
-    Args:
-        config: the model's configuration.
-
-    Returns:
-        For each layer, how many tokens a query sees, its own included; None if it sees all tokens.
-    """
-    layers = DynamicCache(config=config).layers
-    return [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in layers]
 
 
 def room(window: int) -> int:

@@ -12,6 +12,7 @@ from kvbench.calibration import file
 from kvbench.calibration.collect import collect
 from kvbench.calibration.fit import SideFit, fit_keys, fit_values
 from kvbench.errors import ConfigError, DataError
+from kvbench.models.layers import attending
 from kvbench.models.projections import head_dim, kv_heads
 
 #: bytes of activations and gradients held at a time; if layers need more, the text is read several times
@@ -63,7 +64,7 @@ def calibrate(
     count, length = sequences.shape
     if first_tokens >= length:
         raise ConfigError("--first-tokens", first_tokens, f"leaves no tokens, because sequences have {length} tokens")
-    layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    layers = len(attending(model.config))
     width = kv_heads(model) * head_dim(model)
     together = max(MEMORY // (sequences.numel() * width * 4 * (4 if fisher else 2)), 1)
     groups = [range(i, min(i + together, layers)) for i in range(0, layers, together)]

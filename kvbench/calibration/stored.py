@@ -67,10 +67,10 @@ class Stored:
         Raises:
             ConfigError: the file was made with another model.
         """
+        from kvbench.models.layers import attending
         from kvbench.models.projections import head_dim, kv_heads
 
-        config = model.config.get_text_config(decoder=True)
-        shape = (config.num_hidden_layers, kv_heads(model), head_dim(model))
+        shape = (len(attending(model.config)), kv_heads(model), head_dim(model))
         problem = f"was made with another model, {self.info['model']}"
         if shape != self.shape:
             sizes = "{} layers of {} KV heads with {} channels"

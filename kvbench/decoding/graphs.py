@@ -27,7 +27,7 @@ from kvbench.decoding import compiled
 from kvbench.decoding.passes import check_cache
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.segments import Segments, aside
-from kvbench.decoding.step import Recorded
+from kvbench.decoding.step import STATES, Recorded
 from kvbench.decoding.stopping import Stopping
 from kvbench.errors import CacheError
 from kvbench.methods.speculation import Speculation
@@ -73,6 +73,8 @@ def refuses(
         return f"no CUDA graphs on {device.type}"
     if steps < (WORTH if graphs == "auto" else 1):
         return f"{steps} steps: too few for a capture" if steps > 0 else "no steps"
+    if cache.state_layers:
+        return STATES
     if cache.follower is not None and speculation is None:
         return "the cache shares its prompt with another one"
     devices = {p.device for p in model.parameters()}

@@ -61,7 +61,7 @@ class Ledger:
         Raises:
             NotServed: a layer cannot be served by a recorded pass.
         """
-        tails = [store.tail for layer in self.cache.layers for store in layer.stores()]
+        tails = [store.tail for layer in self.cache.kv_layers for store in layer.stores()]
         for tail in tails:
             if max(map(add, tail.starts, tail.lengths)) + most > tail.capacity:
                 before = list(tail.lengths)
@@ -95,7 +95,7 @@ class Ledger:
         """Add the tokens of the last round to the cache on the host, unless that has been done."""
         (count, emitted), self.behind = self.behind or (0, []), None
         if count:
-            for layer in self.cache.layers:
+            for layer in self.cache.kv_layers:
                 layer.advance(count)
             self.cache.take_back([count - kept for kept in emitted])
             self.cache.progress.watches.poll()
@@ -127,7 +127,7 @@ class Ledger:
         """Return how many tokens each row may get before a layer must pack or drop tokens or has a full buffer."""
         known: set[Any] = set()
         room = [1 << 30] * self.batch
-        for layer in self.cache.layers:
+        for layer in self.cache.kv_layers:
             tails = [store.tail for store in layer.stores()]
             key = (state(layer), layer.window, *(tail.capacity for tail in tails))
             if key in known:

@@ -178,7 +178,7 @@ def foreseen(cache: KVCache) -> bool:
     """
     return all(
         layer.method.demotions(layer, layer.real_tokens(0)) is not None and all(order is None for order in layer.order)
-        for layer in cache.layers
+        for layer in cache.kv_layers
     )
 
 
@@ -244,7 +244,7 @@ def simulated_logits(model: PreTrainedModel, cache: KVCache, ids: Tensor) -> Ten
     AttentionInterface.register(SIMULATED, _simulated)
     AttentionMaskInterface.register(SIMULATED, mask)
     model.set_attn_implementation(SIMULATED)
-    for layer in cache.layers:  # every query of the window attends, so a sliding layer drops nothing
+    for layer in cache.kv_layers:  # every query of the window attends, so a sliding layer drops nothing
         layer.window = None
     try:
         batch, width = ids.shape

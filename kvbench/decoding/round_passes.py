@@ -213,11 +213,11 @@ class Verification(Recorded):
         ledger, batch = self.draft.ledger, len(self.tokens)
         assert ledger.layout is not None
         spans = ledger.layout.spans(batch)
-        tables = Twins(ledger.tables, ledger.cache.layers if ledger is not self.ledger else ())
+        tables = Twins(ledger.tables, ledger.cache.kv_layers if ledger is not self.ledger else ())
         self.twins.append(tables)
         self.following = [
             tables.on(layer.device)[middle:last].view(batch, 2)
-            for layer, (_, middle, last) in zip(ledger.cache.layers, spans, strict=True)
+            for layer, (_, middle, last) in zip(ledger.cache.kv_layers, spans, strict=True)
         ]
 
     def serve(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
@@ -229,7 +229,7 @@ class Verification(Recorded):
         turn = self._turn
         output = super().serve(query, key, value, scaling, logits)
         if self.draft.ledger is not self.ledger:
-            layer = self.draft.cache.layers[turn]
+            layer = self.draft.cache.kv_layers[turn]
             keys, values = layer.stores()
             append(*layer.rotated(key, value), keys.tail.buffer, values.tail.buffer, self.following[turn])
         return output

@@ -20,6 +20,7 @@ from kvbench.cache import KVCache
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.progress import Progress
 from kvbench.cache.prompts import Prompts
+from kvbench.cache.state_layer import KVStateLayer, StateLayer
 from kvbench.decoding.passes import Rows, check_cache, now, prefill
 from kvbench.errors import CacheError
 from kvbench.methods.base import Method
@@ -113,6 +114,20 @@ class _ReaderLayer(KVLayer):
         return x if self.home is None or self.home == x.device else x.to(self.home)
 
 
+class _ReaderStateLayer(KVStateLayer, _ReaderLayer):
+    """The same for a layer that also has a state of fixed size, which the methods' caches copy.
+
+    Args:
+        layer: the layer of the reading cache in whose place this one goes.
+        members: the same layer in each method's cache.
+        home: device on which to keep the prompt; None for that of the model.
+    """
+
+    def __init__(self, layer: KVStateLayer, members: Sequence[KVLayer], home: torch.device | None) -> None:
+        StateLayer.__init__(self, layer.number_of_states, layer.place_in_model, layer.one_by_one)
+        _ReaderLayer.__init__(self, layer.method, layer.index, layer.progress, layer.window, members, home)
+
+
 @dataclass
 class ReadPrompt:
     """A prompt that was read once, from which the caches of several methods can be filled.
@@ -129,6 +144,7 @@ class ReadPrompt:
     path: str
     methods: int
     _layers: list[_ReaderLayer] = field(repr=False, default_factory=list)
+    _states: list[StateLayer] = field(repr=False, default_factory=list)
     _members: list[KVCache | None] = field(repr=False, default_factory=list)
     _width: int = 0
 
@@ -170,7 +186,7 @@ class ReadPrompt:
             raise CacheError("a shared prefill fills each of the caches that it was made for once, and no other cache")
         device, state = self.logits.device, cache.progress.prefill
         for number in range(len(self._layers[0].pieces)):  # group by group, as the caches' own prefill would
-            for layer, source in zip(cache.layers, self._layers, strict=True):
+            for layer, source in zip(cache.kv_layers, self._layers, strict=True):
                 piece = source.pieces[number]
                 keys, values = piece.keys.to(device), piece.values.to(device)
                 state.group = piece.group
@@ -180,6 +196,8 @@ class ReadPrompt:
                 observed = piece.observed[place]
                 layer.observed = None if observed is None else observed.to(device)
                 layer.place(keys, values)
+        for mine, read_state in zip(cache.state_layers, self._states, strict=True):
+            mine.take_state(read_state)
         state.group, state.path = None, self.path
         cache.finalize()
         check_cache(cache, self._width)
@@ -221,14 +239,24 @@ def read(
     method = FP16()
     reader = method.new_cache(model, prompts, max_length=input_ids.shape[1])
     reader.options = caches[0].options
-    layers = [
-        _ReaderLayer(method, layer.index, reader.progress, layer.window, [c.layers[layer.index] for c in caches], home)
-        for layer in reader.layers
-    ]
-    reader.layers = layers  # type: ignore[assignment]
+    for place, layer in enumerate(reader.layers):
+        if isinstance(layer, KVLayer):
+            members = [cache.kv_layers[layer.index] for cache in caches]
+            reader.layers[place] = (
+                _ReaderStateLayer(layer, members, home)
+                if isinstance(layer, KVStateLayer)
+                else _ReaderLayer(method, layer.index, reader.progress, layer.window, members, home)
+            )
     started = now(input_ids)
     logits = prefill(model, reader, input_ids, mask, chunk, rows)
     seconds = now(logits) - started
     return ReadPrompt(
-        logits, seconds, reader.progress.prefill.path, len(caches), layers, list(caches), input_ids.shape[1]
+        logits,
+        seconds,
+        reader.progress.prefill.path,
+        len(caches),
+        [layer for layer in reader.kv_layers if isinstance(layer, _ReaderLayer)],
+        reader.state_layers,
+        list(caches),
+        input_ids.shape[1],
     )

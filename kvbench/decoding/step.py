@@ -58,6 +58,10 @@ class Place:
     kernel: tuple[str, ModuleType] | None = None
 
 
+#: why passes of hybrid models are not captured
+STATES = "layers with a state of fixed size (linear attention, Mamba or convolution)"
+
+
 class Recorded(Spanning):
     """Base class of forward passes over a few new tokens per row that can be recorded as a CUDA graph.
 
@@ -90,7 +94,7 @@ class Recorded(Spanning):
         *,
         upper: bool = False,
     ) -> None:
-        super().__init__(cache.layers, device)
+        super().__init__(cache.kv_layers, device)
         self.model, self.cache, self.count, self.upper = model, cache, count, upper
         with torch.inference_mode(False):
             self.tokens = torch.zeros(batch, count, dtype=torch.long, device=device)
@@ -103,8 +107,8 @@ class Recorded(Spanning):
 
     def recording(self) -> AbstractContextManager[None]:
         """Return a context in which the model's attention is computed by :meth:`serve`."""
-        before_rope = any(layer.rope is not None for layer in self.cache.layers)
-        windows = [layer.window for layer in self.cache.layers]
+        before_rope = any(layer.rope is not None for layer in self.cache.kv_layers)
+        windows = [layer.window for layer in self.cache.kv_layers]
         return recording(self.model, self.serve, before_rope=before_rope, windows=windows)
 
     def run(self) -> None:
@@ -167,10 +171,12 @@ class Recorded(Spanning):
 
         Only problems that can be found without running the model are reported here.
         """
+        if self.cache.state_layers:
+            raise NotServed(STATES)
         if self.cache.method.observe_steps and not self.observed:
             name = type(self.cache.method).__name__.lower()
             raise NotServed(f"{name} needs attention weights to be added after every step, but drafts may be rejected")
-        for layer in self.cache.layers:
+        for layer in self.cache.kv_layers:
             if layer.method.eager:
                 check_eager(layer, self.count)
             fused.check(layer, None, self.count, expected(layer) + self.count)
@@ -181,7 +187,7 @@ class Recorded(Spanning):
     def warm(self) -> None:
         """Compile the kernels that the method will need to pack tokens or move windows between steps."""
         seen: set[Any] = set()
-        for layer in self.cache.layers if self.cache.method.settles else ():
+        for layer in self.cache.kv_layers if self.cache.method.settles else ():
             for window in layer.rolling():
                 roll = (window.sinks, window.channels, window.turn is None, window.device)
                 if roll not in seen:
@@ -209,7 +215,7 @@ class Recorded(Spanning):
         """
         if not self.cache.progress.frozen:
             settle(self.cache)
-        layout = laid_out(self.cache, [layer.advance(self.count) for layer in self.cache.layers])
+        layout = laid_out(self.cache, [layer.advance(self.count) for layer in self.cache.kv_layers])
         if not layout.same_buffers(self._layout):
             self.build(layout)
             self._upload = Upload(self.state)
@@ -227,9 +233,9 @@ class Recorded(Spanning):
         batch = len(self.tokens)
         with torch.inference_mode(False):
             self.state = torch.zeros(len(layout.numbers), dtype=torch.int32, device=self.device)
-        self.layers, tables = [], Twins(self.state, self.cache.layers)
+        self.layers, tables = [], Twins(self.state, self.cache.kv_layers)
         self.twins = [tables]
-        views = zip(self.cache.layers, layout.shape, layout.counts, layout.spans(batch), strict=True)
+        views = zip(self.cache.kv_layers, layout.shape, layout.counts, layout.spans(batch), strict=True)
         for layer, order, counts, (first, middle, last) in views:
             fused.check(layer, None, self.count, expected(layer) + self.count)
             state = tables.on(layer.device)
@@ -371,7 +377,7 @@ def settle(cache: KVCache) -> None:
         NonFiniteError: the method packed NaN or Inf in an earlier step.
     """
     cache.progress.watches.poll()
-    sliding = any(layer.window is not None for layer in cache.layers)
+    sliding = any(layer.window is not None for layer in cache.kv_layers)
     # tokens that leave a sliding window move the codes of others, which must have been written by then
     deferred = cache.method.packs_together and not sliding
     with together(cache.progress.packs) if deferred else nullcontext():

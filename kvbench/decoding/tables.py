@@ -67,7 +67,7 @@ def laid_out(cache: KVCache, places: Sequence[Sequence[tuple[int, int]]]) -> Lay
     """
     shape, every, numbers = [], [], []
     known: dict[Any, Any] = {}
-    for layer, place in zip(cache.layers, places, strict=True):
+    for layer, place in zip(cache.kv_layers, places, strict=True):
         # layers of a cache nearly always have equal lengths: their tables are computed once
         key = (*state(layer), frozenset(layer.pairs), layer.window)
         if key not in known:
@@ -79,7 +79,7 @@ def laid_out(cache: KVCache, places: Sequence[Sequence[tuple[int, int]]]) -> Lay
         shape.append(order)
         every.append(counts)
         numbers.append(block)
-    return Layout(shape, every, np.concatenate(numbers), [pointers(layer) for layer in cache.layers])
+    return Layout(shape, every, np.concatenate(numbers), [pointers(layer) for layer in cache.kv_layers])
 
 
 def state(layer: KVLayer) -> tuple[Any, ...]:

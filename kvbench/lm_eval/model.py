@@ -263,7 +263,7 @@ def _cut(request: Request, max_length: int) -> list[int]:
 def _exact(cache: KVCache, row: int) -> bool:
     """Return True if every token that a row has seen is still held exactly, so that the row tests no method."""
     bill = cache.bill(row)
-    return not bill.used.codes and bill.used.window * 2 >= bill.fp16_equivalent * bill.width
+    return not bill.used.codes and (bill.used.window + bill.used.state) * 2 >= bill.fp16_equivalent * bill.width
 
 
 def sampling(options: Mapping[str, Any], seeds: Sequence[int]) -> Sampling:

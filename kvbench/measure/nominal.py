@@ -25,7 +25,7 @@ def nominal_bits(cache: Any) -> dict[str, float]:
     """
     windowed = cache.method.reach() is not None  # Cocktail's exact tokens are a share of the prompt, not a window
     sums = {"key": [0.0, 0.0], "value": [0.0, 0.0]}
-    for layer in cache.layers:
+    for layer in cache.kv_layers:
         for side, store in zip(sums, layer.stores(), strict=True):
             for row in range(layer.batch):
                 counts = [segment.lengths[row] for segment in store.segments]

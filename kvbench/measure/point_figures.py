@@ -259,7 +259,7 @@ def per_sequence(figures: Figures) -> Figures:
     """Return a point's cache size divided by its number of sequences.
 
     Rows of all tasks record cache sizes in this form: ``used`` and ``reserved``, each in bytes by part of the cache
-    (codes, scales, window, index, total), and ``fp16_equivalent``, in bytes.
+    (codes, scales, window, index, state, total), and ``fp16_equivalent``, in bytes.
     """
     batch = figures["batch"]
     kinds = {kind: figures[f"kv_{kind}"] for kind in ("used", "reserved")}

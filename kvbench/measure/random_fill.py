@@ -19,13 +19,14 @@ from kvbench.decoding.autoregressive import Generation, Observer, continued, tel
 from kvbench.decoding.drafting import prepare
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.stopping import Stopping
+from kvbench.models.layers import attending
 from kvbench.util.attachment import placement
 
 
 def random_layers(
     model: PreTrainedModel, batch: int, tokens: int, seed: int, take: Callable[[int, Tensor, Tensor], None]
 ) -> None:
-    """Draw normally distributed keys and values for every layer of a model, and pass them to `take`.
+    """Draw normally distributed keys and values for every attention layer of a model, and pass them to `take`.
 
     Only one layer's tensors ``[B, H, tokens, D]`` need to exist at a time.
 
@@ -34,15 +35,17 @@ def random_layers(
         batch: number of sequences, B.
         tokens: number of tokens of each sequence.
         seed: seed of the random numbers.
-        take: function called once per layer with the layer's index, its keys and its values.
+        take: function called once per layer with its keys and its values, and before them the number of attention
+            layers that precede it.
     """
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     team = placement(model).team
     heads //= team.size if team is not None else 1  # the heads of this rank
     channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    for number, layer in enumerate(model.get_decoder().layers):
-        device = next(layer.parameters()).device
+    layers = model.get_decoder().layers
+    for number, index in enumerate(attending(model.config)):
+        device = next(layers[index].parameters()).device
         generator = torch.Generator(device).manual_seed(seed + number)
         shape = (batch, heads, tokens, channels)
         keys, values = (torch.randn(shape, generator=generator, dtype=model.dtype, device=device) for _ in range(2))
@@ -59,6 +62,8 @@ def query_heads(model: PreTrainedModel) -> int:
 def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed: int = 0) -> None:
     """Fill an empty cache with random keys and values, as if a prefill of `tokens` tokens had been run.
 
+    The other layers of a hybrid model start with an empty state.
+
     Args:
         model: model that determines the shape of the layers.
         cache: an empty cache.
@@ -72,7 +77,7 @@ def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed:
     cache.progress.see(None, batch, tokens)
 
     def take(number: int, keys: Tensor, values: Tensor) -> None:
-        layer = cache.layers[number]
+        layer = cache.kv_layers[number]
         layer.lazy_initialization(keys, values)
         layer.seen = tokens
         for member in layer.chain():

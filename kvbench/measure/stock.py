@@ -14,6 +14,7 @@ from kvbench.errors import ConfigError
 from kvbench.measure.how import How
 from kvbench.measure.point_figures import Figures, moved, predicted, rounded, weight_bytes
 from kvbench.measure.random_fill import random_layers
+from kvbench.models.layers import attending
 from kvbench.profiling.memory import PhasePeaks, release
 from kvbench.profiling.timing import median, now, percentile
 
@@ -113,7 +114,8 @@ def decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int 
     peaks, seconds = PhasePeaks(ids.device, census=False), None
     with peaks.run():
         if fill == "random":
-            random_layers(model, batch, width, seed, lambda number, keys, values: cache.update(keys, values, number))
+            places = attending(model.config)
+            random_layers(model, batch, width, seed, lambda number, *fresh: cache.update(*fresh, places[number]))
             token = ids[:, -1:].clone()
         else:
             peaks.phase("prefill")
@@ -192,7 +194,7 @@ def point(name: str, model: Any, ids: Tensor, how: How) -> Figures:
         "tokens_per_s": None if seconds is None else batch * how.new_tokens / (seconds + sum(step_s)),
         "stepping": BASELINES[name],
         "weights": weight_bytes(model),
-        "kv_used": {"total": 2 * batch * config.num_hidden_layers * heads * channels * width * bits // 8},
+        "kv_used": {"total": 2 * batch * len(attending(config)) * heads * channels * width * bits // 8},
         "peak": run["peak"],
         "tokens": run["tokens"][:SHOWN],
     }

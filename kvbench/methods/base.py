@@ -392,7 +392,8 @@ class Method(Traits):
         :meth:`detach` switches the model back.
 
         Args:
-            model: any Hugging Face causal language model with full or sliding-window attention.
+            model: any Hugging Face causal language model with full or sliding-window attention. Other layers of hybrid
+                models keep transformers' own state.
             prompts: padding, contexts and questions of the rows. Required for a prefill in chunks, and for methods that
                 read the text (Cocktail). If None, the first forward pass must contain the whole prompt, and its
                 attention mask tells the padding.
@@ -402,10 +403,11 @@ class Method(Traits):
         Raises:
             ConfigError: a hyper-parameter cannot run with this model, such as a group size that does not divide the
                 number of channels per head.
-            ModelError: the model has layers without softmax attention.
+            ModelError: kvbench does not support the model, or the method speculates and the model is a hybrid.
         """
-        from kvbench.attention.register import attach, check_served
-        from kvbench.cache import KVCache, sliding
+        from kvbench.attention.register import attach, check_served, check_speculation
+        from kvbench.cache import KVCache
+        from kvbench.models.layers import layer_kinds
 
         check_served(model)  # first: without softmax attention the check of groups would be misleading
         config = model.config.get_text_config(decoder=True)
@@ -415,12 +417,14 @@ class Method(Traits):
         except ConfigError as error:
             raise for_python(error, self.quantizer) from error
         attach(model)
-        cache = KVCache(self, config.num_hidden_layers, prompts, max_length, sliding.windows(model.config))
+        kinds = layer_kinds(model.config)
+        check_speculation(self.speculation, kinds, type(model).__name__)
+        cache = KVCache(self, len(kinds), prompts, max_length, kinds=kinds)
         if self.keys_before_rope:
             from kvbench.attention.rope import pre_rope
 
             rotation = pre_rope.attach(model)
-            for layer in cache.layers:
+            for layer in cache.kv_layers:
                 layer.rope = rotation
         return cache
 

@@ -15,7 +15,7 @@ View = Literal["all", "target", "draft"]
 
 @dataclass(frozen=True)
 class KVBytes:
-    """Bytes of a cache by part: codes, scales, full-precision tokens (``window``) and indices.
+    """Bytes of a cache by part: codes, scales, full-precision tokens (``window``), indices and states.
 
     It has the fields of :class:`kvbench.cache.bill.Parts`, but needs no torch.
     """
@@ -24,11 +24,12 @@ class KVBytes:
     scales: int = 0
     window: int = 0
     index: int = 0
+    state: int = 0
 
     @property
     def total(self) -> int:
-        """Sum of the bytes of all four parts."""
-        return self.codes + self.scales + self.window + self.index
+        """Sum of the bytes of all parts."""
+        return self.codes + self.scales + self.window + self.index + self.state
 
     def __mul__(self, times: int) -> KVBytes:
         return KVBytes(*(getattr(self, f.name) * times for f in fields(self)))

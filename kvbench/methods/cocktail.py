@@ -240,7 +240,7 @@ class Cocktail(Method):
         text_encoder = encoder(self.encoder)
         unspent, uncharged = text_encoder.unspent_s, text_encoder.uncharged
         started = time.perf_counter()
-        plans = [self.plan(prompts, row, len(cache.layers) - 1) for row in range(len(prompts.starts))]
+        plans = [self.plan(prompts, row, len(cache.kv_layers) - 1) for row in range(len(prompts.starts))]
         elapsed = time.perf_counter() - started + text_encoder.unspent_s - unspent
         cache.search_s = max(elapsed, 0.0) if text_encoder.uncharged == uncharged else None
         cache.progress.method_state = Plans(plans)

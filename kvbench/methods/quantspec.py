@@ -303,7 +303,9 @@ class QuantSpec(RecencyMethod):
             ConfigError: `sensitive_layers` leaves no layer to quantize, or a setting of the target or the draft cannot
                 run with this model.
         """
-        self._check_layers(getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None))
+        from kvbench.models.layers import attending
+
+        self._check_layers(len(attending(model.config)))
         cache = super().new_cache(model, prompts, max_length)
         if self.own_cache:
             room = None if max_length is None else max_length + self._longest + 1  # drafts beyond the last token

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvbench.errors import KvbenchError, ModelError
 from kvbench.models.devices import Runtime, homes, joined, resolve_device
 from kvbench.models.download import fetched
+from kvbench.models.layers import attending
 from kvbench.models.locate import Source
 from kvbench.models.random_weights import byte_tokenizer, hf_config, random_model
 from kvbench.models.spec import ModelConfig
@@ -32,7 +33,7 @@ class Shape:
 
     Args:
         model_type: transformers' name of the architecture, for example ``llama``.
-        layers: number of layers.
+        layers: number of layers with keys and values.
         heads: number of query heads per layer.
         kv_heads: number of KV heads per layer.
         head_dim: number of channels per head.
@@ -177,7 +178,7 @@ def shape_of(config: Any) -> Shape:
     heads = text.num_attention_heads
     return Shape(
         model_type=text.model_type,
-        layers=text.num_hidden_layers,
+        layers=len(attending(config)),
         heads=heads,
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,

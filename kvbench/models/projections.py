@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvbench.errors import ModelError
+from kvbench.models.layers import attending
 
 #: submodules that output keys before RoPE, in order of precedence: Qwen3 applies k_norm after k_proj
 KEYS = ("k_norm", "k_proj")
@@ -47,26 +48,26 @@ class Source:
 
 
 def attentions(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the attention modules of a model, one per layer, in order.
+    """Return the attention modules of a model, one per layer with keys and values, in order.
 
     Raises:
         ModelError: a layer has no attention module with a submodule that computes keys (``k_proj`` or ``qkv_proj``).
     """
-    config = model.config.get_text_config(decoder=True)
+    places = attending(model.config)
     modules = {
         int(module.layer_idx): module  # type: ignore[arg-type]
         for module in model.modules()
         if getattr(module, "layer_idx", None) is not None and any(hasattr(module, name) for name in ("k_proj", FUSED))
     }
-    if sorted(modules) != list(range(config.num_hidden_layers)):
+    if sorted(modules) != places:
         raise ModelError(
-            f"{type(model).__name__} does not have k_proj or {FUSED} in each of its {config.num_hidden_layers} layers, "
+            f"{type(model).__name__} does not have k_proj or {FUSED} in each of its {len(places)} attention layers, "
             "so its keys before RoPE cannot be read.\n"
             "  hint: choose a model such as Llama, Mistral, Qwen2, Qwen3 or Phi-3, or a method that "
             "stores keys after RoPE "
             "(method=kivi, method=atom method.rope=post)"
         )
-    return [modules[index] for index in range(config.num_hidden_layers)]
+    return [modules[place] for place in places]
 
 
 def key_source(model: PreTrainedModel, attention: nn.Module) -> Source:

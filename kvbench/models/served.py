@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvbench.models.layers import ATTENDING, FEED_FORWARD, RECURRENT
+
 #: supported layer types
-KINDS = frozenset({"full_attention", "sliding_attention"})
+KINDS = ATTENDING | RECURRENT | FEED_FORWARD
 #: the hint in messages
-INSTEAD = "choose a model such as Llama, Mistral, Qwen2, Qwen3, Phi-3 or GPT-NeoX"
-_RECURRENT = "has layers without softmax attention, which have no keys and values to cache"
+INSTEAD = "choose a model such as Llama, Mistral, Qwen2, Qwen3, Phi-3 or GPT-NeoX, or a hybrid such as Qwen3.5 or LFM2"
+_RECURRENT = "has no softmax attention, so no keys and values to cache"
 #: unsupported architectures that are recognised by their model_type, with the reason
 ODD = {
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba", "xlstm"), _RECURRENT),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), _RECURRENT),
+    "recurrent_gemma": "keeps keys, values and states in its own modules, not in a cache that is passed to it",
+    "minimax": "accepts only a cache class of its own (MiniMaxCache)",
     "diffllama": "splits the cached values itself (differential attention), which does not work with packed values",
     "doge": "computes its mask from the cached values, which does not work with packed values",
     "jetmoe": "repeats the cached keys for its experts itself, which does not work with packed keys",
@@ -52,6 +56,7 @@ def unserved(config: Any, architecture: str = "") -> str:
     if kinds:
         return (
             f"{name} has layers of type {', '.join(sorted(kinds))}, but kvbench supports only layers with full or "
-            f"sliding-window attention; {INSTEAD}"
+            "sliding-window attention, and layers with linear attention, Mamba or convolutions, which keep "
+            f"transformers' own state; {INSTEAD}"
         )
     return ""

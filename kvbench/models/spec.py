@@ -11,6 +11,7 @@ from typing import Any, Literal
 from kvbench.errors import ConfigError
 from kvbench.models import checkpoint
 from kvbench.models.architecture import Architecture
+from kvbench.models.layers import attention_layers
 from kvbench.models.quantized.formats import stored, unreadable
 from kvbench.models.served import unserved
 from kvbench.util.requirements import Package, exists
@@ -193,9 +194,11 @@ class ModelConfig:
         return _head_dim(self._numbers())
 
     def layers(self) -> int | None:
-        """Return the number of layers from ``config.json`` or `architecture`; None if neither is available yet."""
-        count = self._numbers().get("num_hidden_layers")
-        return None if count is None else int(count)
+        """Return the number of layers with keys and values, from ``config.json`` or `architecture`.
+
+        None if neither is available yet.
+        """
+        return attention_layers(self._numbers())
 
     def dimensions(self) -> Mapping[str, Any]:
         """Return the numbers of ``config.json`` or `architecture` by transformers' names; empty if there are none."""

@@ -16,7 +16,7 @@ from kvbench.results.identity import BASELINE_TARGET
 from kvbench.results.samples import Row
 
 #: parts of the bill, in the order of the page's arrays
-PARTS = ("codes", "scales", "window", "index")
+PARTS = ("codes", "scales", "window", "index", "state")
 #: maximum number of scores and of points of one run that the page holds
 MOST_SCORES, MOST_POINTS = 40, 32
 #: maximum length of a run's command in characters; a longer one is left out

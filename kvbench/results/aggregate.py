@@ -17,7 +17,7 @@ from kvbench.results.fidelity import fold
 from kvbench.results.points import halves, points
 from kvbench.results.samples import Row
 
-PARTS = ("codes", "scales", "window", "index")
+PARTS = ("codes", "scales", "window", "index", "state")
 
 
 def mean_error(values: Sequence[float]) -> tuple[float | None, float | None]:
@@ -155,14 +155,15 @@ def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
     Returns:
         A dict with the keys of :class:`kvbench.results.record.KvBytes`. ``used`` (bytes of the cached tokens) and
         ``reserved`` (bytes of the allocated buffers) are dicts with ``total`` and its parts ``codes``, ``scales``,
-        ``window`` and ``index``. ``fp16_equivalent`` is the size of the same tokens at 16 bits per element. ``ratio``
+        ``window``, ``index`` and ``state``. ``fp16_equivalent`` is the size of the same tokens and states at 16 bits
+        per element. ``ratio``
         is how many times smaller ``used`` is than the cache of method=fp16, which stores elements in the model's own
         dtype: 4 means a quarter of the memory.
     """
     bills = [row["kv_bytes"] for row in rows if row.get("kv_bytes")]
     bytes_held: dict[str, Any] = {}
     for kind in ("used", "reserved"):
-        parts = {part: _mean_int([bill[kind][part] for bill in bills]) for part in PARTS}
+        parts = {part: _mean_int([bill[kind].get(part, 0) for bill in bills]) for part in PARTS}
         total = sum(count or 0 for count in parts.values()) if bills else None
         bytes_held[kind] = {"total": total, **parts}
     bytes_held["fp16_equivalent"] = _mean_int([bill["fp16_equivalent"] for bill in bills])

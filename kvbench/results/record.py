@@ -17,8 +17,9 @@ from kvbench.results.record_scores import Mean, RoundTimes, Score
 from kvbench.results.typed import ShapeError, key
 
 #: incremented when keys of metrics.json are added or change their meaning. Since version 2, rows record the code that
-#: made them; since version 3, a run of points has the line of inter-token time over length.
-SCHEMA_VERSION = 3
+#: made them; since version 3, a run of points has the line of inter-token time over length; since
+#: version 4, bytes have the part `state`.
+SCHEMA_VERSION = 4
 SCHEMA = Path(__file__).with_name("metrics.schema.json")
 
 #: ``older``: all samples are done, but older code made some of them
@@ -35,6 +36,7 @@ class Parts:
         scales: scales, minima and zero points of the codes.
         window: tokens in full precision.
         index: bookkeeping, such as the positions of tokens.
+        state: states of fixed size of a hybrid model's layers without attention.
     """
 
     total: int | None = key(default=None, minimum=0)
@@ -42,6 +44,7 @@ class Parts:
     scales: int | None = key(default=None, minimum=0)
     window: int | None = key(default=None, minimum=0)
     index: int | None = key(default=None, minimum=0)
+    state: int | None = key(default=None, minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 const MOST_BARS = 80;
 const PARTS = [
   ["codes", "packed codes"], ["scales", "scales and zeros"], ["window", "tokens in full precision"], ["index", "indices"],
+  ["state", "states of layers without attention"],
 ];
 
 function moreNote(runs) {
