@@ -56,10 +56,10 @@ class StateLayer(LinearAttentionLayer):
         """
         if self.one_by_one and self.has_previous_state[state_idx] and conv_states.shape[-1] > 1:
             raise CacheError(
-                f"{conv_states.shape[-1]} tokens at once after the first pass: in transformers' code the state of layer "
-                f"{self.place_in_model} of this model starts anew in every pass over several tokens, so results would "
-                "be wrong.\n  hint: read the prompt in one pass (runtime.prefill_chunk=null) and feed the tokens after "
-                "it one by one"
+                f"the model got {conv_states.shape[-1]} tokens at once after its first pass; in transformers' code the "
+                f"state of layer {self.place_in_model} starts anew in every pass over several tokens, so results would "
+                "be wrong.\n  hint: read the prompt in one pass (runtime.prefill_chunk=null), and the tokens after it "
+                "one by one"
             )
         result: Tensor = super().update_conv_state(conv_states, state_idx, **kwargs)
         return result

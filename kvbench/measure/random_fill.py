@@ -35,8 +35,7 @@ def random_layers(
         batch: number of sequences, B.
         tokens: number of tokens of each sequence.
         seed: seed of the random numbers.
-        take: function called once per layer with its keys and its values, and before them the number of attention
-            layers that precede it.
+        take: function called once per layer with the layer's index in the model, its keys and its values.
     """
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -49,7 +48,7 @@ def random_layers(
         generator = torch.Generator(device).manual_seed(seed + number)
         shape = (batch, heads, tokens, channels)
         keys, values = (torch.randn(shape, generator=generator, dtype=model.dtype, device=device) for _ in range(2))
-        take(number, keys, values)
+        take(index, keys, values)
 
 
 def query_heads(model: PreTrainedModel) -> int:
@@ -76,14 +75,14 @@ def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed:
         cache.progress.positions.see(torch.arange(tokens)[None], 0, [0] * batch)
     cache.progress.see(None, batch, tokens)
 
-    def take(number: int, keys: Tensor, values: Tensor) -> None:
-        layer = cache.kv_layers[number]
+    def take(index: int, keys: Tensor, values: Tensor) -> None:
+        layer = cache.layers[index]
         layer.lazy_initialization(keys, values)
         layer.seen = tokens
         for member in layer.chain():
-            generator = torch.Generator(keys.device).manual_seed(seed + number)
+            generator = torch.Generator(keys.device).manual_seed(seed + index)
             observe(member, keys, query_heads(model), generator)
-        if cache.follower is not None and number == 0:
+        if cache.follower is not None and index == 0:
             cache.follower.progress.see(None, batch, tokens)
         layer.place(keys, values)
 

@@ -114,8 +114,7 @@ def decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int 
     peaks, seconds = PhasePeaks(ids.device, census=False), None
     with peaks.run():
         if fill == "random":
-            places = attending(model.config)
-            random_layers(model, batch, width, seed, lambda number, *fresh: cache.update(*fresh, places[number]))
+            random_layers(model, batch, width, seed, lambda index, keys, values: cache.update(keys, values, index))
             token = ids[:, -1:].clone()
         else:
             peaks.phase("prefill")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvbench.models.layers import ATTENDING, FEED_FORWARD, RECURRENT
+from kvbench.models.layer_types import ATTENDING, FEED_FORWARD, RECURRENT
 
 #: supported layer types
 KINDS = ATTENDING | RECURRENT | FEED_FORWARD
 #: the hint in messages
-INSTEAD = "choose a model such as Llama, Mistral, Qwen2, Qwen3, Phi-3 or GPT-NeoX, or a hybrid such as Qwen3.5 or LFM2"
+INSTEAD = "choose a model such as Llama, Mistral, Qwen2, Qwen3, Phi-3 or GPT-NeoX"
 _RECURRENT = "has no softmax attention, so no keys and values to cache"
 #: unsupported architectures that are recognised by their model_type, with the reason
 ODD = {

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from kvbench.errors import ConfigError
 from kvbench.models import checkpoint
 from kvbench.models.architecture import Architecture
-from kvbench.models.layers import attention_layers
+from kvbench.models.layer_types import attention_layers
 from kvbench.models.quantized.formats import stored, unreadable
 from kvbench.models.served import unserved
 from kvbench.util.requirements import Package, exists

@@ -41,7 +41,7 @@ def test_a_bill_adds_up_its_parts():
     parts = Parts(codes=1, scales=20, window=300, index=4000)
     assert parts.total == 4321
     parts.add("scales", 5)
-    assert parts.as_dict() == {"total": 4326, "codes": 1, "scales": 25, "window": 300, "index": 4000}
+    assert parts.as_dict() == {"total": 4326, "codes": 1, "scales": 25, "window": 300, "index": 4000, "state": 0}
     bill = Bill(parts, Parts(codes=7), 8652)
     assert bill.ratio == 2.0 and Bill(parts, Parts(), 8652, width=4).ratio == 4.0
     assert math.isnan(Bill(Parts(), Parts(), 0).ratio)

@@ -135,7 +135,7 @@ def test_in_place_each_run_pays_for_its_last_tile(size, tiles, axis):
                 used[part] += bytes_
                 assert segment is store.tail or bytes_ == reserved[part]
     shape = {"layers": 1, "query_heads": heads, "heads": heads, "channels": channels}
-    assert vars(kv_bytes(method, count, widths=bits, **shape)) == used | {"index": 0}
+    assert vars(kv_bytes(method, count, widths=bits, **shape)) == used | {"index": 0, "state": 0}
     together = load_method("cocktail", encoder="bm25", chunk_size=size, key_axis=axis)
     padding = sum(used.values()) - kv_bytes(together, count, widths=bits, **shape).total
     assert padding > 0 if size % 128 else padding == 0

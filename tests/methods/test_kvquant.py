@@ -274,7 +274,7 @@ def test_a_damaged_file_beside_a_good_one_is_passed_over_and_named(tmp_path, cap
 def test_a_model_without_a_k_proj():
     sizes = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
     model = GPTNeoXForCausalLM(GPTNeoXConfig(num_attention_heads=2, **sizes)).eval()
-    with pytest.raises(ModelError, match="does not have k_proj or qkv_proj in each of its 2 layers"):
+    with pytest.raises(ModelError, match="does not have k_proj or qkv_proj in each of its 2 attention layers"):
         load_method("atom", rope="pre").new_cache(model)
     with pytest.raises(ModelError, match="does not have k_proj or qkv_proj"):
         kvquant("llama").new_cache(model)

@@ -81,7 +81,7 @@ def test_bytes_of_a_sliding_layer_are_the_formulas(case: Any) -> None:
         pytest.importorskip("hqq")
     layer, most = layer_of(method), 0
     for n in lengths(layer):
-        used: dict[str, int] = {"codes": 0, "scales": 0, "window": 0, "index": 0}
+        used: dict[str, int] = {"codes": 0, "scales": 0, "window": 0, "index": 0, "state": 0}
         for segment in layer.segments():
             for part, count in segment.used(0).items():
                 used[part] += count

@@ -80,7 +80,7 @@ def model(**changes: Any) -> ModelConfig:
         ({"hub_id": None, "weights": "random", "architecture": None}, "requires model.architecture"),
         (
             {"architecture": Architecture(**{**SIZES, "model_type": "mamba"})},
-            "model.hub_id=some/model: is not supported: mamba has layers without softmax attention",
+            "model.hub_id=some/model: is not supported: mamba has no softmax attention",
         ),
     ],
 )
@@ -165,15 +165,17 @@ class Config:
     [
         ({"model_type": "llama"}, ""),
         ({}, ""),
-        ({"model_type": "rwkv", "architectures": ["Rwkv5"]}, "Rwkv5 has layers without softmax attention"),
+        ({"model_type": "rwkv", "architectures": ["Rwkv5"]}, "Rwkv5 has no softmax attention"),
         ({"model_type": "diffllama"}, "diffllama splits the cached values itself"),
         ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "deepseek_v3 has multi-head latent attention (MLA)"),
         ({"model_type": "x", "kv_lora_rank": None}, ""),
         ({"num_kv_shared_layers": 2}, "the model has layers that share the keys and values"),
         ({"num_kv_shared_layers": 0}, ""),
         ({"layer_types": ["full_attention", "sliding_attention"]}, ""),
-        ({"layer_types": ["full_attention", "conv", "a"]}, "has layers of type a, conv, but kvbench supports only"),
-        ({"model_type": "outer", "text_config": {"model_type": "mamba"}}, "mamba has layers without"),
+        ({"layer_types": ["hybrid", "conv", "linear_attention", "mamba", "moe"]}, ""),
+        ({"model_type": "minimax"}, "minimax accepts only a cache class of its own"),
+        ({"layer_types": ["full_attention", "conv", "a"]}, "has layers of type a, but kvbench supports only"),
+        ({"model_type": "outer", "text_config": {"model_type": "mamba"}}, "mamba has no softmax attention"),
         (Config(model_type="llama"), ""),
         (Config(model_type="jetmoe"), "jetmoe repeats the cached keys"),
     ],
@@ -185,4 +187,4 @@ def test_models_that_are_not_served_are_known_by_their_configuration(config: Any
 
 
 def test_the_class_of_a_model_names_it() -> None:
-    assert unserved({"model_type": "mamba", "architectures": ["A"]}, "Named").startswith("Named has layers")
+    assert unserved({"model_type": "mamba", "architectures": ["A"]}, "Named").startswith("Named has no softmax")

@@ -85,7 +85,7 @@ def test_overall_is_the_unweighted_mean():
 
 def test_bytes_by_part():
     kv = aggregate.kv_bytes([made(0, 1.0), made(1, 1.0)])
-    assert kv["used"] == {"total": 30, "codes": 10, "scales": 5, "window": 15, "index": 0}
+    assert kv["used"] == {"total": 30, "codes": 10, "scales": 5, "window": 15, "index": 0, "state": 0}
     assert kv["fp16_equivalent"] == 120
     assert kv["ratio"] == pytest.approx(4.0)
     assert aggregate.kv_bytes([])["used"]["total"] is None
@@ -182,6 +182,6 @@ def test_bytes_are_means_and_the_ratio_is_of_sums():
     bill = {"total": 90, "codes": 40, "scales": 20, "window": 25, "index": 5}
     large["kv_bytes"] = {"used": bill, "reserved": {**bill, "total": 100, "window": 35}, "fp16_equivalent": 360}
     found = aggregate.kv_bytes([small, large, {**made(2, 1.0), "kv_bytes": None}])
-    assert found["used"] == {"total": 59, "codes": 25, "scales": 12, "window": 20, "index": 2}
+    assert found["used"] == {"total": 59, "codes": 25, "scales": 12, "window": 20, "index": 2, "state": 0}
     assert found["reserved"]["window"] == 25
     assert found["fp16_equivalent"] == 240 and found["ratio"] == pytest.approx(480 / 120)
