@@ -22,6 +22,7 @@ BASE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+SLIDING = ["sliding_attention", "full_attention"]
 EXPERTS = {"num_experts_per_tok": 1, "moe_intermediate_size": 32}
 #: name -> prefix of transformers' classes, and what its configuration needs beyond :data:`BASE`
 ATTENTION: dict[str, tuple[str, dict[str, Any]]] = {
@@ -34,7 +35,7 @@ ATTENTION: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2", {"head_dim": 32, "sliding_window": 24, "attn_logit_softcapping": 3.0}),
     "gemma3": (
         "Gemma3",
-        {"head_dim": 32, "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]},
+        {"head_dim": 32, "sliding_window": 24, "layer_types": SLIDING},
     ),
     "phi": ("Phi", {"num_key_value_heads": 2}),
     "phi, head size 80": ("Phi", {"hidden_size": 160, "num_key_value_heads": 2}),
@@ -46,7 +47,7 @@ ATTENTION: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 2, "num_experts_per_tok": 1}),
     "starcoder2": ("Starcoder2", {"sliding_window": 24}),
     "cohere": ("Cohere", {}),
-    "cohere2": ("Cohere2", {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}),
+    "cohere2": ("Cohere2", {"sliding_window": 24, "layer_types": SLIDING}),
     "olmo2": ("Olmo2", {}),
     "granite": ("Granite", {"attention_multiplier": 0.2}),
     "glm4": ("Glm4", {"head_dim": 32}),
@@ -137,7 +138,7 @@ def model(name: str) -> PreTrainedModel:
 
 
 def built(stem: str, options: dict[str, Any]) -> PreTrainedModel:
-    """A random model of transformers' classes ``STEMForCausalLM`` (or ``STEMLMHeadModel``) and ``STEMConfig`` (or ``STEMTextConfig``)."""
+    """A random model of ``STEMForCausalLM`` (or ``STEMLMHeadModel``) with a ``STEMTextConfig`` (or ``STEMConfig``)."""
     config = getattr(transformers, f"{stem}TextConfig", None) or getattr(transformers, f"{stem}Config")
     torch.manual_seed(0)
     with torch.inference_mode(False):

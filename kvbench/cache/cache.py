@@ -411,8 +411,15 @@ def _layers(method: Policy[KVLayer], kinds: Sequence[LayerKind], progress: Progr
             yield StateLayer(kind.states, place, kind.one_by_one) if kind.states else empty_layer()
             continue
         if kind.states:
-            state = {"number_of_states": kind.states, "place": place, "one_by_one": kind.one_by_one}
-            yield KVStateLayer(method, index, progress, kind.window, **state)
+            yield KVStateLayer(
+                method,
+                index,
+                progress,
+                kind.window,
+                number_of_states=kind.states,
+                place=place,
+                one_by_one=kind.one_by_one,
+            )
         else:
             yield KVLayer(method, index, progress, kind.window)
         index += 1

@@ -30,6 +30,8 @@ class StateLayer(LinearAttentionLayer):
     """
 
     is_croppable = False
+    dtype: Any
+    device: Any
 
     def __init__(self, number_of_states: int = 1, place: int = 0, one_by_one: bool = False) -> None:
         LinearAttentionLayer.__init__(self, number_of_states)

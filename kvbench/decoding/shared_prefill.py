@@ -118,14 +118,17 @@ class _ReaderStateLayer(KVStateLayer, _ReaderLayer):
     """The same for a layer that also has a state of fixed size, which the methods' caches copy.
 
     Args:
+        method: fp16.
         layer: the layer of the reading cache in whose place this one goes.
         members: the same layer in each method's cache.
         home: device on which to keep the prompt; None for that of the model.
     """
 
-    def __init__(self, layer: KVStateLayer, members: Sequence[KVLayer], home: torch.device | None) -> None:
+    def __init__(
+        self, method: Method, layer: KVStateLayer, members: Sequence[KVLayer], home: torch.device | None
+    ) -> None:
         StateLayer.__init__(self, layer.number_of_states, layer.place_in_model, layer.one_by_one)
-        _ReaderLayer.__init__(self, layer.method, layer.index, layer.progress, layer.window, members, home)
+        _ReaderLayer.__init__(self, method, layer.index, layer.progress, layer.window, members, home)
 
 
 @dataclass
@@ -243,7 +246,7 @@ def read(
         if isinstance(layer, KVLayer):
             members = [cache.kv_layers[layer.index] for cache in caches]
             reader.layers[place] = (
-                _ReaderStateLayer(layer, members, home)
+                _ReaderStateLayer(method, layer, members, home)
                 if isinstance(layer, KVStateLayer)
                 else _ReaderLayer(method, layer.index, reader.progress, layer.window, members, home)
             )
