@@ -14,13 +14,18 @@ Three caches in LogQuant's repository are this one with other windows; W is thei
 * PartialStreaming, the same for keys, while values follow transformers' rule: the same settings and
   ``value_residual=W``.
 
-Source: transformers, cache_utils.py, QuantizedLayer; LogQuant (Chen et al. 2025), sec. 4.1 and Table 1;
-Concyclics/LogQuantKV, src/LogQuant.py.
+``backend=fp8`` is transformers' cache in 8-bit floating point (e4m3; transformers 5.23 or later). It has no residual:
+each token is quantized as it arrives and attends to its own quantized form. One scale for all keys of a layer and one
+for all values are taken from the prompt and kept. Here each row of a batch has its own two scales, so that a row does
+not depend on the others.
+
+Source: transformers, cache_utils.py, QuantizedLayer and Fp8QuantizedLayer; LogQuant (Chen et al. 2025), sec. 4.1 and
+Table 1; Concyclics/LogQuantKV, src/LogQuant.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
 from kvbench.errors import ConfigError, ModelError
@@ -31,13 +36,15 @@ from kvbench.util.requirements import Package
 
 if TYPE_CHECKING:
     import torch
-    from transformers.cache_utils import QuantizedLayer
+    from transformers.cache_utils import BaseQuantizedLayer
 
     from kvbench.cache.layer import KVLayer
     from kvbench.cache.segments.base import Segment
 
-#: bit widths and axes of each backend
+#: bit widths and axes of each backend with groups
 BACKENDS = {"quanto": ((2, 4), (0, -1)), "hqq": ((1, 2, 3, 4, 8), (0, 1))}
+#: options that only backends with groups have
+GROUPED = ("bits", "residual", "recent", "value_residual", "group_size", "axis_key", "axis_value")
 
 
 @dataclass(kw_only=True)
@@ -48,7 +55,8 @@ class HFQuantized(Method):
     new tokens are added to the residual; whenever it is full, it is quantized together with all tokens before it.
 
     Args:
-        backend: library that quantizes: ``quanto`` (used in the LogQuant paper) or ``hqq``.
+        backend: what quantizes: ``quanto`` (used in the LogQuant paper) or ``hqq``; ``fp8`` has no other options than
+            `sinks`.
         bits: bits per code: 2 or 4 for quanto; 1, 2, 3, 4 or 8 for hqq.
         residual: number of tokens at which the residual is full.
         recent: number of newest tokens that stay in full precision when the others are quantized, also at the end of
@@ -61,7 +69,7 @@ class HFQuantized(Method):
         sinks: number of first tokens that stay in full precision (LogQuant's Table 1; transformers has none).
     """
 
-    backend: Literal["quanto", "hqq"] = "quanto"
+    backend: Literal["quanto", "hqq", "fp8"] = "quanto"
     bits: int = 2
     residual: int = 128
     recent: int = 0
@@ -71,9 +79,32 @@ class HFQuantized(Method):
     axis_value: int = 0
     sinks: int = 0
 
+    @property
+    def by_token(self) -> bool:  # type: ignore[override]
+        """True for ``backend=fp8``: a token's stored form does not depend on later tokens."""
+        return self.backend == "fp8"
+
+    @property
+    def eager(self) -> bool:
+        """True for ``backend=fp8``: a step quantizes its new tokens before any token attends to them."""
+        return self.backend == "fp8"
+
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if the backend does not support an option, or if a number of tokens is out of range."""
         super().check(head_dim, max_length)
+        if self.sinks < 0:
+            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0 or greater, such as 4")
+        if self.backend == "fp8":
+            defaults = {entry.name: entry.default for entry in fields(self)}
+            for name in GROUPED:
+                if getattr(self, name) != defaults[name]:
+                    raise ConfigError(
+                        f"method.{name}",
+                        getattr(self, name),
+                        "has no effect with method.backend=fp8",
+                        hint="leave it out",
+                    )
+            return
         widths, axes = BACKENDS[self.backend]
         if self.bits not in widths:
             raise ConfigError(
@@ -102,8 +133,6 @@ class HFQuantized(Method):
                 f"must be smaller than method.residual={self.residual}, so that tokens are left to quantize",
                 allowed=f"0 to {self.residual - 1}",
             )
-        if self.sinks < 0:
-            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0 or greater, such as 4")
         # only quanto's other axis has its groups along the tokens
         inside = self.backend == "hqq" or 0 in (self.axis_key, self.axis_value)
         if self.group_size < 1 or (head_dim and inside and head_dim % self.group_size):
@@ -115,7 +144,9 @@ class HFQuantized(Method):
             )
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the optional package that the backend needs."""
+        """Return the optional package that the backend needs; none for fp8."""
+        if self.backend == "fp8":
+            return ()
         module = {"quanto": "optimum.quanto", "hqq": "hqq"}[self.backend]
         return (Package(module, "method.backend", self.backend, "run pip install 'kvbench[hf]'"),)
 
@@ -132,7 +163,7 @@ class HFQuantized(Method):
         """
         for key in ("residual", "value_residual"):
             count = getattr(self, key)
-            if count is not None and count >= max_length:
+            if count is not None and count >= max_length and self.backend != "fp8":
                 raise ConfigError(
                     f"method.{key}",
                     count,
@@ -141,12 +172,20 @@ class HFQuantized(Method):
                 )
         super().check_reach(max_length)
 
-    def backend_layer(self) -> QuantizedLayer:
+    def backend_layer(self) -> BaseQuantizedLayer:
         """Return a new cache layer of transformers for the chosen backend.
 
         Raises:
-            ModelError: the package of the backend is not installed.
+            ModelError: the package of the backend is not installed, or transformers is too old for it.
         """
+        if self.backend == "fp8":
+            try:
+                from transformers.cache_utils import Fp8QuantizedLayer
+            except ImportError as error:
+                raise ModelError(
+                    "method.backend=fp8 needs transformers 5.23 or later.\n  hint: run pip install 'transformers>=5.23'"
+                ) from error
+            return Fp8QuantizedLayer()
         from transformers.cache_utils import HQQQuantizedLayer, QuantoQuantizedLayer
 
         try:
@@ -161,13 +200,13 @@ class HFQuantized(Method):
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """Return empty segments for the sinks (if there are any), the quantized tokens, and the residual."""
-        from kvbench.cache.segments.foreign import HFSegment
+        from kvbench.cache.segments.foreign import Fp8Segment, HFSegment
 
         backend = self.backend_layer()
         backend.dtype, backend.device = layer.dtype, layer.device
         backend.keys = backend.values = layer.new_empty()  # hqq takes dtype and device from them
         axis = self.axis_key if side == "key" else self.axis_value
-        packed = HFSegment(
+        packed = (Fp8Segment if self.backend == "fp8" else HFSegment)(
             layer.batch,
             layer.heads,
             layer.key_dim if side == "key" else layer.value_dim,
@@ -183,8 +222,11 @@ class HFQuantized(Method):
     def window(self, side: Side) -> tuple[int, int]:
         """Return at how many tokens the residual of the keys or the values is full, and how many then stay in it.
 
-        For the keys these are `residual` and `recent`; for the values they differ if `value_residual` is set.
+        For the keys these are `residual` and `recent`; for the values they differ if `value_residual` is set. With fp8,
+        one token fills the residual.
         """
+        if self.backend == "fp8":
+            return 1, 0
         if side == "value" and self.value_residual is not None:
             return self.value_residual, 0
         return self.residual, self.recent
@@ -228,10 +270,10 @@ class HFQuantized(Method):
         return total
 
     def backend_bytes(self, axis: int, count: int, at: Setting) -> KVBytes:
-        """Predict the bytes of tokens as quanto or hqq packs them, counting only their keys or only their values.
+        """Predict the bytes of tokens as the backend packs them, counting only their keys or only their values.
 
-        Both libraries arrange the elements in a matrix of groups, and pack codes of several rows into one byte (hqq
-        with 3 bits: ten codes into 4 bytes).
+        fp8 has one byte per element and one fp32 scale. The libraries arrange the elements in a matrix of groups, and
+        pack codes of several rows into one byte (hqq with 3 bits: ten codes into 4 bytes).
 
         Args:
             axis: the backend's axis for these keys or values.
@@ -240,6 +282,8 @@ class HFQuantized(Method):
         """
         if not count:
             return KVBytes()
+        if self.backend == "fp8":
+            return KVBytes(codes=at.heads * count * at.channels, scales=4)
         if self.backend == "hqq" and axis == 1:
             count = -(-count // 8) * 8
         groups = at.heads * count * at.channels // self.group_size

@@ -41,6 +41,7 @@ MISSING = {
 }
 VARIANTS = {
     "atom:authors": {"rope": "pre", "prefill": "quantized"},
+    "hf_quantized:fp8": {"backend": "fp8"},
     "kivi:evict": {"evict": True},
     "kivi:sinks": {"sinks": 5, "residual": 64},
     "kivi:token": {"key_axis": "token"},

@@ -9,6 +9,7 @@ from transformers import QuantizedCache
 
 from kvbench.errors import CacheError, ConfigError
 from kvbench.methods import load_method
+from kvbench.methods.bytes import kv_bytes
 from tests import zoo
 
 NEEDS = {
@@ -190,3 +191,34 @@ def test_streaming_windows_are_those_of_the_authors_files(backend, partial):
         assert window <= exact[0] < 2 * window
         assert exact[1] < window if partial else exact[1] == exact[0]
     assert layer.stores()[0].segments[0].length(row) == sinks
+
+
+def test_fp8_equals_transformers_own_cache_and_its_bytes():
+    """Logits of a prompt, of steps of one and of several tokens; codes of a byte and one scale per layer and side."""
+    model, method = zoo.model("llama"), load_method("hf_quantized", backend="fp8")
+    method.detach(model)
+    ids, _ = zoo.padded_batch([60])
+
+    def run(cache):
+        with torch.no_grad():
+            outs = [model(input_ids=ids[:, :40], past_key_values=cache, use_cache=True).logits[:, -1:]]
+            for first, last in ((40, 41), (41, 42), (42, 50), (50, 51)):
+                outs.append(model(input_ids=ids[:, first:last], past_key_values=cache, use_cache=True).logits)
+        return torch.cat(outs, 1)
+
+    expected = run(QuantizedCache("fp8", model.config))
+    cache = method.new_cache(model)
+    torch.testing.assert_close(run(cache), expected, rtol=1e-5, atol=1e-5)
+    used = cache.bill().used
+    assert (used.codes, used.scales, used.window) == (2 * 2 * 2 * 51 * 64, 2 * 2 * 4, 0)
+    shape = {"layers": 2, "query_heads": 4, "heads": 2, "channels": 64, "width": 4}
+    predicted = kv_bytes(method, 51, prompt=40, **shape)
+    assert (predicted.codes, predicted.scales, predicted.window) == (used.codes, used.scales, 0)
+    method.detach(model)
+
+
+@pytest.mark.parametrize(("option", "value"), [("bits", 4), ("residual", 64), ("axis_key", 1), ("group_size", 32)])
+def test_fp8_has_no_options_of_groups(option, value):
+    with pytest.raises(ConfigError, match=rf"method\.{option}={value}: has no effect with method\.backend=fp8"):
+        load_method("hf_quantized", backend="fp8", **{option: value})
+    assert load_method("hf_quantized", backend="fp8", sinks=2).packages() == ()

@@ -1,20 +1,22 @@
-"""Tokens in the format of transformers' ``QuantizedCache``: whole tensors, quantized by quanto or hqq.
+"""Tokens in the format of transformers' ``QuantizedCache``: whole tensors, quantized by quanto, hqq or in fp8.
 
-The bytes counted are those of the library's own tensors. As in transformers, reading dequantizes all tokens and
-appending quantizes all of them again; the method :mod:`kvbench.methods.hf_quantized` exists to measure this.
+The bytes counted are those of the library's own tensors. As in transformers, reading dequantizes all tokens and, except
+in fp8, appending quantizes all of them again; the method :mod:`kvbench.methods.hf_quantized` exists to measure this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import QuantizedLayer
 
 from kvbench.cache.segments.base import Segment
 from kvbench.errors import CacheError
+
+if TYPE_CHECKING:
+    from transformers.cache_utils import BaseQuantizedLayer
 
 
 class HFSegment(Segment):
@@ -45,7 +47,7 @@ class HFSegment(Segment):
         dtype: torch.dtype,
         device: torch.device | str,
         *,
-        backend: QuantizedLayer,
+        backend: BaseQuantizedLayer,
         axis: int,
         multiple: int = 1,
     ) -> None:
@@ -129,8 +131,45 @@ class HFSegment(Segment):
         return twin
 
 
+class Fp8Segment(HFSegment):
+    """The keys or the values of a layer in transformers' fp8 format: one scale per row, taken from its first tokens.
+
+    The arguments are those of :class:`HFSegment`; `axis` is not used.
+    """
+
+    def append(self, rows: slice, x: Tensor) -> None:
+        """Quantize tokens and append them to some rows, with the scale of the tokens that a row already has.
+
+        Args:
+            rows: rows of the batch.
+            x: tokens in full precision, ``[rows, H, n, D]``.
+        """
+        quantize: Any = self.backend._quantize  # with a scale, which the libraries' does not have
+        for number, row in enumerate(range(*rows.indices(len(self.rows)))):
+            new, known = x[number : number + 1], self.rows[row]
+            if not new.shape[2]:
+                continue
+            if known is None:
+                self.rows[row] = quantize(new)
+            else:
+                codes, scale = known
+                self.rows[row] = torch.cat([codes, quantize(new, scale)[0]], 2), scale
+            self.lengths[row] += new.shape[2]
+
+    def drop_back(self, row: int, count: int) -> None:
+        """Drop the newest tokens of one row.
+
+        Args:
+            row: row of the batch.
+            count: number of tokens to drop.
+        """
+        codes, scale = self.rows[row]
+        self.lengths[row] -= count
+        self.rows[row] = codes[:, :, : self.lengths[row]].clone(), scale
+
+
 def tensors(quantized: Any) -> list[tuple[str, Tensor]]:
-    """Return the torch tensors inside a quantized object of quanto or hqq, to count their bytes.
+    """Return the torch tensors inside a quantized object of quanto, hqq or fp8, to count their bytes.
 
     Args:
         quantized: the result of a backend's ``_quantize``.
@@ -139,7 +178,9 @@ def tensors(quantized: Any) -> list[tuple[str, Tensor]]:
         Pairs (category, tensor). The category is ``codes`` for packed codes, and ``scales`` for scales and zero points
         or shifts.
     """
-    if isinstance(quantized, tuple):  # hqq: packed weights and a dict of parameters
+    if isinstance(quantized, tuple):  # hqq: packed weights and a dict of parameters; fp8: codes and a scale
         codes, meta = quantized
+        if isinstance(meta, Tensor):
+            return [("codes", codes), ("scales", meta)]
         return [("codes", codes), *(("scales", meta[name]) for name in ("scale", "zero"))]
     return [("codes", quantized._data._data), ("scales", quantized._scale), ("scales", quantized._shift)]
