@@ -121,7 +121,7 @@ def test_the_page_of_kernels_draws_what_the_code_does() -> None:
     page = text(ROOT / "docs" / "kernels.md")
     table = page.partition("## Launches")[2].partition("## ")[0]
     launches = re.findall(r"^\| ((?:`\w+`(?: \(\w+\))?(?:, )?)+) \|.*\| `([^`]+)` \|$", table, re.MULTILINE)
-    assert len(launches) == 16
+    assert len(launches) >= 18
     for names, file in launches:
         for name in re.findall(r"`(\w+)`", names):
             assert re.search(rf"(?:def|void\b.*) {name}\(", text(ROOT / file)), f"{name} in {file}"
