@@ -3,12 +3,16 @@
 import pytest
 import torch
 
-from tests.cache.packing import interpret, interpreted, tokens  # noqa: F401
+from tests.cache.packing import interpret, interpreted, same, tokens  # noqa: F401
 
 interpreted()
 
-from kvbench.cache.kernels import kvarn  # noqa: E402
+from kvbench.cache.kernels import pack_together  # noqa: E402
+from kvbench.cache.kernels.deferred import Deferred  # noqa: E402
+from kvbench.cache.kernels.forms import Form  # noqa: E402
+from kvbench.cache.kernels.pack import served, warm  # noqa: E402
 from kvbench.cache.segments.packed import PackedSegment  # noqa: E402
+from kvbench.cache.watch import Watch  # noqa: E402
 from kvbench.errors import NonFiniteError  # noqa: E402
 from kvbench.quantizers.kvarn import KvarnQuantizer  # noqa: E402
 
@@ -40,7 +44,8 @@ def test_tiles_equal_those_of_the_quantizer(side, bits, tile, channels, balance,
     x = x.half()  # with as few bits as bf16 has, elements lie exactly between two codes
     quantizer = KvarnQuantizer(bits, tile, "channel" if side == "key" else "token", balance, iterations)
     packed = segment(quantizer, side, x)
-    assert kvarn.served(packed, x)
+    assert isinstance(served(packed, x), Form)
+    warm(packed, x[:, :, :1])  # writes nothing
     for first, last in ((0, tile), (tile, x.shape[2])):  # the second append begins in a tile of 128
         packed.append(ALL, x[:, :, first:last])
     codes, params = quantizer.encode(x)
@@ -61,7 +66,21 @@ def test_what_is_not_finite_is_found():
 def test_other_tokens_are_left_to_torch():
     x = torch.zeros(1, 1, 64, 64, dtype=torch.bfloat16)
     plain, clipped = KvarnQuantizer(4, 64, "channel"), KvarnQuantizer(4, 64, "channel", quantile=0.1)
-    assert kvarn.served(segment(plain, "key", x), x)
-    assert not kvarn.served(segment(clipped, "key", x), x)
-    assert not kvarn.served(segment(plain, "key", x.float()), x.float())
-    assert not kvarn.served(segment(plain, "key", x[..., :48]), x[..., :48])
+    assert isinstance(served(segment(plain, "key", x), x), Form)
+    for quantizer, y in ((clipped, x), (plain, x.float()), (plain, x[..., :48])):
+        assert isinstance(served(segment(quantizer, "key", y), y), str)
+
+
+def test_layers_that_pack_together_hold_what_they_hold_alone():
+    x = tokens(64, 64, torch.float16, batch=2, heads=2)
+    quantizer = KvarnQuantizer(2, 64, "token")
+    alone, queue = [segment(quantizer, "value", x * n) for n in (1, 2)], Deferred()
+    layers, watch = [segment(quantizer, "value", x * n) for n in (1, 2)], Watch(x.device)
+    for number, (one, layer) in enumerate(zip(alone, layers, strict=True), 1):
+        one.append(ALL, x * number)
+        layer.watch, layer.packs = (watch, watch.tag(str)), queue
+    with pack_together.together(queue):
+        for number, layer in enumerate(layers, 1):
+            layer.append(ALL, x * number)
+    for one, layer in zip(alone, layers, strict=True):
+        same(layer, one)

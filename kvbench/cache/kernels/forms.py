@@ -35,6 +35,8 @@ class Form:
         scale: the one scale of all tokens, in engine formats that have one (:mod:`kvbench.cache.kernels.engine`).
         rank: index of the threshold of clipping among a token's sorted absolute values
             (:mod:`kvbench.cache.kernels.clipped`).
+        balance: how KVarN's tiles are balanced (:mod:`kvbench.cache.kernels.kvarn`).
+        iterations: number of rounds of that.
     """
 
     kind: str
@@ -48,6 +50,8 @@ class Form:
     window: int = 0
     scale: float = 1.0
     rank: int = 0
+    balance: str = ""
+    iterations: int = 0
 
 
 @lru_cache(maxsize=256)

@@ -1,60 +1,68 @@
-"""Balancing, quantizing and packing of KVarN's tiles in one launch: the host code (Triton kernel: ``kvarn_kernel``).
+"""Balancing, quantizing and packing of KVarN's tiles in one launch: the host code (Triton kernels: ``kvarn_kernel``).
 
-The kernel serves fp16 and bf16 tokens on CUDA devices of compute capability 8.0 or newer, in heads of 64 and 128
-channels, without clipping to quantiles. Other tokens are packed with torch operations.
+The kernels serve fp16 and bf16 tokens in heads of 64 and 128 channels, without clipping to quantiles. All else is
+packed with torch operations.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels import pack as affine
-from kvbench.cache.kernels.pack_together import Packed
+from kvbench.cache.kernels.forms import Form
+from kvbench.cache.kernels.tables import addresses
+from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.kvarn import KvarnQuantizer
 
-#: channels of a head that the kernel serves
-HEAD_DIMS = (64, 128)
+if TYPE_CHECKING:
+    from kvbench.cache.kernels.pack_together import Job, Packed
+
+KIND = "balanced"
+#: channels of a head, and tokens of a tile, for which the kernels are written
+HEAD_DIMS, TILES = (64, 128), (64, 128)
+#: elements of a tile that a warp holds: as many as leave room for intermediate results in its registers
+OF_A_WARP = 2048
 
 
-def served(segment: Packed, x: Tensor) -> bool:
-    """Return True if the kernel, rather than torch operations, packs given tokens into a segment.
+def form(quantizer: AffineQuantizer, channels: int) -> Form | None:
+    """Return the compile-time parameters of the kernel that packs tiles as a quantizer does; None if there is none.
 
     Args:
-        segment: segment that is to store the tokens.
-        x: the tokens, ``[rows, H, n, D]``.
+        quantizer: any quantizer of a packed segment.
+        channels: channels of a head.
     """
-    quantizer = segment.quantizer
     if not isinstance(quantizer, KvarnQuantizer) or quantizer.quantile:
-        return False
-    runs = affine.compiled(x.device) or (affine.INTERPRET and affine._interpreted())
-    shape = x.shape[-1] in HEAD_DIMS and quantizer.tile in (64, 128) and x.stride(-1) == 1
-    return runs and shape and x.dtype in (torch.float16, torch.bfloat16)
+        return None
+    if channels not in HEAD_DIMS or quantizer.tile not in TILES:
+        return None
+    balance = "none" if quantizer.balance == "kvarn" and not quantizer.iterations else quantizer.balance
+    warps = quantizer.tile * channels // OF_A_WARP
+    return Form(
+        KIND,
+        quantizer.bits,
+        True,
+        quantizer.tile,
+        0,
+        channels,
+        1,
+        warps,
+        balance=balance,
+        iterations=quantizer.iterations,
+    )
 
 
-def pack(segment: Packed, first_row: int, x: Tensor, start: int) -> None:
-    """Quantize whole tiles and write their codes and parameters into a segment's buffers, which must have room.
-
-    Args:
-        segment: segment that stores the tokens, for which :func:`served` has returned True.
-        first_row: row of the batch, in the segment, to which row 0 of `x` belongs.
-        x: tokens in full precision, ``[rows, H, n, D]``; n is a multiple of the tile.
-        start: index of the first token to write within the segment, a multiple of the tile.
-
-    Raises:
-        NonFiniteError: a token contains NaN or Inf, and the segment belongs to no cache. (In a cache, the error is
-            raised later: :mod:`kvbench.cache.watch`.)
-    """
+def launch(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, count: int, index: Tensor | None) -> None:
+    """Quantize tiles and write them into a segment; the arguments are those of ``kvbench.cache.kernels.pack.pack``."""
     from kvbench.cache.kernels.kvarn_kernel import pack_balanced
+    from kvbench.cache.kernels.pack import alone
 
-    quantizer = segment.quantizer
-    assert isinstance(quantizer, KvarnQuantizer)
-    rows, heads, count, channels = x.shape
-    if not x.numel():
-        return
-    watch, tag = segment.watch or affine.alone(x.device)
+    x = x if index is None else x.index_select(2, index)
+    rows, heads = x.shape[:2]
+    watch, tag = segment.watch or alone(x.device)
     with torch.cuda.device_of(x):
-        pack_balanced[(rows * heads, count // quantizer.tile)](
+        pack_balanced[(rows * heads, max(count // how.group, 1))](
             x,
             segment.words[0],
             segment.words[-1],
@@ -62,17 +70,49 @@ def pack(segment: Packed, first_row: int, x: Tensor, start: int) -> None:
             watch.record,
             *x.stride()[:3],
             start,
+            count,
             first_row,
             heads,
             segment.words[0].shape[2],
             tag,
-            quantizer.iterations,
-            quantizer.balance if quantizer.iterations or quantizer.balance == "norm" else "none",
-            quantizer.bits,
-            quantizer.tile,
-            channels,
-            segment.side == "value",
-            num_warps=quantizer.tile * channels // 2048,
+            *constants(how, segment),
+            num_warps=how.warps,
         )
-    if segment.watch is None:
-        watch.check()
+
+
+def run(group: list[Job]) -> None:
+    """Pack the tiles of several jobs with equal signatures in one launch."""
+    from kvbench.cache.kernels.kvarn_kernel import pack_balanced_of_layers
+
+    job = group[0]
+    x, segment, how = job.x, job.segment, job.how
+    assert segment.watch is not None
+    rows, heads, count, _ = x.shape
+    with torch.cuda.device_of(x):
+        pack_balanced_of_layers[(rows * heads, max(count // how.group, 1), len(group))](
+            addresses(tuple(line(member) for member in group), x.device),
+            x,
+            segment.watch[0].record,
+            x.storage_offset(),
+            *x.stride()[:3],
+            job.start,
+            count,
+            job.first_row,
+            heads,
+            segment.words[0].shape[2],
+            *constants(how, segment),
+            num_warps=how.warps,
+        )
+
+
+def line(job: Job) -> tuple[int, ...]:
+    """Return a job's line of the table of addresses: tokens, words, A, Z, C, and the segment's tag."""
+    segment = job.segment
+    assert segment.watch is not None
+    buffers = (segment.words[0], segment.words[-1], *segment.params)
+    return (job.x.untyped_storage().data_ptr(), *(buffer.data_ptr() for buffer in buffers), segment.watch[1])
+
+
+def constants(how: Form, segment: Packed) -> tuple[Any, ...]:
+    """Return the arguments of a kernel from the number of iterations on."""
+    return how.iterations, how.balance, how.bits, how.group, how.channels, segment.side == "value"

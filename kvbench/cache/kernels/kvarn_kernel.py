@@ -117,10 +117,10 @@ def put_plane(words, codes, base, first_field, WIDTH: tl.constexpr, VALUE: tl.co
 
 
 # Not specialized: arguments that change from call to call must not cause a recompilation.
-@triton.jit(do_not_specialize=["start", "first_row", "tiles", "tag"])
+@triton.jit(do_not_specialize=["start", "count", "first_row", "tiles", "tag"])
 def pack_balanced(
     x, upper_words, lower_words, scales, minima, cross, record, stride_row, stride_head, stride_token,
-    start, first_row, heads, tiles, tag, iterations,
+    start, count, first_row, heads, tiles, tag, iterations,
     BALANCE: tl.constexpr, BITS: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, VALUE: tl.constexpr,
 ):  # fmt: skip
     """Balance, quantize and pack tiles. Grid: (rows x H, KVarN tiles).
@@ -138,6 +138,7 @@ def pack_balanced(
         stride_head: stride of the tokens over heads, in elements.
         stride_token: stride of the tokens over tokens, in elements.
         start: index, within the segment, of the first token to write.
+        count: number of tokens to write, a multiple of TOKENS; 0 to write nothing.
         first_row: row of the batch, in the segment, to which row 0 of the tokens belongs.
         heads: number of KV heads, H.
         tiles: number of tiles of 128 tokens per head in the buffers of words.
@@ -151,6 +152,8 @@ def pack_balanced(
     """
     ALONG: tl.constexpr = 0 if VALUE else 1
     row, head, number = tl.program_id(0) // heads, tl.program_id(0) % heads, tl.program_id(1)
+    if number * TOKENS >= count:
+        return
     token, channel = tl.arange(0, TOKENS), tl.arange(0, CHANNELS)
     begin = x + row.to(tl.int64) * stride_row + head.to(tl.int64) * stride_head
     tile = tl.load(begin + (number * TOKENS + token)[:, None].to(tl.int64) * stride_token + channel[None, :])
@@ -200,3 +203,30 @@ def pack_balanced(
     put_plane(upper_words, codes >> REST, at * (8 * WIDTH), first % 128 // (8 * WIDTH), WIDTH, VALUE)
     if REST > 0:
         put_plane(lower_words, codes & ((1 << REST) - 1), at * (8 * REST), first % 128 // (8 * REST), REST, VALUE)
+
+
+@triton.jit(do_not_specialize=["start", "count", "first_row", "tiles"])
+def pack_balanced_of_layers(
+    table, like, record, offset, stride_row, stride_head, stride_token,
+    start, count, first_row, heads, tiles, iterations,
+    BALANCE: tl.constexpr, BITS: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, VALUE: tl.constexpr,
+):  # fmt: skip
+    """Balance, quantize and pack tiles of several layers, given a table of the addresses of their buffers.
+
+    Grid: (rows x H, KVarN tiles, layers). `table` is int64 ``[layers, 7]``: the addresses of the storage of the tokens,
+    of the words of both planes, of A, Z and C, and the segment's tag. `like` is a tensor with the dtype of the tokens,
+    and `offset` that of the first token in its storage. The other arguments are those of :func:`pack_balanced`.
+    """
+    entry = table + tl.program_id(2) * 7
+    # allocators align buffers to 16 bytes; without this hint, accesses through an address are not vectorized
+    pack_balanced(
+        tl.multiple_of(tl.load(entry).to(tl.pointer_type(like.dtype.element_ty)), 16) + offset,
+        tl.multiple_of(tl.load(entry + 1).to(tl.pointer_type(tl.int16)), 16),
+        tl.multiple_of(tl.load(entry + 2).to(tl.pointer_type(tl.int16)), 16),
+        tl.multiple_of(tl.load(entry + 3).to(tl.pointer_type(tl.float16)), 16),
+        tl.multiple_of(tl.load(entry + 4).to(tl.pointer_type(tl.float16)), 16),
+        tl.multiple_of(tl.load(entry + 5).to(tl.pointer_type(tl.float16)), 16),
+        record, stride_row, stride_head, stride_token,
+        start, count, first_row, heads, tiles, tl.load(entry + 6).to(tl.int32), iterations,
+        BALANCE, BITS, TOKENS, CHANNELS, VALUE,
+    )  # fmt: skip

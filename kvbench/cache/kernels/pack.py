@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels import clipped, engine, pack_together, thin_together
+from kvbench.cache.kernels import clipped, engine, kvarn, pack_together, thin_together
 from kvbench.cache.kernels.forms import Form, form, programs, windows
 from kvbench.cache.kernels.pack_together import Packed
 from kvbench.cache.watch import Watch, words
@@ -91,6 +91,7 @@ def served(segment: Packed, x: Tensor) -> Form | str:
         answer = (
             engine.form(quantizer, channels)
             or clipped.form(quantizer, channels)
+            or kvarn.form(quantizer, channels)
             or f"codes of {type(quantizer).__name__}"
         )
     elif isinstance(quantizer, WindowedQuantizer) and (group & (group - 1) or not quantizer.even):
@@ -160,6 +161,9 @@ def _launch(
         return
     if how.kind == clipped.KIND:
         clipped.launch(segment, how, first_row, x, start, count, index)
+        return
+    if how.kind == kvarn.KIND:
+        kvarn.launch(segment, how, first_row, x, start, count, index)
         return
     rows, heads, _, channels = x.shape
     watch, tag = segment.watch or alone(x.device)

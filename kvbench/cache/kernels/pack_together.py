@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels import clipped, engine, thin_together
+from kvbench.cache.kernels import clipped, engine, kvarn, thin_together
 from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.forms import Form, programs
 from kvbench.cache.kernels.tables import addresses
@@ -148,6 +148,9 @@ def run(group: list[Job]) -> None:
         return
     if group[0].how.kind == clipped.KIND:
         clipped.run(group)
+        return
+    if group[0].how.kind == kvarn.KIND:
+        kvarn.run(group)
         return
     from kvbench.cache.kernels.pack_layers import pack_layers
 

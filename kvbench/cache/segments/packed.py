@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels import kvarn
 from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.forms import Form
 from kvbench.cache.kernels.pack import pack, served
@@ -164,8 +163,6 @@ class PackedSegment(Segment):
         how = None if count % self.quantizer.block_tokens else served(self, x)
         if isinstance(how, Form):
             pack(self, how, rows.indices(len(self.lengths))[0], x, start, index)
-        elif index is None and count % self.quantizer.block_tokens == 0 and kvarn.served(self, x):
-            kvarn.pack(self, rows.indices(len(self.lengths))[0], x, start)
         else:
             per = self.quantizer.block_tokens
             block = max(ENCODED // per, 1) * per
