@@ -12,6 +12,7 @@ from kvbench.cache.segments.layout import TILE
 from kvbench.cache.segments.packed import PackedSegment, fits_tiles
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
+from kvbench.quantizers.packing import PLANES
 from kvbench.quantizers.windowed import WindowedQuantizer
 
 #: tokens (axis ``channel``) or channels (axis ``token``) of a group that kernels are written for
@@ -47,14 +48,16 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
     quantizer = segment.quantizer
     kind, window = kind_of(quantizer), window_of(quantizer)
     group = quantizer.group_size or channels
-    if quantizer.bits == 8 and kind == "atom":
+    if quantizer.bits not in PLANES or (quantizer.bits == 8 and kind == "atom"):
         raise NotServed(f"no kernel reads {quantizer.bits}-bit codes")
     if group not in GROUPS and not window and not (quantizer.axis == "token" and group == channels):
         raise NotServed(f"no kernel reads groups of {group}")
     if kind == "hierarchical" and upper:
         return Part(Format("affine", 4, quantizer.axis, group), segment.words[:1], segment.params)
     scale = scale_of(segment, kind)
-    return Part(Format(kind, quantizer.bits, quantizer.axis, group, window, scale), segment.words, segment.params)
+    factor = float(getattr(quantizer, "factor", 1.0)) if kind == "float" else 1.0
+    form = Format(kind, quantizer.bits, quantizer.axis, group, window, scale)
+    return Part(form, segment.words, segment.params, factor=factor)
 
 
 def scale_of(segment: PackedSegment, kind: str) -> str:

@@ -71,7 +71,8 @@ def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype,
         words.append(torch.randint(-(2**15), 2**15, shape, generator=rng, device=device, dtype=torch.int16))
     tokens = tiles * TILE
     if form.kind in FACTORED:
-        return Part(form, words, factors(piece, words, (batch, heads, tokens, channels // form.group), rng))
+        params = factors(piece, words, (batch, heads, tokens, channels // form.group), rng)
+        return Part(form, words, params, factor=0.75 if form.kind == "float" else 1.0)
     if form.window:
         grid = (2 + int(groups_of(form, torch.arange(tokens))[-1]), channels)
     else:
@@ -183,7 +184,7 @@ def read(held: Part, side: str, row: int, heads: slice, first: int, count: int, 
         quantizer = LevelQuantizer(form.bits, "read" if form.kind == "levels_read" else "none")
         return quantizer.decode(joined, (held.params[0][row, heads, first : first + count],), torch.float32)
     if form.kind in FACTORED and not form.scale:
-        return elements(form, joined)
+        return elements(form, joined) * held.factor
     if form.kind in FACTORED:
         factor = held.params[0][row, heads, first : first + count]
         factor = factor.view(torch.float8_e4m3fn) if form.scale == "e4m3" else factor
@@ -191,7 +192,7 @@ def read(held: Part, side: str, row: int, heads: slice, first: int, count: int, 
         if form.kind == "folded":
             bits = factor.view(torch.int32)
             return (joined.float() - (bits & 15)) * (bits & -16).view(torch.float32)
-        return elements(form, joined) * factor
+        return elements(form, joined) * factor * held.factor
     codes = joined.float()
     if form.axis == "channel":
         groups = groups_of(form, torch.arange(first, first + count, device=codes.device))

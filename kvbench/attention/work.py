@@ -81,10 +81,11 @@ class Part:
         format: format in which they are stored.
         words: packed codes, int16 ``[B, H, tiles, ...]``, one tensor per plane. The plane of the most significant bits
             comes first. Empty if not packed.
-        params: two fp16 tensors: scales, then minima or zero points
+        params: parameter tensors: scales, then minima or zero points, then cross factors, as far as the kind has them
             (:class:`kvbench.cache.segments.packed.PackedSegment`). Empty if not packed.
         buffer: keys or values in full precision, ``[B, H, capacity, D]``; None if packed.
         codebook: levels and outliers, if the kind is ``codebook``; else None.
+        factor: factor on all values in addition to those in `params`; other than 1 only if the kind is ``float``.
     """
 
     format: Format
@@ -92,6 +93,7 @@ class Part:
     params: Sequence[Tensor] = ()
     buffer: Tensor | None = None
     codebook: Codebook | None = None
+    factor: float = 1.0
 
 
 @dataclass

@@ -139,7 +139,7 @@ def test_a_row_takes_a_column_for_each_group_that_a_tile_may_meet() -> None:
     assert storage.slot_bytes(key, 128) == 4096 + 2 * 4 * (256 + 16)
     windowed = work(key=Format("affine", 2, "channel", 42, 42))
     packed = cuda_decode.pack(*windowed.phases[0])
-    assert struct.unpack("8P4i", packed)[10:] == (windowed.phases[0][0].params[0].shape[2], 0)
+    assert struct.unpack("8P4i2P2f", packed)[10:12] == (windowed.phases[0][0].params[0].shape[2], 0)
 
 
 def test_no_pragma_stands_where_nvcc_drops_what_follows() -> None:
@@ -177,12 +177,12 @@ def test_a_launch_is_told_what_lies_where(
     parts = {None: cuda_decode.best_splits(6, 264, made.tiles(), 2), 3: 3, 500: 128, 0: 1}[splits]
     assert grid == (parts, 2, 3) and stream == 77 and rooms == [(0, 77, 6 * parts * 4 * 66, 6)]
     (key, value), (exact_k, exact_v) = made.phases
-    phases = struct.calcsize("8P4i")
-    assert struct.unpack("8P4i", arguments[:phases]) == (
+    phases = struct.calcsize("8P4i2P2f")
+    assert struct.unpack("8P4i2P2f", arguments[:phases])[:12] == (
         key.words[0].data_ptr(), 0, key.params[0].data_ptr(), key.params[1].data_ptr(),
         value.words[0].data_ptr(), 0, value.params[0].data_ptr(), value.params[1].data_ptr(), 2, 2, 0, 0,
     )  # fmt: skip
-    assert struct.unpack("8P4i", arguments[phases : 2 * phases]) == (
+    assert struct.unpack("8P4i2P2f", arguments[phases : 2 * phases])[:12] == (
         exact_k.buffer.data_ptr(), 0, 0, 0, exact_v.buffer.data_ptr(), 0, 0, 0,
         exact_k.buffer.shape[2], exact_v.buffer.shape[2], 0, 0,
     )  # fmt: skip
@@ -204,7 +204,7 @@ def test_sinks_are_read_in_the_querys_dtype_or_in_fp32() -> None:
         assert cuda_decode.extras(query(), made) == (True, wanted)
     eight = work(Format("affine", 8, "channel", 64), Format("affine", 8, "token", 64))
     key, value = eight.phases[0]
-    assert struct.unpack("8P4i", cuda_decode.pack(key, value))[1] == key.words[1].data_ptr()
+    assert struct.unpack("8P4i2P2f", cuda_decode.pack(key, value))[1] == key.words[1].data_ptr()
 
 
 def test_a_step_is_shared_by_as_many_ctas_as_have_tiles() -> None:

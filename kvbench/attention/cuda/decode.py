@@ -230,7 +230,8 @@ def pack(key: Part, value: Part) -> bytes:
     Returns:
         The bytes of the struct: four pointers for keys and four for values (words, lower plane of 8-bit codes, scales,
         minima; 0 if absent), then the capacities of both buffers, in tiles if packed, in tokens if in full precision,
-        the rows of scales of a head's keys if their groups do not fit tiles, and two pointers to cross factors.
+        the rows of scales of a head's keys if their groups do not fit tiles, two pointers to cross factors, and the
+        factors on all keys and on all values.
     """
     fields: list[int] = []
     capacity, cross = [], []
@@ -245,7 +246,7 @@ def pack(key: Part, value: Part) -> bytes:
             capacity.append(part.words[0].shape[2])
         cross.append(part.params[2].data_ptr() if len(part.params) > 2 else 0)
     groups = key.params[0].shape[2] if key.format.window else 0
-    return struct.pack("8P4i2P", *fields, *capacity, groups, 0, *cross)
+    return struct.pack("8P4i2P2f", *fields, *capacity, groups, 0, *cross, key.factor, value.factor)
 
 
 @lru_cache(maxsize=4096)

@@ -2,9 +2,10 @@
 // Scores of a packed tile, S^T = K q^T: s_tb (q_b . e_t) after each group b of channels, e_t the elements; arguments and
 // result as of packed_scores, of tiles that have several groups.
 //   table  the warp's scratch memory
+//   whole  factor on all keys
 template <int P, int MT>
 __device__ __forceinline__ void factored_scores(float (&s)[NT][MT][4], u32 slot, u32 table, u32 queries,
-                                                const State& st, int part, int lane) {
+                                                const State& st, float whole, int part, int lane) {
   using S = Shape<P>;
   using W = Portion<S::KB>;
   constexpr int COUNT = D / S::KG, SPAN = S::KG / 16;
@@ -81,12 +82,13 @@ __device__ __forceinline__ void factored_scores(float (&s)[NT][MT][4], u32 slot,
 #pragma unroll
   for (int n = 0; n < NT; n++)
 #pragma unroll
-    for (int c = 0; c < NC; c++)
+    for (int c = 0; c < NC; c++) {
+      const float by = S::KK == FLOAT ? st.sl[n][c] * whole : st.sl[n][c];
 #pragma unroll
       for (int m = 0; m < MT; m++)
 #pragma unroll
-        for (int i = c; i < 4; i += 2)
-          s[n][m][i] *= st.sl[n][c] * pow2(-unit_of(S::KK, S::KB, m / W::BLOCKS * W::STEP));
+        for (int i = c; i < 4; i += 2) s[n][m][i] *= by * pow2(-unit_of(S::KK, S::KB, m / W::BLOCKS * W::STEP));
+    }
 }
 
 // Adds the weighted values of a packed tile, O^T = V^T P^T, to st.acc in units of 2^-24; arguments as of packed_values.
@@ -94,13 +96,13 @@ __device__ __forceinline__ void factored_scores(float (&s)[NT][MT][4], u32 slot,
 // taken off by the same rounded weights, before a group's products begin.
 template <int P, int MT>
 __device__ __forceinline__ void factored_values(State& st, u32 (&p)[NT][MT][2], const float (&shrink)[NT][NC],
-                                                u32 slot, u32 table, int part, int lane) {
+                                                u32 slot, u32 table, float whole, int part, int lane) {
   using S = Shape<P>;
   using W = Portion<S::VB>;
   constexpr int VG = S::VGROUPS;
   constexpr bool SHIFTED = S::VK == OFFSET || S::VK == FOLDED;
   const int row = lane & 15, hi = lane >> 4;
-  float back = pow2(-24 - unit_of(S::VK, S::VB, 0));
+  float back = (S::VK == FLOAT ? whole : 1.f) * pow2(-24 - unit_of(S::VK, S::VB, 0));
   if constexpr (S::VSCALE != NO_SCALE) back *= tabulate_values<S::VK, S::VSCALE, VG>(table, slot + S::VCODES, lane);
   // a row of a table as operands: tokens 16 m + 8 j + {2t, 2t + 1} of the warp's blocks m and m + 1
   auto load_pairs = [&](u32 (&x)[4], int m, int at) {

@@ -62,6 +62,7 @@ struct Phase {
   int kcap, vcap;                                     // tiles (packed) or tokens (exact) of a head's buffer
   int kgroups, none;                                  // rows of scales of a head's keys, where groups do not fit tiles
   const u8 *kx, *vx;                                  // cross factors (cross.cuh)
+  float kfactor, vfactor;                             // of all keys, of all values (FLOAT)
 };
 // The kernel's one argument; packed by `attend` of kvbench/attention/cuda/decode.py, so the order is part of both.
 struct Args {

@@ -131,7 +131,8 @@ __device__ __forceinline__ void run(State& st, const Args& args, const Job& job,
       turn(tag);
       if constexpr (WINDOWS[P] > 0) window_scores<P, S::MT>(s, ring.slot(0), queries, st, part, lane);
       else if constexpr (S::BOOK) level_scores<P, S::MT>(s, ring.slot(0), queries, st, part, lane);
-      else if constexpr (S::KF) factored_scores<P, S::MT>(s, ring.slot(0), job.table, queries, st, part, lane);
+      else if constexpr (S::KF)
+        factored_scores<P, S::MT>(s, ring.slot(0), job.table, queries, st, args.phase[P].kfactor, part, lane);
       else if constexpr (S::KP) packed_scores<P, S::MT>(s, linear, ring.slot(0), queries, st, part, lane);
       else
         exact_scores<2 / SHARES * decltype(tag)::value, S::MT>(s, ring.slot(0), queries + (BF16 ? QUERY : 0), st, part,
@@ -156,7 +157,8 @@ __device__ __forceinline__ void run(State& st, const Args& args, const Job& job,
     weigh<P, S::MT>(st, s, linear, p, shrink);
     each<S::KI, S::ITEMS>([&](auto tag) {
       turn(tag);
-      if constexpr (S::VF) factored_values<P, S::MT>(st, p, shrink, ring.slot(0), job.table, part, lane);
+      if constexpr (S::VF)
+        factored_values<P, S::MT>(st, p, shrink, ring.slot(0), job.table, args.phase[P].vfactor, part, lane);
       else if constexpr (S::VP) packed_values<P, S::MT>(st, p, shrink, ring.slot(0), part, lane);
       else
         exact_values<2 / SHARES * (decltype(tag)::value - S::KI), S::MT>(st, p, shrink, ring.slot(0), part, lane);

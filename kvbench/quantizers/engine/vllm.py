@@ -85,8 +85,7 @@ class Fp8(TokenQuantizer):
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
-        self.scale = scale
-        self.kind = "float" if scale == 1 else "engine"  # kernels know no scale of all tokens
+        self.scale = self.factor = scale
 
     def __repr__(self) -> str:
         return f"Fp8(scale={self.scale})"
