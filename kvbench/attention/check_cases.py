@@ -120,6 +120,18 @@ def token(bits: int, group: int, kind: str = "affine") -> Format:
     return Format(kind, bits, "token", group)
 
 
+def factored(kind: str, bits: int, group: int, scale: str = "fp16") -> Format:
+    """Return a format in which a value is a factor of its group of channels times an element that its code stands for.
+
+    Args:
+        kind: ``offset``, ``folded`` or ``float`` (:class:`kvbench.attention.phases.Format`).
+        bits: bits of a code.
+        group: number of channels in a group.
+        scale: type of the factors: ``fp16``, ``fp32``, ``e4m3``, or empty if there are none.
+    """
+    return Format(kind, bits, "token", group, 0, scale)
+
+
 def windows(bits: int, window: int) -> Format:
     """Return a per-channel format as LogQuant uses it, which packs `window` tokens at a time.
 
@@ -161,6 +173,16 @@ INT4_G32, INT2_G32 = whole(channel(4, 32), token(4, 32)), whole(channel(2, 32), 
 MIX = ((channel(2, 128), token(2, 128), 0.6), (channel(4, 128), token(4, 128), 0.3))
 LOGQUANT = whole(channel(2, 64), token(2, 128))
 LOGQUANT_W42 = whole(windows(2, 42), token(2, 64))
+#: formats of inference engines, by name; those with one factor a token are for heads of 128 channels
+ENGINES = {
+    "int8_per_token_head": factored("offset", 8, 128, "fp32"),
+    "fp8": factored("float", 8, 128, ""),
+    "fp8_per_token_head": factored("float", 8, 128, "fp32"),
+    "int4_per_token_head": factored("folded", 4, 128, "fp32"),
+    "q8_0": factored("offset", 8, 32),
+    "q4_0": factored("offset", 4, 32),
+    "nvfp4": factored("float", 4, 16, "e4m3"),
+}
 
 
 def correctness() -> list[Case]:
@@ -190,7 +212,13 @@ def correctness() -> list[Case]:
         "int8 W96": whole(windows(8, 96), token(8, 128)),
         "int4 W42, int2 values": whole(windows(4, 42), token(2, 64)),
     }
+    odd |= {name: whole(form, form) for name, form in ENGINES.items()}
+    odd["fp8 keys, nvfp4 values"] = whole(ENGINES["fp8"], ENGINES["nvfp4"])
     cases += [Case(f"right {name}", "7b", tiers, (1491, 1024), (37, 90)) for name, tiers in odd.items()]
+    cases += [
+        Case(f"right {name} q5", "8b", whole(form, form), (1491, 700), (37, 128), 5, torch.bfloat16)
+        for name, form in ENGINES.items()
+    ]
     int4, int2, half = whole(channel(4, 128), token(4, 128)), INT2_G32, whole(channel(4, 128), token(4, 64))
     steps = [("7b", 9, int4), ("8b", 1, int4), ("8b", 5, int2), ("8b", 9, int4), ("tiny", 1, half), ("tiny", 5, int2)]
     for shape, queries, tiers in steps:
@@ -230,6 +258,7 @@ def timed() -> list[Case]:
     cases += [case("int2", "7b", INT2, 1, 128), case("int2", "7b", INT2, 8, 32)]
     cases += [case("atom", "7b", whole(token(4, 128, "atom"), token(4, 128, "atom")), 1, 32)]
     cases += [case("exact", "7b", (), 1, 32)]
+    cases += [case(name, "7b", whole(form, form), 1, 128) for name, form in ENGINES.items()]
     cases += [case("kvarn k4v4", shape, kvarn(4, 4), 1, n) for shape in ("7b", "8b") for n in (32, 128)]
     cases += [case("kvarn k4v2", shape, kvarn(4, 2), 1, n) for shape in ("7b", "8b") for n in (32, 128)]
     for n in (4, 128):

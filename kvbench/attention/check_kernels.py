@@ -73,14 +73,15 @@ def tune(text: str) -> None:
 def nbytes(work: Work) -> int:
     """Return how many bytes of cached keys and values a kernel has to read for one step, to compute its bandwidth.
 
-    These are the codes, scales and minima of packed tokens, and two bytes for each element of all others.
+    These are the codes and parameters of packed tokens (of the kind ``cross`` without cross factors), and two bytes for
+    each element of all others.
     """
     total = 0.0
     for i, pair in enumerate(work.phases):
         tokens = sum(row[i][2] for row in work.counts)
         for part, channels in zip(pair, (work.key_dim, work.value_dim), strict=True):
             form = part.format
-            bits = form.bits + (32 / form.group if form.group else 0)
+            bits = form.bits + (8 * form.group_bytes / form.group if form.group else 0)
             total += tokens * work.heads * channels * bits / 8
     return int(total)
 

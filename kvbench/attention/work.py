@@ -16,6 +16,10 @@ from kvbench.cache.segments.outliers import Outliers
 FACTORED = ("offset", "folded", "float", "levels", "levels_read")
 
 
+#: bytes of a scale, by :attr:`Format.scale`
+SCALE_BYTES = {"": 0, "fp16": 2, "fp32": 4, "e4m3": 1}
+
+
 @dataclass(frozen=True)
 class Format:
     """Storage format of the keys or the values of a segment, as far as a kernel is compiled for it.
@@ -50,6 +54,13 @@ class Format:
     group: int = 0
     window: int = 0
     scale: str = "fp16"
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of the parameters of one group, without cross factors: two of them, or one factor."""
+        if self.kind == "full":
+            return 0
+        return SCALE_BYTES[self.scale] * (1 if self.kind in FACTORED else 2)
 
 
 @dataclass

@@ -98,6 +98,11 @@ def measured(commands: Any) -> None:
         default="float16",
         help="data type of queries and full-precision tokens",
     )
+    kernel.add_argument(
+        "--production",
+        action="store_true",
+        help="measure the formats of inference engines, KVarN, TurboQuant and OSCAR at 32k and 128k tokens",
+    )
     kernel.add_argument("--path", choices=["auto", "cuda", "triton", "both"], default="auto")
     kernel.add_argument("--no-baselines", action="store_true", help="do not measure torch's SDPA for comparison")
     kernel.add_argument(

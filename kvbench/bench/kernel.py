@@ -20,40 +20,36 @@ from kvbench.attention import fused, synthetic
 from kvbench.attention.phases import Part, Work
 from kvbench.bench import baselines, ceiling, report
 from kvbench.bench.clock import Time, copies, replayed
-from kvbench.bench.shapes import DEFAULT, FORMATS, FULL, MODELS, Point, layer_bytes, lengths, point, resolved, short
-from kvbench.util.table import table
+from kvbench.bench.kernel_table import finish, line, per_byte
+from kvbench.bench.shapes import (
+    DEFAULT,
+    FORMATS,
+    FULL,
+    MODELS,
+    PRODUCTION,
+    Point,
+    layer_bytes,
+    lengths,
+    point,
+    resolved,
+)
 
 QUICK = ("7b:1:4k", "7b:1:32k", "7b:1:128k", "8b:1:32k", "8b:1:128k", "8b:1:128k:5", "tiny:1:4k")
 QUICK_FORMATS = ("int4_g128", "int4_g32", "int8", "int2_g128", "mix")
+#: points of ``--production``
+LONG = ("7b:1:32k", "7b:1:128k", "8b:1:32k", "8b:1:128k")
 #: seconds after which a quick run starts no more rows
 QUICK_SECONDS = 150
-HEAD = (
-    "model",
-    "B",
-    "tokens",
-    "q",
-    "format",
-    "path",
-    "us",
-    "+-%",
-    "GB/s",
-    "% read",
-    "floor",
-    "best 16 bit",
-    "us",
-    "x",
-    "error",
-)
 
 
 def points(args: argparse.Namespace) -> list[Point]:
     """Return the points (model, batch size, tokens, new tokens) at which to measure attention.
 
-    They are the points of ``--points`` or ``--quick``, else all combinations of ``--models``, ``--batches``,
-    ``--q-len`` and ``--contexts``.
+    They are the points of ``--points``, ``--production`` or ``--quick``, else all combinations of ``--models``,
+    ``--batches``, ``--q-len`` and ``--contexts``.
     """
-    if args.quick or args.points:
-        return [point(text) for text in args.points or QUICK]
+    if args.quick or args.points or args.production:
+        return [point(text) for text in args.points or (LONG if args.production else QUICK)]
     return [
         Point(model, batch, context, q_len)
         for model in args.models
@@ -168,25 +164,6 @@ def expected(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
     return total
 
 
-def line(row: dict[str, Any]) -> list[object]:
-    """Return one line of the table as cells; the last is the numerical error, or why the measurement failed.
-
-    Args:
-        row: figures of one measurement, as in the JSON file.
-    """
-    start = [row["model"], row["batch"], short(row["context"]), row["q_len"], row["format"], row.get("path", "-")]
-    best, best_us = row.get("best"), row.get("best_us")
-    if "us" not in row:
-        return [*start, None, None, None, None, None, best, best_us, None, row["failed"]]
-    spread = 50 * (row["p90"] - row["p10"]) / row["us"]
-    ratio = best_us / row["us"] if best_us else None
-    share = 100 * row["GB_s"] / row["ceiling_GB_s"]
-    return [
-        *start, row["us"], spread, row["GB_s"], share, row["floor_us"], best, best_us, ratio,
-        "-" if row["error"] is None else f"{row['error']:.1e}",
-    ]  # fmt: skip
-
-
 def run(args: argparse.Namespace) -> int:
     """Measure every point with every format, write the JSON file and print the table.
 
@@ -196,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     if args.quick:
         args.seconds = min(args.seconds, 0.1)
-    formats = args.formats or (QUICK_FORMATS if args.quick else DEFAULT)
+    formats = args.formats or (PRODUCTION if args.production else QUICK_FORMATS if args.quick else DEFAULT)
     paths = ("cuda", "triton") if args.path == "both" else (args.path,)
     jobs = [(at, name, path) for at in points(args) for name in formats for path in paths]
     path = report.folder(args.out) / f"{args.name or 'kernel'}.json"
@@ -231,7 +208,7 @@ def run(args: argparse.Namespace) -> int:
         torch.cuda.empty_cache()
     for row in rows:
         if "us" in row:
-            row["expected_us"] = expected(row, rows)
+            row["expected_us"], row["per_byte"] = expected(row, rows), per_byte(row, rows)
     seen = {
         str(at): {n: asdict(t) if isinstance(t, Time) else t for n, t in timings.items()}
         for at, timings in known.items()
@@ -241,33 +218,6 @@ def run(args: argparse.Namespace) -> int:
     if not args.skip:
         finish(rows, skipped, path, time.perf_counter() - began)
     return int(any("failed" in row for row in rows))
-
-
-def finish(rows: list[dict[str, Any]], skipped: int, path: Path, seconds: float) -> None:
-    """Print the table and notes that explain it.
-
-    Args:
-        rows: the figures of all measurements.
-        skipped: number of measurements that ``--quick`` left out to limit the time.
-        path: the JSON file.
-        seconds: duration of the run.
-    """
-    print("\n" + table(HEAD, [line(row) for row in rows], HEAD.index("us")))
-    for row in rows:
-        if row.get("expected_us"):
-            more = 100 * (row["us"] / row["expected_us"] - 1)
-            at = Point(row["model"], row["batch"], row["context"], row["q_len"])
-            print(
-                f"{at} {row['format']} ({row['path']}): {more:+.0f}% compared with the time of its bytes "
-                "at the rates of the single formats"
-            )
-    if skipped:
-        print(f"{skipped} rows were not measured, because --quick limits the time")
-    print(
-        "us: median over graph replays; +-%: half the range from p10 to p90; floor: time of a plain "
-        "read of the same bytes"
-    )
-    print(f"{path} ({seconds:.0f} s)")
 
 
 def rest(args: argparse.Namespace, skip: int) -> list[dict[str, Any]]:

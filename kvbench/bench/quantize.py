@@ -19,11 +19,16 @@ from kvbench.cache.kernels.forms import Form
 from kvbench.cache.kernels.pack_together import Packed
 from kvbench.cache.segments import packed
 from kvbench.cache.segments.base import Side
+from kvbench.cache.segments.layout import TILE
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.cache.watch import Watch, words
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
+from kvbench.quantizers.engine.build import build as engine_quantizer
+from kvbench.quantizers.engine.formats import FORMATS as ENGINES
 from kvbench.quantizers.hierarchical import HierarchicalQuantizer
+from kvbench.quantizers.kvarn import KvarnQuantizer
+from kvbench.quantizers.turboquant import LevelQuantizer
 from kvbench.util.table import table
 
 DEFAULT = ("int4_g128", "int4_g32", "int2_g32", "int8", "atom4")
@@ -41,10 +46,16 @@ def quantizer(format: str, side: Side, channels: int) -> AffineQuantizer:
         side: ``key`` or ``value``.
         channels: channels per head.
     """
+    if format in ENGINES:
+        return engine_quantizer(ENGINES[format], side, channels, channels)
     form = resolved(getattr(FORMATS[format].tiers[0], side), channels)
     axis: Any = form.axis
     if form.kind == "hierarchical":
         return HierarchicalQuantizer(form.group, axis)
+    if form.kind == "cross":
+        return KvarnQuantizer(form.bits, TILE, axis)
+    if form.kind == "levels_read":
+        return LevelQuantizer(form.bits)
     return (AtomQuantizer if form.kind == "atom" else AffineQuantizer)(form.bits, form.group, axis)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kvbench.attention.phases import Format, pairs_of_row
 from kvbench.bench.choices import short
 from kvbench.bench.choices import token_count as tokens
+from kvbench.cache.segments.layout import TILE
 
 FULL = Format("full", 16)
 
@@ -89,6 +90,19 @@ def _token(kind: str, bits: int) -> Tier:
     return Tier(Format(kind, bits, "token", 0), Format(kind, bits, "token", 0))
 
 
+def _both(kind: str, bits: int, group: int, scale: str) -> Tier:
+    form = Format(kind, bits, "token", group, 0, scale)
+    return Tier(form, form)
+
+
+def _crossed(key: int, value: int) -> Tier:
+    return Tier(Format("cross", key, "channel", TILE), Format("cross", value, "token", 0))
+
+
+def _levels(key: int, value: int) -> Tier:
+    return Tier(Format("levels_read", key, "token", 0), Format("affine", value, "token", 0))
+
+
 _HIERARCHICAL = Tier(Format("hierarchical", 8, "channel", 128), Format("hierarchical", 8, "token", 0))
 #: layers by name; a group of 0 channels means the whole head
 FORMATS: dict[str, Layer] = {
@@ -112,7 +126,26 @@ FORMATS: dict[str, Layer] = {
     # W = 64: between 2 W and 3 W tokens are exact
     "logquant2": Layer((affine(2, 64, 32),), key_window=160, value_window=160),
     "quantspec": Layer((_HIERARCHICAL,), key_window=192, value_window=192),
+    # inference engines: both sides in the same format
+    "int8_per_token_head": Layer((_both("offset", 8, 0, "fp32"),)),
+    "fp8": Layer((_both("float", 8, 0, ""),)),
+    "fp8_per_token_head": Layer((_both("float", 8, 0, "fp32"),)),
+    "int4_per_token_head": Layer((_both("folded", 4, 0, "fp32"),)),
+    "q8_0": Layer((_both("offset", 8, 32, "fp16"),)),
+    "q4_0": Layer((_both("offset", 4, 32, "fp16"),)),
+    "nvfp4": Layer((_both("float", 4, 16, "e4m3"),)),
+    # KVarN, TurboQuant, OSCAR: tokens and queries are rotated outside of the kernel
+    "kvarn_k4v4": Layer((_crossed(4, 4),)),
+    "kvarn_k4v2": Layer((_crossed(4, 2),)),
+    "turboquant_4bit": Layer((_levels(4, 4),)),
+    "turboquant_3bit": Layer((_levels(3, 3),)),
+    "oscar_int2": Layer((_token("affine", 2),)),
 }
+#: the formats of inference engines and of methods of 2026, and int4 in groups of 128, with which they are compared
+PRODUCTION = (
+    "int4_g128", "int4_g32", "int8_per_token_head", "fp8", "fp8_per_token_head", "q8_0", "int4_per_token_head", "q4_0",
+    "nvfp4", "kvarn_k4v4", "kvarn_k4v2", "turboquant_4bit", "turboquant_3bit", "oscar_int2",
+)  # fmt: skip
 #: formats measured by default
 DEFAULT = ("int4_g128", "int4_g64", "int4_g32", "int8", "int2_g128", "int2_g32", "atom4", "mix", "kivi2", "logquant2")
 
@@ -160,7 +193,7 @@ def resolved(form: Format, channels: int) -> Format:
     """
     if form.axis != "token":
         return form
-    return Format(form.kind, form.bits, form.axis, min(form.group or channels, channels))
+    return replace(form, group=min(form.group or channels, channels))
 
 
 def lengths(layer: Layer, context: int, q_len: int) -> tuple[list[int], list[int]]:
@@ -200,7 +233,10 @@ def side_bytes(form: Format, count: int, channels: int, width: int = 2) -> int:
     if form.kind == "full":
         return count * channels * width
     groups = count // form.group * channels if form.axis == "channel" else count * (channels // form.group)
-    return -(-count * channels * form.bits // 8) + 2 * 2 * groups
+    size = -(-count * channels * form.bits // 8) + form.group_bytes * groups
+    if form.kind == "cross":  # one more fp16 number a token of keys, or a tile and channel of values
+        size += 2 * (count if form.axis == "channel" else count // TILE * channels)
+    return size
 
 
 def layer_bytes(layer: Layer, at: Point) -> dict[str, int]:
@@ -217,7 +253,7 @@ def layer_bytes(layer: Layer, at: Point) -> dict[str, int]:
     for side, counts in zip(("key", "value"), lengths(layer, at.context, at.q_len), strict=True):
         forms = [getattr(tier, side) for tier in layer.tiers] + [FULL]
         for form, count in zip(forms, counts, strict=True):
-            name = "fp16" if form.kind == "full" else f"int{form.bits}"
+            name = f"{'fp' if form.kind in ('full', 'float') else 'int'}{form.bits}"
             size = side_bytes(form, count, model.channels) * model.heads * at.batch
             sizes[name] = sizes.get(name, 0) + size
     return sizes

@@ -69,8 +69,13 @@ def test_the_cases_cover_every_format_and_have_names_of_their_own() -> None:
         *(("affine", bits) for bits in (2, 4, 8)),
         *(("atom", bits) for bits in (2, 4)),
         ("hierarchical", 8),
-    }
-    assert {form.group for form in forms if not form.window} == {32, 64, 128}
+        *(("cross", bits) for bits in (2, 3, 4, 8)),
+        *(("offset", bits) for bits in (4, 8)),
+        *(("float", bits) for bits in (4, 8)),
+        ("folded", 4),
+    } | {(kind, bits) for kind, bits in {(f.kind, f.bits) for f in forms} if kind.startswith("levels")}
+    assert {form.scale for form in forms} == {"", "fp16", "fp32", "e4m3"}
+    assert {form.group for form in forms if not form.window} == {16, 32, 64, 128}
     assert {case.queries for case in right} == {1, 5, 9} and {case.dtype for case in right} == {
         torch.float16,
         torch.bfloat16,

@@ -30,11 +30,19 @@ FORMATS = {
     "atom int4": (("atom", 4, "token", 0), ("atom", 4, "token", 0)),
     "keys per token": (("affine", 2, "token", 32), ("affine", 2, "token", 64)),
     "int4 keys, int2 values": (("affine", 4, "channel", 32), ("affine", 2, "token", 0)),
+    "int8 per token and head": (("offset", 8, "token", 0, 0, "fp32"), ("offset", 8, "token", 0, 0, "fp32")),
+    "fp8": (("float", 8, "token", 0, 0, ""), ("float", 8, "token", 0, 0, "")),
+    "fp8 per token and head": (("float", 8, "token", 0, 0, "fp32"), ("float", 8, "token", 0, 0, "fp32")),
+    "int4 per token and head": (("folded", 4, "token", 0, 0, "fp32"), ("folded", 4, "token", 0, 0, "fp32")),
+    "q8_0": (("offset", 8, "token", 32), ("offset", 8, "token", 32)),
+    "q4_0": (("offset", 4, "token", 32), ("offset", 4, "token", 32)),
+    "nvfp4": (("float", 4, "token", 16, 0, "e4m3"), ("float", 4, "token", 16, 0, "e4m3")),
+    "nvfp4 keys, fp8 values": (("float", 4, "token", 16, 0, "e4m3"), ("float", 8, "token", 0, 0, "")),
 }
 
 
 def formats(name, channels=128):
-    return [Format(kind, bits, axis, group or channels) for kind, bits, axis, group in FORMATS[name]]
+    return [Format(kind, bits, axis, group or channels, *rest) for kind, bits, axis, group, *rest in FORMATS[name]]
 
 
 def make(name, key_lengths, value_lengths, *, heads=2, channels=128, dtype=torch.bfloat16, scale=1.0, seed=0):
@@ -81,6 +89,21 @@ class TestBuild:
         assert storage.slot_bytes(Format("affine", 4, "channel", 128), 128) == 8192 + 512
         assert storage.slot_bytes(Format("affine", 4, "token", 32), 128) == 8192 + 2 * 128 * 4 * 2
 
+    def test_factors_are_stored_once_a_group_and_have_a_table(self):
+        sizes = {"int8 per token and head": 512, "fp8": 0, "q8_0": 1024, "q4_0": 1024, "nvfp4": 1024}
+        tables = {"int8 per token and head": (0, 256), "fp8": (0, 0), "q8_0": (2048, 1024), "nvfp4": (4096, 2048)}
+        for name, size in sizes.items():
+            form = formats(name)[0]
+            assert storage.slot_bytes(form, 128, key=True) == storage.slot_bytes(form, 128) == 2048 * form.bits + size
+        for name, sides in tables.items():
+            form = formats(name)[0]
+            assert (storage.tabulated(form, 128, key=True), storage.tabulated(form, 128)) == sides, name
+        assert storage.tabulated(formats("int4 per token and head")[0], 128) == 512  # and zero points
+        pair = (tuple(formats("nvfp4")), (FULL, FULL))
+        chosen = config.build(pair, 128, 1, True, H200)
+        assert chosen.scratch == 4096 and "#define SCRATCH 4096\n" in chosen.macros()
+        assert chosen.shared >= chosen.warps * 4096 + chosen.teams * chosen.stages * chosen.slot
+
     @pytest.mark.parametrize(
         ("lines", "tiles", "splits"),
         [
@@ -113,7 +136,10 @@ class TestOnAGpu:
             assert wrong(work, query(work, 3, count, dtype)) < 3e-3
 
     @pytest.mark.parametrize("channels", [80, 96, 256])
-    @pytest.mark.parametrize("name", ["int4 G128", "int8 two nibbles", "atom int4", "groups of 16"])
+    @pytest.mark.parametrize(
+        "name",
+        ["int4 G128", "int8 two nibbles", "atom int4", "groups of 16", "nvfp4", "fp8", "int4 per token and head"],
+    )
     @pytest.mark.parametrize(("group", "count"), [(1, 1), (4, 5)])
     def test_heads_of_other_sizes(self, name, group, count, channels):
         work = make(name, [(640, 40), (384, 59)], [(540, 140), (384, 59)], channels=channels)
@@ -122,13 +148,13 @@ class TestOnAGpu:
             return
         assert wrong(work, query(work, group, count)) < 3e-3
 
-    @pytest.mark.parametrize("name", ["int4 G128", "int3 G128", "int8 two nibbles"])
+    @pytest.mark.parametrize("name", ["int4 G128", "int3 G128", "int8 two nibbles", "q8_0", "nvfp4"])
     @pytest.mark.parametrize("count", [2, 3, 4, 7, 8, 9])
     def test_verification_of_several_tokens_with_grouped_queries(self, name, count):
         work = make(name, [(640, 40), (384, 59)], [(540, 140), (384, 59)])
         assert wrong(work, query(work, 4, count)) < 3e-3
 
-    @pytest.mark.parametrize("name", ["int4 G32 V32", "int2 G32 V32", "int8 two nibbles", "keys per token"])
+    @pytest.mark.parametrize("name", ["int4 G32 V32", "int2 G32 V32", "int8 two nibbles", "keys per token", "q4_0"])
     def test_keys_and_values_that_change_format_at_different_tokens(self, name):
         work = make(name, [(640, 37), (384, 59)], [(540, 137), (425, 18)])
         assert len(work.phases) == 4
@@ -164,7 +190,10 @@ class TestOnAGpu:
         assert wrong(work, query(work, 1, 1, seed=seed), splits=splits) < 3e-3
 
     @pytest.mark.parametrize(("size", "scale"), [(1e3, 1.0), (1e-3, 1.0), (2.0, 1e4), (300.0, 300.0), (2.0, 1e-4)])
-    @pytest.mark.parametrize("name", ["int4 G128", "int2 G32 V32", "int8 two nibbles", "keys per token"])
+    @pytest.mark.parametrize(
+        "name",
+        ["int4 G128", "int2 G32 V32", "int8 two nibbles", "keys per token", "int8 per token and head", "q4_0"],
+    )
     def test_ranges(self, name, size, scale):
         work = make(name, [(512, 33)], [(512, 33)], scale=1.0)
         key, value = work.phases[0]
@@ -185,7 +214,7 @@ class TestOnAGpu:
             part.params[0].zero_()
         assert wrong(work, query(work, 1, 1)) < 3e-3
 
-    @pytest.mark.parametrize("name", ["int4 G128", "int2 G32 V32", "int8 two nibbles"])
+    @pytest.mark.parametrize("name", ["int4 G128", "int2 G32 V32", "int8 two nibbles", "q4_0", "nvfp4"])
     @pytest.mark.parametrize(("tokens", "splits"), [(65536, 1), (262144, 4), (262144, None)])
     def test_long_splits_do_not_drift(self, name, tokens, splits):
         work = make(name, [(tokens, 3)], [(tokens, 3)], heads=1)

@@ -176,6 +176,70 @@ def test_formats_and_warps(
     assert error(out, exact(query, work, dims**-0.5)) < 3e-3
 
 
+OFFSET8, OFFSET4 = Format("offset", 8, "token", 32), Format("offset", 4, "token", 32)
+E2M1 = Format("float", 4, "token", 16, 0, "e4m3")
+
+
+def whole(kind: str, bits: int, channels: int, scale: str = "fp32") -> Format:
+    """A format with a factor for each token and head."""
+    return Format(kind, bits, "token", channels, 0, scale)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "dims", "rows", "changes", "dtype"),
+    [
+        pytest.param(OFFSET4, E2M1, 64, (1, 1), {"one_column": True}, FP16, id="q4_0, nvfp4"),
+        pytest.param(
+            *(E2M1, OFFSET8, 128, (4, 5), {"team": 2, "shares": 2, "blocks": 3}, BF16), id="nvfp4, q8_0", marks=SLOW
+        ),
+        pytest.param(E2M1, OFFSET4, 96, (1, 2), {"one_column": True}, BF16, id="96 channels", marks=SLOW),
+        pytest.param(OFFSET8, E2M1, 256, (1, 5), {"teams": 1}, FP16, id="256 channels", marks=SLOW),
+        pytest.param(
+            *(whole("offset", 8, 80), whole("folded", 4, 80), 80, (4, 3), {"team": 2}, BF16),
+            id="int8, int4, 80 channels",
+            marks=SLOW,
+        ),
+        pytest.param(
+            *(whole("folded", 4, 128), whole("float", 8, 128), 128, (2, 6), {"blocks": 2}, FP16),
+            id="int4, fp8 with scales",
+            marks=SLOW,
+        ),
+        pytest.param(
+            *(whole("float", 8, 64, ""), whole("offset", 8, 64), 64, (5, 4)),
+            {"team": 2, "shares": 2, "blocks": 3},
+            BF16,
+            id="fp8, int8",
+            marks=SLOW,
+        ),
+    ],
+)
+def test_factors_and_elements(
+    key: Format,
+    value: Format,
+    dims: int,
+    rows: tuple[int, int],
+    changes: dict[str, int],
+    dtype: torch.dtype,
+    tmp_path: Path,
+) -> None:
+    """Kinds whose values are a factor of their group times an element of their code."""
+    work = layer(
+        [Piece(key, [320]), Piece(FULL, [11])],
+        [Piece(value, [260]), Piece(FULL, [71])],
+        heads=1,
+        key_dim=dims,
+        value_dim=dims,
+        dtype=dtype,
+    )
+    heads, count = rows
+    rng = torch.Generator().manual_seed(1)
+    query = (torch.randn(1, count, heads, dims, generator=rng) * 2).to(dtype).transpose(1, 2)
+    chosen = {"team": 1, "one_column": False, "teams": 2, "stages": 2, "resident": 1, **changes}
+    config = Build(dims, bf16=dtype == BF16, phases=work.signature(), **chosen)
+    out = attend(config, query, work, dims**-0.5, 2, tmp_path)
+    assert error(out, exact(query, work, dims**-0.5)) < (5e-4 if dtype == FP16 else 3e-3)
+
+
 @pytest.mark.parametrize(
     ("window", "groups", "channels", "dtype"),
     [

@@ -9,7 +9,7 @@ import torch
 
 from kvbench.attention import synthetic
 from kvbench.bench import __main__ as command
-from kvbench.bench import ceiling, kernel, quantize, report
+from kvbench.bench import ceiling, kernel, kernel_table, quantize, report
 from kvbench.bench.clock import ROUND, Time, copies
 from kvbench.bench.shapes import (
     FORMATS,
@@ -40,8 +40,8 @@ def test_bytes_of_a_format_are_those_of_the_bill(name, channels):
         segment = PackedSegment(
             1, 3, channels, torch.float16, "cpu", quantizer=quantize.quantizer(name, side, channels), side=side
         )
-        segment.append(slice(None), torch.zeros(1, 3, 384, channels, dtype=torch.float16))
-        assert 3 * side_bytes(form, 384, channels) == sum(segment.used(0).values())
+        segment.append(slice(None), torch.zeros(1, 3, 128, channels, dtype=torch.float16))
+        assert 3 * side_bytes(form, 128, channels) == sum(segment.used(0).values())
     full = FullSegment(1, 3, channels, torch.float16, "cpu")
     full.append(slice(None), torch.zeros(1, 3, 17, channels, dtype=torch.float16))
     assert 3 * side_bytes(FULL, 17, channels) == full.used(0)["window"]
@@ -126,6 +126,8 @@ def test_numbers_of_tokens_and_points():
     assert kernel.points(args) == [Point("7b", 1, 4096), Point("8b", 2, 1024)]
     args = command.parser().parse_args(["kernel", "--quick", "--models", "tiny"])
     assert kernel.points(args) == [point(text) for text in kernel.QUICK]
+    args = command.parser().parse_args(["kernel", "--production"])
+    assert [str(at) for at in kernel.points(args)] == ["7b B1 32k q1", "7b B1 128k q1", "8b B1 32k q1", "8b B1 128k q1"]
 
 
 def test_a_layer_of_the_bench_is_what_its_lengths_say_and_its_twin_is_another(monkeypatch):
@@ -232,6 +234,7 @@ def test_the_kernels_command_writes_rows_with_what_they_are_compared_with(device
     assert (two["best"], two["best_us"], two["ceiling_GB_s"]) == ("flash", 40.0, 1.0)
     assert two["floor_us"] == two["bytes"] / 1000 and two["expected_us"] is four["expected_us"] is None
     assert mix["expected_us"] == kernel.expected(mix, content["rows"]) > 0
+    assert four["per_byte"] == 1 and two["per_byte"] == four["bytes"] / two["bytes"]  # all take as long
     assert content["baselines"] == {
         "7b B1 4k q1": {"flash": {"us": 40.0, "p10": 1, "p90": 1, "rounds": 7}, "cudnn": "no"}
     }
@@ -240,6 +243,8 @@ def test_the_kernels_command_writes_rows_with_what_they_are_compared_with(device
     assert command.main(["kernel", *device, "--formats", "int4_g128", "--no-baselines", "--path", "both"]) == 0
     content = json.loads((tmp_path / "kernel.json").read_text())
     assert len(content["rows"]) == 2 and content["rows"][0]["best"] is None and content["baselines"] == {}
+    assert command.main(["kernel", *device, "--formats", "int2_g128"]) == 0
+    assert json.loads((tmp_path / "kernel.json").read_text())["rows"][0]["per_byte"] is None  # nothing to compare with
 
 
 def test_a_kernel_that_fails_is_a_row_and_a_new_process_goes_on(device, tmp_path, monkeypatch):
@@ -260,15 +265,15 @@ def test_a_kernel_that_fails_is_a_row_and_a_new_process_goes_on(device, tmp_path
 def test_a_row_of_the_table_and_one_that_failed():
     row = {"model": "7b", "batch": 1, "context": 4096, "q_len": 1, "format": "int4_g128", "path": "cuda"}
     good = {**row, "us": 10.0, "p10": 9.9, "p90": 10.1, "GB_s": 1800.0, "ceiling_GB_s": 4600.0, "floor_us": 6.1}
-    good.update(best="cudnn", best_us=22.0, error=8e-4)
+    good.update(best="cudnn", best_us=22.0, error=8e-4, per_byte=1.07)
     bad = {**row, "failed": "NotServed: why", "best": "cudnn", "best_us": 22.0}
-    text = table(kernel.HEAD, [kernel.line(good), kernel.line(bad)], width=160)
+    text = table(kernel_table.HEAD, [kernel_table.line(good), kernel_table.line(bad)], width=160)
     lines = text.splitlines()
     assert len(lines) == 4
-    assert lines[2].split() == "7b 1 4k 1 int4_g128 cuda 10.0 1.00 1800 39.1 6.10 cudnn 22.0 2.20 8.0e-04".split()
+    assert lines[2].split() == "7b 1 4k 1 int4_g128 cuda 10.0 1.00 1800 39.1 6.10 1.07 cudnn 22.0 2.20 8.0e-04".split()
     assert lines[3].endswith("NotServed: why")
-    assert kernel.line({**good, "error": None, "best": None, "best_us": None})[-4:] == [None, None, None, "-"]
-    assert kernel.line(bad)[6:11] == [None] * 5 and kernel.line(bad)[11:13] == ["cudnn", 22.0]
+    assert kernel_table.line({**good, "error": None, "best": None, "best_us": None})[-4:] == [None, None, None, "-"]
+    assert kernel_table.line(bad)[6:12] == [None] * 6 and kernel_table.line(bad)[12:14] == ["cudnn", 22.0]
     assert quantize.line({**row, "what": "hqq", "failed": "no"}, 1.0)[-1] == "no"
     found = quantize.row_of(Point("7b", 1, 4096), "int8", "kernel", Time(10.0, 9.0, 11.0, 7), 10**6, None)
     assert quantize.line(found | {"same": True}, 1000.0)[4:] == [10.0, 10.0, 100.0, 10.0, "yes"]

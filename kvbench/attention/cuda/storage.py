@@ -9,8 +9,6 @@ from itertools import accumulate
 from kvbench.attention.phases import Format
 from kvbench.attention.work import FACTORED
 
-SCALE_BYTES = {"": 0, "fp16": 2, "fp32": 4, "e4m3": 1}
-
 Signature = tuple[tuple[Format, Format], ...]
 
 
@@ -42,7 +40,7 @@ def slot_bytes(form: Format, channels: int, key: bool = False, tile: int = 128) 
     if form.window:
         return 8 * form.bits * pitch(channels) + 2 * groups_met(form) * (channels * 2 + 16)
     factors = 128 // form.group * channels if form.axis == "channel" else 128 * (channels // form.group)
-    params = factors * SCALE_BYTES[form.scale] * (1 if form.kind in FACTORED else 2)
+    params = factors * form.group_bytes
     cross = 0 if form.kind != "cross" else 256 if key else 128 // tile * channels * 2
     return 8 * form.bits * (pitch(channels) if key else 2 * channels) + params + cross
 

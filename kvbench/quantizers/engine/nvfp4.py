@@ -35,6 +35,7 @@ class NVFP4(TokenQuantizer):
             the blocks where its squared error is strictly smaller.
     """
 
+    kind = "float"
     bits = 4
     group_size = BLOCK
     stored = (torch.uint8,)
@@ -42,7 +43,6 @@ class NVFP4(TokenQuantizer):
     def __init__(self, factor: float = 1.0, *, four: bool = False) -> None:
         super().__init__()
         self.factor, self.four = factor, four
-        self.kind = "float" if factor == 1 else "engine"  # kernels know no factor of all tokens
 
     def __repr__(self) -> str:
         return f"NVFP4(factor={self.factor}, four={self.four})"

@@ -81,6 +81,7 @@ class Fp8(TokenQuantizer):
         scale: scale of all keys, or of all values, of a layer.
     """
 
+    kind = "float"
     bits = 8
 
     def __init__(self, scale: float = 1.0) -> None:
