@@ -87,7 +87,7 @@ def tables(result: dict[str, Any]) -> str:
 
 NOTE = (
     "TPOT: median of the processes' medians; CV: over processes, * above 3 %; S: fp16's TPOT divided by this one;"
-    " S_cache: the largest S that fewer bytes of keys and values can give; r_nom, r_alloc: compression by the formats,"
+    " S_cache: S if the cache's bytes were read at the ceiling's rate; r_nom, r_alloc: compression by the formats,"
     " and by all memory beyond the weights; GB/s of KV, c0: TPOT = c0 + bytes of the cache / (GB/s of KV)"
 )
 

@@ -199,7 +199,6 @@ def _compare(points: Sequence[Row], fits: Sequence[Row]) -> None:
             continue
         point["S"] = speed_up(fp16["tpot_s"], point["tpot_s"])
         rate, peak = rates.get((point["graphs"], point["batch"])), point["ceiling_GB_s"]
-        if rate and peak and point["r_nom"]:
-            full = fp16["kv_used"]
-            ideal = full / point["r_nom"]
-            point["S_cache"] = cache_bound(fp16["tpot_s"], full, 1e9 * rate, ideal, 1e9 * peak)
+        if rate and peak:
+            sizes = fp16["kv_used"], point["kv_used"]
+            point["S_cache"] = cache_bound(fp16["tpot_s"], sizes[0], 1e9 * rate, sizes[1], 1e9 * peak)

@@ -1,6 +1,7 @@
-"""Compression and speed-up of a cache at the same work, in the terms of "Bytes Are Not Latency" (2026).
+"""Compression and speed-up of a cache at the same work.
 
-Same work: equal batch, length, number of new tokens, graph mode and timing boundary. Where fp16 does not fit, there is
+The terms are those of the paper "Bytes Are Not Latency" (github.com/fzlzjerry/kvbench, 2026), sec. 2.5 and 3.2. Same
+work: equal batch, length, number of new tokens, graph mode and timing boundary. Where fp16 does not fit, there is
 no speed-up, only a capacity.
 """
 
@@ -48,7 +49,7 @@ def cache_bound(fp16_s: float, fp16_bytes: float, rate: float, ideal_bytes: floa
         fp16_s: time per token of fp16 in seconds, T_bf16.
         fp16_bytes: bytes of fp16's cache, D_bf16.
         rate: bandwidth in bytes/s at which a step of fp16 effectively reads its cache, BW_eff.
-        ideal_bytes: bytes of the method's cache without metadata and windows, D_ideal.
+        ideal_bytes: bytes of the method's cache, which an ideal kernel reads once, D_ideal.
         peak_rate: read bandwidth of the device in bytes/s, BW_peak.
     """
     return fp16_s / (fp16_s - fp16_bytes / rate + ideal_bytes / peak_rate)
