@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvbench.errors import KvbenchError
@@ -99,8 +99,12 @@ def _identity(entry: Entry, metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mean score, and per task ``[key, score, error, n, difference, its error, perplexity, its error]``."""
+    """Return the mean score, the fidelity to fp16, and the figures of each task.
+
+    A task is ``[key, score, error, n, difference, its error, perplexity, its error, mean KL, its 99.9 %]``.
+    """
     tasks, perplexities = [], []
+    compared = [entry["fidelity"] for entry in metrics["scores"].values() if entry.get("fidelity")]
     for key, entry in metrics["scores"].items():
         pair, text = entry.get("vs_fp16") or {}, entry.get("perplexity") or {}
         pair = text.get("vs_fp16") or pair
@@ -109,7 +113,9 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
         if entry.get("points"):
             continue
         figures = (entry.get("score"), entry.get("stderr"), entry.get("n"), pair.get("diff"), pair.get("stderr"))
-        tasks.append(trimmed([key, *(short(v, TASK_DIGITS) for v in (*figures, text.get("ppl"), text.get("stderr")))]))
+        kld = (entry.get("fidelity") or {}).get("kld") or {}
+        figures = (*figures, text.get("ppl"), text.get("stderr"), kld.get("mean"), kld.get("p99_9"))
+        tasks.append(trimmed([key, *(short(v, TASK_DIGITS) for v in figures)]))
     mean = metrics["mean"]
     pair = mean.get("vs_fp16") or {}
     figures = (mean["score"], mean["stderr"], mean["n"], pair.get("diff"), pair.get("stderr"))
@@ -117,9 +123,16 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "score": trimmed([short(value) for value in figures]) if mean["score"] is not None else None,
         "ppl": trimmed([short(value) for value in (one[0].get("ppl"), one[0].get("stderr"), one[1].get("diff"))]),
+        "kl": _fidelity(compared),
         "tasks": tasks[:MOST_SCORES],
         "more_tasks": max(0, len(tasks) - MOST_SCORES) or None,
     }
+
+
+def _fidelity(compared: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return mean KL divergence, its 99.9 % and the share of equal first choices, each as a mean over the tasks."""
+    columns = [(entry["kld"]["mean"], entry["kld"]["p99_9"], entry["same_top"]["share"]) for entry in compared]
+    return [short(sum(column) / len(columns)) for column in zip(*columns, strict=True)]
 
 
 def _memory(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from kvbench.page import page
 from kvbench.page.numbers import cut, encoded, plain, short
 from kvbench.results.columns import UNFINISHED
 from tests.page.report_support import data_of
+from tests.results.test_fidelity import row as fidelity_row
 
 NASTY = (
     "</script><script>alert(1)</script>",
@@ -71,6 +72,19 @@ def test_a_run_is_shown_with_its_figures(built, tmp_path):
     )
     assert data["groups"] == {run_id(0).split("-")[0]: "tiny, mini (key_value at 2048)"}
     assert len(text.encode()) < 300_000 + 2 * 2_000
+
+
+def test_a_run_is_shown_with_its_fidelity_to_fp16(built, tmp_path):
+    compared = [{**row(number, 0.0), "scores": {}, "fidelity": fidelity_row(number)["fidelity"]} for number in range(3)]
+    write(tmp_path / "runs", 1, rows=compared)
+    write(tmp_path / "runs", 2)
+    text, data, _ = built()
+    kivi, other = sorted(data["runs"], key=lambda run: run["id"])
+    # divergences 1 to 20, 2 to 21 and 3 to 22; two of 20 tokens have another first choice
+    mean, tail, share = kivi["kl"]
+    assert (mean, share) == (11.5, 0.9) and 21 < tail < 22
+    assert kivi["tasks"][0][8:] == [11.5, pytest.approx(tail, rel=1e-3)] and "kl" not in other
+    assert "KL divergence from fp16" in text
 
 
 def test_nothing_is_loaded_and_only_the_own_script_may_run(built, tmp_path):

@@ -14,6 +14,9 @@ function tableColumns() {
     number("stderr", "± error", (run) => run.score?.[1], (value) => plusMinus(value) || NONE, { hint: "standard error of the score", off: !any(score), width: 5 }),
     number("diff", "Δ fp16", (run) => run.score?.[3], (value, run) => `${signed(value)} ${plusMinus(run.score?.[4])}`, { hint: "paired difference from fp16 on the same samples", off: !any(score), width: 8 }),
     number("ppl", "perplexity", perplexity, (value) => fixed(value), { off: !any(perplexity), hint: "lower is better", width: 6 }),
+    number("kl", "KL", divergence, small, { off: !any(divergence), hint: "mean KL divergence from fp16's predictions, in nats; lower is better", width: 6 }),
+    number("kl999", "KL 99.9 %", (run) => run.kl?.[1], small, { off: !any(divergence), hint: "99.9th percentile of the KL divergence over tokens", width: 7 }),
+    number("same", "same top", (run) => run.kl?.[2], (value) => percent(value), { off: !any(divergence), hint: "share of tokens whose most probable next token is that of fp16", width: 6 }),
     number("n", "n", (run) => run.score?.[2] ?? run.done, plain, { hint: "samples in the score", width: 4 }),
     number("kv", "KV bytes", (run) => run.kv, bytes, { hint: "keys and values of one sequence at the end of its answer", width: 6 }),
     number("ratio", "ratio", (run) => run.ratio, times, { hint: "bytes of fp16 divided by those of this run", width: 5 }),
@@ -39,8 +42,8 @@ function tableColumns() {
   );
   for (const key of report.taskKeys.slice(0, 60)) {
     const task = (run) => (run.tasks || []).find((entry) => entry[0] === key);
-    const read = (run) => task(run)?.[6] ?? task(run)?.[1] ?? undefined;
-    const show = (value, run) => `${fixed(value)} ${plusMinus(task(run)?.[6] === undefined ? task(run)?.[2] : task(run)?.[7])}`;
+    const read = (run) => task(run)?.[6] ?? task(run)?.[1] ?? task(run)?.[8] ?? undefined;
+    const show = (value, run) => task(run)?.[8] !== undefined ? `KL ${small(value)}` : `${fixed(value)} ${plusMinus(task(run)?.[6] === undefined ? task(run)?.[2] : task(run)?.[7])}`;
     columns.push(number(`task ${key}`, key, read, show, { off: true, hint: `score of ${key}`, width: 9 }));
   }
   return columns;

@@ -2,8 +2,9 @@
 
 A run has, where they are known: id, name, label, model, data, status, older, fp16, done, asked, code, command, error,
 device, path; score [mean, its error, samples, difference from fp16, its error]; ppl [perplexity, its error, difference];
+kl [mean KL divergence from fp16, its 99.9 %, share of equal first choices];
 tasks [[key (in the data: its number), score, error, n, difference,
-its error, perplexity, its error], ...]; kv and reserved (bytes); bill [codes,
+its error, perplexity, its error, mean KL, its 99.9 %], ...]; kv and reserved (bytes); bill [codes,
 scales, window, index]; ratio; peak [prefill, decode]; ttft, tpot, p99 (seconds); rate (tokens per second); ttfts and
 tpots [five percentiles, count]; points [[prompt, batch, status, TTFT, TPOT, p10, p90, rate, KV bytes, peak], ...]. */
 
@@ -40,6 +41,7 @@ function take(data) {
 
 const score = (run) => run.score?.[0];
 const perplexity = (run) => run.ppl?.[0];
+const divergence = (run) => run.kl?.[0];
 const done = (run) => run.status === "ok" || run.status === "older";
 
 /* Groups of comparable runs among `runs`, largest first: the first half of their ids is equal. */

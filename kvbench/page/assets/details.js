@@ -8,6 +8,7 @@ function showDetails(run) {
       ["score", run.score && `${fixed(score(run))} ${plusMinus(run.score[1])} over ${run.score[2]} samples`],
       ["difference from fp16", run.score?.[3] === undefined ? null : `${signed(run.score[3])} ${plusMinus(run.score[4])}`],
       ["perplexity", run.ppl && `${fixed(run.ppl[0], 4)} ${plusMinus(run.ppl[1], 4)}`],
+      ["fidelity to fp16", run.kl && `KL ${small(run.kl[0])}, 99.9 % ${small(run.kl[1])}, same top ${percent(run.kl[2])}`],
       ["KV bytes", run.kv === undefined ? null : `${bytes(run.kv)} used, ${bytes(run.reserved)} reserved; fp16 needs ${times(run.ratio)}`],
       ["peak memory", run.peak && `${bytes(run.peak[0])} in prefill, ${bytes(run.peak[1])} in decode`],
       ["TTFT", run.ttft === undefined ? null : seconds(run.ttft)],
@@ -33,11 +34,16 @@ function smallTable(label, headings, rows) {
       el("tbody", {}, rows.map(line))));
 }
 
+function taskFigure(task) {
+  if (task[8] !== undefined) return `KL ${small(task[8])}, 99.9 % ${small(task[9])}`;
+  return task[6] === undefined ? `${fixed(task[1])} ${plusMinus(task[2])}` : `ppl ${fixed(task[6])} ${plusMinus(task[7])}`;
+}
+
 function taskTable(run) {
   if (!run.tasks) return null;
   const rows = run.tasks.map((task) => [
     task[0],
-    task[6] === undefined ? `${fixed(task[1])} ${plusMinus(task[2])}` : `ppl ${fixed(task[6])} ${plusMinus(task[7])}`,
+    taskFigure(task),
     task[4] === undefined || task[4] === null ? NONE : `${signed(task[4])} ${plusMinus(task[5])}`, plain(task[3]),
   ]);
   if (run.more_tasks) rows.push([`${run.more_tasks} further tasks: python -m kvbench.report --show ${run.id}`, "", "", ""]);

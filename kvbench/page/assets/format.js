@@ -10,6 +10,14 @@ function digits(value, count = 3) {
   return DECIMAL.format(Number(value.toPrecision(count)));
 }
 
+function small(value) {
+  return value === undefined || value === null ? NONE : digits(value);
+}
+
+function percent(share, places = 2) {
+  return share === undefined || share === null ? NONE : `${fixed(100 * share, places)} %`;
+}
+
 function bytes(value) {
   if (value === undefined || value === null) return NONE;
   let unit = 0;
