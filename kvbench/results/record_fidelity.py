@@ -123,12 +123,18 @@ class Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Origin of fp16's predictions: stored or made live, device, dtype, and the number of rows of their batches."""
+    """Origin of fp16's predictions: stored or made live, device, dtype, and what else sums in 16 bits depend on.
+
+    That is the number of rows of their batches, and the options ``runtime.compile`` and ``runtime.prefill_chunk`` of
+    the run that made them.
+    """
 
     kind: Literal["stored", "live"]
     device: str | None = None
     dtype: str | None = None
     batch_rows: int | None = key(default=None, minimum=1)
+    compile: bool | None = key(optional=True)
+    prefill_chunk: int | None = key(optional=True, minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -216,19 +216,24 @@ class Comparisons:
         if work.reference == "stored":
             stored = [self.store.read(sample.id, name) for sample, name in zip(samples, names, strict=True)]
         source: dict[str, Any] = {"kind": work.reference, "device": self.machine.device, "dtype": self.machine.dtype}
+        how = {key: getattr(self.config.runtime, key) for key in ("compile", "prefill_chunk")}
         if any(reference is None for reference in stored):
             # all rows of the batch, so that states of one batch have been made in one batch
             tokens, states = self._full_precision(samples, batch, work, report)
             for index, (sample, name) in enumerate(zip(samples, names, strict=True)):
                 half = states[index].to(torch.float16).cpu().numpy()
-                stored[index] = Reference(np.asarray(tokens[index], dtype=np.int64), half, len(samples))
+                stored[index] = Reference(np.asarray(tokens[index], dtype=np.int64), half, len(samples), how)
                 if work.reference == "stored":
                     self.store.write(sample.id, name, stored[index])  # type: ignore[arg-type]
             if work.reference == "live":
-                source["batch_rows"] = len(samples)
+                source |= {"batch_rows": len(samples), **how}
                 return [(tokens[index], states[index], source) for index in range(len(samples))]
         return [
-            (reference.tokens, torch.from_numpy(reference.states), {**source, "batch_rows": reference.batch_rows})
+            (
+                reference.tokens,
+                torch.from_numpy(reference.states),
+                {**source, "batch_rows": reference.batch_rows, **reference.how},
+            )
             for reference in stored
             if reference is not None
         ]

@@ -12,7 +12,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,14 @@ class Reference:
         tokens: the token that follows at each position, ``[n]``: the decoded tokens.
         states: final hidden state at each position, fp16 ``[n, d]``; position 0 is the last token of the prompt.
         batch_rows: number of samples in the batch that made them.
+        how: what else sums of 16-bit models depend on: ``compile`` and ``prefill_chunk``, the options of the run that
+            made them. They are noted, but do not make a file stale.
     """
 
     tokens: NDArray[np.int64]
     states: NDArray[np.float16]
     batch_rows: int
+    how: Mapping[str, Any] = field(default_factory=dict)
 
 
 class References:
@@ -106,7 +109,7 @@ class References:
             reasons = ", ".join(_NAMES.get(key, key) for key in differing)
             self._tell(f"{self.folder}: fp16's predictions were made with {reasons}; making them again", reasons)
             return None
-        return Reference(arrays["tokens"], arrays["states"], int(meta["batch_rows"]))
+        return Reference(arrays["tokens"], arrays["states"], int(meta["batch_rows"]), meta.get("how") or {})
 
     def write(self, sample: str, prompt: str, reference: Reference) -> None:
         """Store the predictions of a sample; arguments as for :meth:`read`.
@@ -125,6 +128,7 @@ class References:
             "prompt": prompt,
             "sample": sample,
             "batch_rows": reference.batch_rows,
+            "how": dict(reference.how),
             "sha256": _checksum(reference.tokens, reference.states),
         }
         arrays: dict[str, NDArray[Any]] = {"tokens": reference.tokens, "states": reference.states}

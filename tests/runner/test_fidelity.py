@@ -55,6 +55,8 @@ def test_stored_states_give_the_divergences_of_live_ones(tmp_path, text) -> None
     row = next(iter(rows(lossy).values()))
     assert row["prompt_tokens"] == 64 and row["scores"] == {} and row["nll"] is None
     assert row["fidelity"]["first"]["kld"] < 1e-6 and row["fidelity"]["reference"]["batch_rows"] == 2
+    source = row["fidelity"]["reference"]
+    assert (source["kind"], source["compile"], source["prefill_chunk"]) == ("stored", False, None)
     folded = lossy["scores"]["text@80"]["fidelity"]
     assert folded["positions"] == 30 and folded["prompts"] == 2 and folded["left"] is None
     assert folded["kld"]["mean"] == pytest.approx(kld(lossy).mean())
