@@ -42,6 +42,10 @@ METHODS: dict[str, str] = {
     "logquant int2, W 42": "logquant",
     "h2o": "h2o",
     "kvquant": "kvquant",
+    "oscar": "oscar",
+    "oscar, window 32": "oscar:sinks=4:window=32",
+    "keep half, int4": "keep:int4:residual=32",
+    "keep a quarter, int2": "keep:int2:keep=0.25",
 }
 
 
