@@ -168,6 +168,15 @@ class KVStateLayer(StateLayer, KVLayer):
         StateLayer.reset(self)
         KVLayer.reset(self)
 
+    def crop(self, tokens_to_remove: int) -> None:
+        """Raise CacheError if tokens are to be removed.
+
+        Args:
+            tokens_to_remove: as for :meth:`kvbench.cache.KVCache.crop`.
+        """
+        if tokens_to_remove < 0 or 0 < tokens_to_remove < self.seen:
+            raise CacheError(no_rollback())
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorder the rows of the batch (beam search); as :meth:`batch_select_indices`."""
         self.batch_select_indices(beam_idx)

@@ -1,0 +1,152 @@
+"""Many architectures with tiny random weights: fp16 equals stock transformers, packed formats run and are billed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from kvbench.cache import KVCache, Prompts
+from kvbench.decoding.passes import prefill
+from kvbench.errors import ConfigError, ModelError
+from kvbench.methods import load_method
+from kvbench.methods.bytes import kv_bytes
+from kvbench.models.layers import layer_kinds
+from kvbench.models.load import shape_of
+from tests import architectures, zoo
+
+LENGTHS, STEPS = [38, 20], 2
+#: formats that pack groups of tokens, and token by token
+METHODS: dict[str, dict[str, Any]] = {"kivi": {"quantizer": "int4", "residual": 32}, "atom": {}}
+#: hybrids whose states transformers computes slowly on a CPU, or like another one's
+SIMILAR = ("qwen3_5", "olmo_hybrid", "bamba", "granitemoehybrid", "zamba2")
+FAST = [*architectures.ATTENTION, *(name for name in architectures.HYBRID if name not in SIMILAR)]
+
+
+def logits(model: PreTrainedModel, cache: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    """Logits ``[1 + STEPS, B, V]`` of a prompt's last token and of given tokens after it, fed one by one."""
+    steps = torch.randint(3, architectures.VOCABULARY, (len(ids), STEPS), generator=torch.Generator().manual_seed(1))
+    positions, results = (mask.cumsum(-1) - 1).clamp(min=0), []
+    for new in (ids, *steps.split(1, 1)):
+        known = {"input_ids": new, "attention_mask": mask, "position_ids": positions[:, -new.shape[1] :]}
+        with torch.no_grad():
+            results.append(model(**known, past_key_values=cache, use_cache=True).logits[:, -1])
+        mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+        positions = positions[:, -1:] + 1
+    return torch.stack(results)
+
+
+def formula(model: PreTrainedModel, method: Any, cache: KVCache, row: int) -> dict[str, int]:
+    """The predicted bytes of a row, and the state that its layers without attention hold."""
+    shape = shape_of(model.config)
+    predicted = kv_bytes(
+        method,
+        LENGTHS[row] + STEPS,
+        prompt=LENGTHS[row],
+        layers=shape.layers,
+        query_heads=shape.heads,
+        heads=shape.kv_heads,
+        channels=shape.head_dim,
+        width=4,
+        windows=[kind.window for kind in layer_kinds(model.config) if kind.attends],
+    )
+    state = sum(x[row].nbytes for layer in cache.state_layers for x in layer.states())
+    return {**vars(predicted), "state": state}
+
+
+def check(name: str) -> None:
+    """Compare fp16 with stock transformers on a padded batch, then run the packed methods and compare their bills."""
+    model, exact = architectures.model(name), load_method("fp16")
+    ids, mask = zoo.padded_batch(LENGTHS)
+    stock = logits(model, DynamicCache(config=model.config), ids, mask)
+    try:
+        same = logits(model, exact.new_cache(model), ids, mask)
+        # stock attention of a model with sinks is transformers' eager one; steps skip padding, which it masks
+        torch.testing.assert_close(same[0], stock[0], rtol=0, atol=1e-6 if name == "gpt_oss" else 0)
+        torch.testing.assert_close(same, stock, rtol=0, atol=1e-6)
+        assert torch.equal(same.argmax(-1), stock.argmax(-1))
+        for kind, options in METHODS.items():
+            method = load_method(kind, **options)
+            cache = method.new_cache(model)
+            packed = logits(model, cache, ids, mask)
+            assert packed.isfinite().all() and cache.reads_packed
+            assert kind == "kivi" or not torch.equal(packed, stock)
+            for row in range(len(LENGTHS)):
+                assert vars(cache.bill(row).used) == formula(model, method, cache, row)
+    finally:
+        exact.detach(model)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_fp16_equals_stock_and_packed_bytes_equal_their_formula(name):
+    check(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIMILAR)
+def test_hybrids_like_others_equal_stock_too(name):
+    check(name)
+
+
+@pytest.mark.parametrize("name", architectures.REFUSED)
+def test_what_is_refused_says_why(name):
+    reason, stem, options = architectures.REFUSED[name]
+    with pytest.raises(ModelError, match=f"{reason}.*; choose a model such as"):
+        load_method("fp16").new_cache(architectures.built(stem, options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*architectures.ATTENTION, *architectures.HYBRID])
+def test_greedy_tokens_beams_and_chunks_equal_stock(name):
+    model, method = architectures.model(name), load_method("fp16")
+    ids, mask = zoo.padded_batch(LENGTHS)
+    ways = [{"max_new_tokens": 50}, {"max_new_tokens": 12, "num_beams": 3}]
+    ways = [{"attention_mask": mask, "do_sample": False, "eos_token_id": None, **way} for way in ways]
+    stock = [model.generate(ids, **way) for way in ways]
+    try:
+        for way, tokens in zip(ways, stock, strict=True):
+            assert torch.equal(model.generate(ids, past_key_values=method.new_cache(model), **way), tokens)
+        prompts = Prompts.from_batch(ids, mask)
+        with torch.inference_mode():
+            whole = prefill(model, method.new_cache(model, prompts), ids, mask)
+            if name != "jamba":
+                chunked = prefill(model, method.new_cache(model, prompts), ids, mask, chunk=16)
+                torch.testing.assert_close(chunked, whole, rtol=0, atol=1e-5)
+    finally:
+        method.detach(model)
+
+
+#: every method without speculation, calibration or an encoder, with options for short prompts
+EVERY: dict[str, dict[str, Any]] = {
+    "fp16": {},
+    "kivi": {"quantizer": "int2", "residual": 32},
+    "logquant": {"window": 24},
+    "partial_logquant": {"window": 24},
+    "streamingllm": {"budget": 24},
+    "h2o": {"budget": 24},
+    "snapkv": {"budget": 24, "window": 8},
+    "atom": {"rope": "post"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("name", [*architectures.ATTENTION, *architectures.HYBRID])
+def test_every_method_runs(name, kind):
+    model = architectures.model(name)
+    method = load_method(kind, **EVERY[kind])
+    ids, mask = zoo.padded_batch(LENGTHS)
+    try:
+        cache = method.new_cache(model)
+        assert logits(model, cache, ids, mask).isfinite().all()
+        for row in range(len(LENGTHS)):
+            try:
+                expected = formula(model, method, cache, row)
+            except ConfigError:
+                continue  # a method without a formula
+            assert vars(cache.bill(row).used) == expected
+    finally:
+        method.detach(model)

@@ -1,0 +1,152 @@
+"""Layers with a state of fixed size in hybrid models: bytes, copies, beams, chunks, and what is refused."""
+
+import pytest
+import torch
+
+from kvbench.cache import Prompts
+from kvbench.decoding import graphs, shared_prefill
+from kvbench.decoding.autoregressive import generate
+from kvbench.decoding.likelihood import answer_nll
+from kvbench.decoding.passes import forward, prefill
+from kvbench.decoding.perplexity import decode_nll, forward_nll, simulated_nll
+from kvbench.decoding.sampling import Sampling
+from kvbench.errors import CacheError, ModelError
+from kvbench.measure.random_fill import go_on
+from kvbench.methods import load_method
+from kvbench.models.layers import LayerKind, attending, layer_kinds
+from tests import architectures, zoo
+
+LENGTHS = [40, 25]
+#: a convolution's state alone; one beside attention in the same layer
+MODELS = ["lfm2", "falcon_h1"]
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    """A hybrid that is detached from kvbench after the test."""
+    made = architectures.model(request.param)
+    yield made
+    load_method("fp16").detach(made)
+
+
+def filled(model, method=None):
+    """A cache that holds two prompts, and the logits after them."""
+    ids, mask = zoo.padded_batch(LENGTHS)
+    cache = (method or load_method("fp16")).new_cache(model, Prompts.from_batch(ids, mask))
+    with torch.inference_mode():
+        return cache, prefill(model, cache, ids, mask)
+
+
+def test_kinds_of_layers_follow_transformers_cache():
+    assert layer_kinds(architectures.model("lfm2").config) == [LayerKind(attends=False, states=1), LayerKind()]
+    assert layer_kinds(architectures.model("falcon_h1").config) == [LayerKind(states=1)] * 2
+    assert [kind.one_by_one for kind in layer_kinds(architectures.model("jamba").config)] == [True, True]
+    assert attending(architectures.model("nemotron_h").config) == [1]
+    assert [kind.window for kind in layer_kinds(architectures.model("gemma3").config)] == [24, None]
+
+
+def test_the_state_is_billed_apart_and_counts_on_both_sides_of_the_ratio(model):
+    cache, _ = filled(model)
+    bill, rows = cache.bill(), [cache.bill(row) for row in (0, 1)]
+    state = sum(x.nbytes for layer in cache.state_layers for x in layer.states())
+    assert bill.used.state == bill.reserved.state == state > 0
+    assert [row.used.state for row in rows] == [state // 2] * 2
+    assert bill.ratio == 1.0 and bill.fp16_equivalent == (bill.used.window + state) // 2
+    packed, _ = filled(model, load_method("kivi", quantizer="int4", residual=32))
+    assert packed.bill().used.state == state
+    assert bill.used.window > packed.bill().used.total - state > 0
+    assert [layer.index for layer in cache.kv_layers] == list(range(len(cache.kv_layers)))
+
+
+def test_tokens_cannot_be_removed(model):
+    cache, _ = filled(model)
+    for attempt in (lambda: cache.crop(-1), lambda: cache.crop(30), lambda: cache.take_back([0, 1])):
+        with pytest.raises(CacheError, match=r"state of fixed size.*cannot go back"):
+            attempt()
+    with pytest.raises(CacheError, match="cannot go back"):
+        cache.activate_past_recording()
+    with pytest.raises(CacheError, match="cannot go back"):
+        cache.lead(filled(model)[0])
+    cache.crop(0), cache.crop(99), cache.take_back([0, 0]), cache.lead(None)
+    assert cache.get_seq_length() == 40 and not cache.is_croppable
+    with pytest.raises(ModelError, match="cannot decode speculatively"):
+        load_method("quantspec").new_cache(model)
+
+
+def test_steps_are_not_captured(model):
+    cache, _ = filled(model)
+    assert graphs.refuses(model, cache, "always", 50, torch.device("cuda")) == graphs.STATES
+
+
+def test_copies_and_reordered_rows_continue_alike(model):
+    cache, _ = filled(model)
+    twin, swapped = cache.clone(), cache.clone()
+    swapped.reorder_cache(torch.tensor([1, 0, 0]))
+    token = torch.tensor([[5], [9]])
+    mask = torch.nn.functional.pad(zoo.padded_batch(LENGTHS)[1], (0, 1), value=1)
+    positions = torch.tensor([[40], [25]])
+    with torch.inference_mode():
+        first = forward(model, cache, token, mask, positions)
+        again = forward(model, twin, token, mask, positions)
+        rows = [1, 0, 0]
+        third = forward(model, swapped, token[rows], mask[rows], positions[rows])
+    assert torch.equal(first, again)
+    torch.testing.assert_close(third, first[rows], rtol=0, atol=1e-5)
+    assert cache.bill().used.state == twin.bill().used.state == swapped.bill().used.state * 2 // 3
+    repeated = cache.clone()
+    repeated.batch_repeat_interleave(2)
+    assert all(len(x) == 4 for layer in repeated.state_layers for x in layer.states())
+
+
+def test_a_reset_cache_reads_the_prompts_anew(model):
+    cache, logits = filled(model)
+    ids, mask = zoo.padded_batch(LENGTHS)
+    cache.reset()
+    assert cache.get_seq_length() == 0 and cache.bill().used.total == 0
+    with torch.inference_mode():
+        assert torch.equal(prefill(model, cache, ids, mask), logits)
+
+
+def test_a_shared_prefill_copies_the_states(model):
+    ids, mask = zoo.padded_batch(LENGTHS)
+    prompts = Prompts.from_batch(ids, mask)
+    methods = [load_method("fp16"), load_method("kivi", quantizer="int4", residual=32)]
+    alone = [generate(model, m.new_cache(model, prompts), ids, mask, max_new_tokens=6).tokens for m in methods]
+    caches = [method.new_cache(model, prompts) for method in methods]
+    prompt = shared_prefill.read(model, caches, prompts, ids, mask)
+    for cache, tokens in zip(caches, alone, strict=True):
+        assert generate(model, cache, ids, mask, max_new_tokens=6, prompt=prompt).tokens == tokens
+        prompt.forget(cache)
+
+
+def test_likelihoods_take_several_tokens_at_once(model):
+    method = load_method("fp16")
+    ids, _ = zoo.padded_batch([40])
+    whole = forward_nll(model, ids, 10)
+    torch.testing.assert_close(decode_nll(model, method.new_cache(model), ids, 10, chunk=8), whole, rtol=1e-5, atol=0)
+    torch.testing.assert_close(simulated_nll(model, method.new_cache(model), ids, 10), whole, rtol=1e-5, atol=0)
+    cache = method.new_cache(model)
+    with torch.inference_mode():
+        logits = prefill(model, cache, ids[:, :10], None)
+    ((nll, count),) = answer_nll(model, cache, logits, [ids[0, 10:].tolist()])
+    assert count == 30 and nll == pytest.approx(float(whole), rel=1e-5)
+    assert cache.get_seq_length() == 10
+
+
+def test_a_model_that_restarts_its_state_takes_tokens_one_by_one():
+    model, method = architectures.model("jamba"), load_method("fp16")
+    ids, mask = zoo.padded_batch(LENGTHS)
+    try:
+        with (
+            torch.inference_mode(),
+            pytest.raises(CacheError, match=r"16 tokens at once(?s:.*)prefill_chunk=null"),
+        ):
+            prefill(model, method.new_cache(model, Prompts.from_batch(ids, mask)), ids, mask, chunk=16)
+    finally:
+        method.detach(model)
+
+
+def test_random_fills_leave_the_states_empty(model):
+    cache = load_method("kivi", quantizer="int4", residual=32).new_cache(model)
+    assert len(go_on(model, cache, 2, 70, max_new_tokens=3, sampling=Sampling()).tokens[0]) == 3
+    assert cache.get_seq_length() == 72 and cache.bill().used.codes and cache.bill().used.state
