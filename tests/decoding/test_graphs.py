@@ -77,6 +77,10 @@ def recorded(
     return stopping.tokens, cache, captured, steps
 
 
+TILES_OF_64 = {
+    "key": {"bits": 4, "group_size": 64, "axis": "channel"},
+    "value": {"bits": 2, "group_size": "head_dim", "axis": "token"},
+}
 SETTINGS = {
     "fp16": ("fp16", {}),
     "kivi": ("kivi", {"quantizer": "int4", "residual": 32}),
@@ -91,6 +95,7 @@ SETTINGS = {
     "snapkv": ("snapkv", {"budget": 64}),
     "h2o": ("h2o", {"budget": 0.4}),
     "h2o, largest of a group": ("h2o", {"budget": 40, "group": "max", "per_query": True}),
+    "kvarn": ("kvarn", {"sinks": 9, "quantizer": TILES_OF_64}),
     "engine": ("engine", {"format": "q8_0/q4_0"}),
     "rotated": ("kivi", {"quantizer": "int4", "residual": 32, "rotation": {"key": "rht_unnormalised", "value": "rht"}}),
 }

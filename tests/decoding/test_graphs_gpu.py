@@ -19,6 +19,10 @@ pytestmark = [
 ]
 
 NEW = 160
+TILES_OF_64 = {
+    "key": {"bits": 4, "group_size": 64, "axis": "channel"},
+    "value": {"bits": 4, "group_size": "head_dim", "axis": "token"},
+}
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "fp16": ("fp16", {}),
     "kivi": ("kivi", {"quantizer": "int4"}),
@@ -27,6 +31,8 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "logquant, W 42": ("logquant", {"window": 42}),
     "partial_logquant": ("partial_logquant", {"window": 64}),
     "atom": ("atom", {}),
+    "kvarn": ("kvarn", {"sinks": 64}),
+    "kvarn, tiles of 64": ("kvarn", {"window": 40, "quantizer": TILES_OF_64}),
     "engine": ("engine", {}),
     "engine, q4_0": ("engine", {"format": "q8_0/q4_0"}),
     "engine, own token exact": ("engine", {"format": "nvfp4", "own": "exact"}),
