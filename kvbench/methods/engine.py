@@ -1,9 +1,10 @@
 """The cache formats of inference engines: every token is packed by itself, as vLLM, SGLang or llama.cpp store it.
 
 Source: the caches of vllm-project/vllm, sgl-project/sglang and ggml-org/llama.cpp; the files, rules and bytes of each
-format are in :mod:`kvbench.quantizers.engine`. By default formats are used as their engines use them: all tokens are packed, heads are rotated where the engine rotates them, and the token of a decode step
-is stored before it attends, so that it reads its own stored form. Prompt tokens attend to each other in full precision,
-as with the other methods; ``prefill=quantized`` is what engines do that read the prompt from the cache.
+format are in :mod:`kvbench.quantizers.engine`. By default formats are used as their engines use them: all tokens are
+packed, heads are rotated where the engine rotates them, and the token of a decode step is stored before it attends, so
+that it reads its own stored form. Prompt tokens attend to each other in full precision, as with the other methods;
+``prefill=quantized`` is what engines do that read the prompt from the cache.
 """
 
 from __future__ import annotations

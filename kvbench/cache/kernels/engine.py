@@ -1,7 +1,7 @@
 """Packing of tokens in the formats of inference engines (host code; Triton kernels: ``engine_kernel``).
 
-The kernels serve fp16 and bf16 tokens in the formats that the fused decode kernel reads, except for ``nvfp4_4over6``
-and the CPU rounding of ``q8_0``; all others are packed with torch operations, with the same result.
+The kernels serve fp16 and bf16 tokens in the formats that the fused decode kernel reads; tokens in the other formats
+are packed with torch operations. The result is the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvbench.cache.segments.packed import PackedSegment
 
 #: rules of the kernels, by name (:attr:`Form.kind`)
-RULES = ("int8", "fp8_head", "fp8", "int4", "q8_0", "q4_0", "nvfp4")
+RULES = ("int8", "fp8_head", "fp8", "int4", "q8_0", "q8_0_cpu", "q4_0", "nvfp4", "4over6")
 #: word rows of a tile that a program processes, and its warps
 ROWS, WARPS = 8, 4
 
@@ -35,11 +35,11 @@ def rule(quantizer: AffineQuantizer) -> str | None:
         quantizer: any quantizer of a packed segment.
     """
     if isinstance(quantizer, Q8_0):
-        return None if quantizer.even else "q8_0"
+        return "q8_0_cpu" if quantizer.even else "q8_0"
     if isinstance(quantizer, Signed):
         return "q4_0" if quantizer.bits == 4 else None
     if isinstance(quantizer, NVFP4):
-        return None if quantizer.four else "nvfp4"
+        return "4over6" if quantizer.four else "nvfp4"
     rules: dict[type, str] = {
         Int8PerTokenHead: "int8",
         Fp8PerTokenHead: "fp8_head",

@@ -114,7 +114,7 @@ def pack_rows(
                 ]
                 keep = valid[:, None] & (column * GROUP < DIM)[None, :]
                 param = tl.reshape(param, (ROWS, GROUPS))
-                if RULE == "q8_0" or RULE == "q4_0":
+                if params.dtype.element_ty == tl.float16:
                     param = tl.minimum(tl.maximum(param, -65504.0), 65504.0)
                 tl.store(params + target, param.to(params.dtype.element_ty), mask=keep)
             if BITS == 8:

@@ -94,6 +94,52 @@ def to_e2m1(x):
 
 
 @triton.jit
+def from_e2m1(code):
+    """Return the e2m1 numbers of 4-bit codes, fp32.
+
+    Args:
+        code: codes, int32.
+    """
+    place = code & 7
+    small = place.to(tl.float32) * 0.5
+    wide = (((place >> 1) + 126) << 23 | (place & 1) << 22).to(tl.float32, bitcast=True)
+    size = tl.where(place < 2, small, wide)
+    return tl.where(code >= 8, -size, size)
+
+
+@triton.jit
+def e2m1_of(x, scale, factor):
+    """Return the e2m1 codes of groups with given scales; 0 where the scale is 0.
+
+    Args:
+        x: elements, fp32 ``[rows, groups, channels]``.
+        scale: bytes of the e4m3 scales, ``[rows, groups, 1]``.
+        factor: the one scale of all keys or values.
+    """
+    step = from_e4m3(scale) * factor
+    return tl.where(step == 0.0, 0, to_e2m1(x * inverse(step)))
+
+
+@triton.jit
+def error_of(x, codes, scale, factor):
+    """Return the squared error of groups, added up from the first channel to the last.
+
+    Args:
+        x: elements, fp32 ``[rows, groups, channels]``.
+        codes: their codes.
+        scale: bytes of the e4m3 scales, ``[rows, groups, 1]``.
+        factor: the one scale of all keys or values.
+    """
+    rest = x - from_e2m1(codes) * from_e4m3(scale) * factor
+    square, total = rest * rest, scale.to(tl.float32) * 0.0
+    place = tl.arange(0, x.shape[2])[None, None, :]
+    for i in tl.static_range(x.shape[2]):
+        # one element of the sum is not 0, so it is exact
+        total += tl.sum(tl.where(place == i, square, 0.0), 2, keep_dims=True)
+    return total
+
+
+@triton.jit
 def encode(x, here, factor, RULE: tl.constexpr):
     """Compute the codes and the parameter of groups of channels.
 
@@ -135,14 +181,23 @@ def encode(x, here, factor, RULE: tl.constexpr):
         rest = places - whole.to(tl.float32)
         codes = whole + (rest >= 0.5).to(tl.int32) - (rest <= -0.5).to(tl.int32)
         codes = tl.minimum(tl.maximum(codes, -128), 127) + 128
+    elif RULE == "q8_0_cpu":
+        param = ratio(most, 127.0)
+        steps = tl.div_rn(tl.full(most.shape, 127.0, tl.float32), tl.where(most == 0.0, 1.0, most))
+        codes = ((x * steps + ROUND).to(tl.int32, bitcast=True) & 0xFF) ^ 0x80
     elif RULE == "q4_0":
         place = tl.arange(0, x.shape[2])[None, None, :]
         first = tl.min(tl.where(tl.abs(x) == most, place, x.shape[2]), 2, keep_dims=True)
         peak = tl.sum(tl.where(place == first, x, 0.0), 2, keep_dims=True)
         param = ratio(peak, -8.0)
         codes = tl.minimum(tl.maximum((x * inverse(param) + 8.5).to(tl.int32), 0), 15)
-    else:  # nvfp4
-        param = to_e4m3(ratio(most * SIXTH, factor))
-        step = from_e4m3(param) * factor
-        codes = tl.where(step == 0.0, 0, to_e2m1(x * inverse(step)))
+    else:  # nvfp4, 4over6
+        wanted = ratio(most * SIXTH, factor)
+        param = to_e4m3(wanted)
+        codes = e2m1_of(x, param, factor)
+        if RULE == "4over6":
+            other = to_e4m3(wanted * 1.5)
+            rival = e2m1_of(x, other, factor)
+            better = error_of(x, rival, other, factor) < error_of(x, codes, param, factor)
+            param, codes = tl.where(better, other, param), tl.where(better, rival, codes)
     return codes, param
