@@ -102,7 +102,7 @@ def attend(
     outputs = []
     for rows, old, shape, time in zip(groups, before, lengths, times, strict=True):
         row = rows.indices(layer.batch)[0]
-        here = rows.start, rows.stop, layer.window, query.device, id(mask)
+        here = rows.start, rows.stop, layer.window, query.device, id(mask), id(layer.method)
         key = (last, count, *here, str(shape), str(layer.lengths(rows)))
         if key not in plans:
             assert time is not None

@@ -22,6 +22,7 @@ from kvbench.attention.logits import PLAIN, SINKS, SOFTCAP, Logits, logits_of
 from kvbench.attention.phases import NotServed
 from kvbench.attention.register import UNSERVED
 from kvbench.attention.rope.pre_rope import HOOKED
+from kvbench.util.attachment import attached
 
 NAME = "kvbench_recorded"
 #: the same for caches that hold keys before RoPE
@@ -118,7 +119,7 @@ def attention_before_rope(
     Args:
         module: the model's attention module, from which a hook has left the keys before RoPE.
         query: queries of the new tokens, ``[B, Hq, q, D]``.
-        key: keys of the new tokens after RoPE, which are not used.
+        key: keys of the new tokens after RoPE, which are used only if the layer stores those.
         value: values of the new tokens, ``[B, H, q, Dv]``.
         *args: further arguments of :func:`attention`.
         **kwargs: further arguments of :func:`attention`.
@@ -131,7 +132,7 @@ def attention_before_rope(
     if hooked is None or before is None:
         raise NotServed("the keys before RoPE were not captured")
     hooked.keys = None
-    return attention(module, query, before, value, *args, **kwargs)
+    return attention(module, query, before if hooked.stored else key, value, *args, **kwargs)
 
 
 def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
@@ -177,7 +178,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float 
 
 @contextmanager
 def recording(
-    model: Any, serving: Serve, *, before_rope: bool = False, windows: Sequence[int | None] = ()
+    model: Any, serving: Serve, *, before_rope: Sequence[bool] = (), windows: Sequence[int | None] = ()
 ) -> Iterator[None]:
     """Make a model call `serving` for its attention inside the context, while a step is recorded as a CUDA graph.
 
@@ -185,7 +186,7 @@ def recording(
         model: model that already runs kvbench's attention.
         serving: function that stores the new tokens of one layer and computes its attention (:data:`Serve`). It is
             called once per layer in each step, and must infer the layer from the order of the calls.
-        before_rope: True to pass it keys before RoPE.
+        before_rope: for each layer, True to pass it keys before RoPE; empty: no layer stores those.
         windows: for each layer, the sliding window that `serving` takes into account, None without one; empty: no layer
             has one.
     """
@@ -194,7 +195,10 @@ def recording(
     AttentionInterface.register(BEFORE_ROPE, attention_before_rope)
     config = model.config.get_text_config(decoder=True)
     before = config._attn_implementation
-    model.set_attn_implementation(BEFORE_ROPE if before_rope else NAME)
+    model.set_attn_implementation(BEFORE_ROPE if any(before_rope) else NAME)
+    known = attached(model)
+    for hooked, stored in zip(known.key_hooks if known is not None else (), before_rope, strict=False):
+        hooked.stored = stored
     tokens = _serving.set(serving), _windows.set(windows)
     try:
         yield

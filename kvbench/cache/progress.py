@@ -138,6 +138,7 @@ class Progress:
         options: which kernels and back ends the cache may use.
         padding: left padding of the rows.
         positions: RoPE position of each column; recorded only if the cache holds pre-RoPE keys.
+        rope_from: index of the first layer that holds pre-RoPE keys, if any does.
         method_state: what the method itself remembers about this cache (Cocktail's plans, KVQuant's calibration file,
             ...); None if nothing.
         frozen: True while nothing may be packed or dropped, because the newest tokens may still be taken back
@@ -165,6 +166,7 @@ class Progress:
     options: Options = field(default_factory=Options)
     padding: Padding = field(default_factory=Padding)
     positions: RopePositions = field(default_factory=RopePositions)
+    rope_from: int = 0
     method_state: MethodState | None = None
     frozen: bool = False
     upper: bool = False

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from kvbench.config.setting import written
-from kvbench.results.identity import short_name
+from kvbench.results.identity import method_name
 from kvbench.util.confdir import conf_dir, options
 
 #: keys that the choice of a group determines, or that do not change what a run does
@@ -71,6 +71,8 @@ def _changes(group: str, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]
         standard = _file("config").get("decoding", {})
     else:
         standard = _preset(group, "default" if group == "runtime" else choice)
+    if group == "method":  # what every method has
+        standard = {**_file("config").get("method", {}), **standard}
     if group == "model" and choice not in _choices("model"):
         standard, left_out = _PLAIN, (*left_out, *_READ)
     for key, value in _changed(standard, {k: v for k, v in config[group].items() if k not in left_out}):
@@ -91,7 +93,7 @@ def _choice(group: str, config: Mapping[str, Any]) -> str | None:
             return name
         return str(values.get("hub_id") or path or name)
     if group == "method":
-        return short_name({"method": values})
+        return method_name(config)
     if group == "quantizer":
         return str(values.get("name") or "none").partition("+")[0]
     if group == "dataset":

@@ -284,6 +284,9 @@ def _method(method: Mapping[str, Any], quantizer: Mapping[str, Any], model: Mode
             method.get("_target_"),
             f"its check() raised {type(error).__name__}: {cut(str(error))} ({last.filename}, line {last.lineno})",
         ) from error
+    layers = model.layers()
+    if layers is not None:
+        checked.by_layer(layers)
     checked.prepare(model)
     return checked
 

@@ -107,7 +107,7 @@ class Recorded(Spanning):
 
     def recording(self) -> AbstractContextManager[None]:
         """Return a context in which the model's attention is computed by :meth:`serve`."""
-        before_rope = any(layer.rope is not None for layer in self.cache.kv_layers)
+        before_rope = [layer.rope is not None for layer in self.cache.kv_layers]
         windows = [layer.window for layer in self.cache.kv_layers]
         return recording(self.model, self.serve, before_rope=before_rope, windows=windows)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.demotion import untouched
+from kvbench.methods.layer_map import EXACT, Layers, forms, parse, with_formats, written
 from kvbench.methods.python_hints import for_python
 from kvbench.methods.reach import Reach
 from kvbench.methods.takes import check_taken
@@ -56,11 +57,15 @@ class Method(Traits):
             quantizer.
         quantizer: packed formats of keys and values (``quantizer=`` on the command line); None for ``quantizer=none``.
         rotation: the basis in which heads are stored: rotations of keys and of values (``method.rotation.key=``).
+        layers: formats of single layers, ``0-1:fp16,2-29:int4,30-:int8`` (:mod:`kvbench.methods.layer_map`): a range of
+            layers, and ``fp16`` or a quantizer that the method takes, or two for keys and values (``int8/int4``). Other
+            layers use `quantizer`. None: all layers do.
     """
 
     takes: tuple[str, ...] = ("none",)
     quantizer: QuantizerSpec | None = field(default=None, metadata={"group": "quantizer"})
     rotation: RotationSpec = field(default_factory=RotationSpec)
+    layers: Layers = None
 
     @property
     def settles(self) -> bool:
@@ -90,6 +95,38 @@ class Method(Traits):
         from kvbench.rotation import transform
 
         return transform(name, side, layer.key_dim if side == "key" else layer.value_dim, layer.device, layer.index)
+
+    # -- formats of single layers -----------------------------------------------------------------------------------
+
+    def by_layer(self, count: int) -> list[Method]:
+        """Return the method that serves each layer of a model: this one, or what :attr:`layers` makes of it.
+
+        Layers with the same format share an instance.
+
+        Args:
+            count: number of layers of the model that have keys and values.
+
+        Raises:
+            ConfigError: the map does not fit the model, or names a format that the method does not take.
+        """
+        methods: dict[str | None, Method] = {None: self}
+        for form in (by_layer := forms(self.layers, count)):
+            if form not in methods:
+                assert form is not None
+                methods[form] = self.in_format(form)
+        return [methods[form] for form in by_layer]
+
+    def in_format(self, form: str) -> Method:
+        """Return the method that serves the layers with a format of the map (:attr:`layers`).
+
+        Args:
+            form: ``fp16``, the name of a quantizer preset, or two for keys and values.
+        """
+        if form == EXACT:
+            from kvbench.methods.fp16 import FP16
+
+            return FP16()
+        return with_formats(self, form, self.takes)
 
     # -- the rules: defined by each method --------------------------------------------------------------------------
 
@@ -285,6 +322,10 @@ class Method(Traits):
         if self.quantizer:
             self.quantizer.check("quantizer", head_dim)
         self.rotation.check(head_dim)
+        for form in dict.fromkeys(entry.form for entry in parse(self.layers)):
+            own = self.in_format(form)
+            if form != EXACT:
+                own.check(head_dim, max_length)
         if self.keys_before_rope and self.rotation.key != "none":
             raise CombinationError(
                 "method.rotation.key",
@@ -371,7 +412,17 @@ class Method(Traits):
         given = {entry.name for entry in fields(self) if entry.init} - {"quantizer"}
         if self.rotation.plain:  # so that the ids of runs from before this option hold
             given.discard("rotation")
-        return {name: setting for name, setting in asdict(self).items() if name in given}
+        named = {name: setting for name, setting in asdict(self).items() if name in given - {"layers"}}
+        return named if self.layers is None else {**named, "layers": written(self.layers)}
+
+    def layer_identity(self) -> list[Any]:
+        """Return the map of formats (:attr:`layers`) for a run's identity, with the formats in place of their names."""
+        identity: list[Any] = []
+        for entry in parse(self.layers):
+            spec = self.in_format(entry.form).quantizer if entry.form != EXACT else None
+            sides = None if spec is None else [asdict(side) for side in (spec.key, spec.value)]
+            identity.append([entry.first, entry.last, sides])
+        return identity
 
     def identity(self) -> dict[str, Any]:
         """Return what to hash into a run's id in place of certain hyper-parameters, by hyper-parameter name.
@@ -414,18 +465,23 @@ class Method(Traits):
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         try:
             self.check(head_dim)
+            kinds = layer_kinds(model.config)
+            methods = self.by_layer(sum(kind.attends for kind in kinds))
         except ConfigError as error:
             raise for_python(error, self.quantizer) from error
         attach(model)
-        kinds = layer_kinds(model.config)
         check_speculation(self.speculation, kinds, type(model).__name__)
         cache = KVCache(self, len(kinds), prompts, max_length, kinds=kinds)
+        for layer, own in zip(cache.kv_layers, methods, strict=True):
+            layer.method = own
         if self.keys_before_rope:
             from kvbench.attention.rope import pre_rope
 
             rotation = pre_rope.attach(model)
-            for layer in cache.kv_layers:
+            before = [layer for layer in cache.kv_layers if layer.method.keys_before_rope]
+            for layer in before:
                 layer.rope = rotation
+            cache.progress.rope_from = before[0].index if before else 0
         return cache
 
     def detach(self, model: PreTrainedModel) -> None:

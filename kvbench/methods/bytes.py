@@ -13,7 +13,6 @@ text, which the formulas do not see. They assume:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -62,11 +61,14 @@ def kv_bytes(
             `chunks` nor its `split`.
     """
     at = Setting(tokens, tokens if prompt is None else prompt, query_heads, heads, channels, width, 0, view, chunks)
-    at = replace(at, widths=None if widths is None else tuple(widths))
-    at = replace(at, layers=layers)
-    # layers differ only in their windows, and in whether the method keeps them exact
-    kinds = Counter((method.stored_as(layer, layers), windows[layer] if windows else None) for layer in range(layers))
+    at = replace(at, widths=None if widths is None else tuple(widths), layers=layers)
+    # layers differ only in their formats and windows, and in whether the method keeps them exact
+    named: dict[int, Method] = {}
+    kinds: dict[tuple[int, int, int | None], int] = {}
+    for layer, own in enumerate(method.by_layer(layers)):
+        kind = id(own), own.stored_as(layer, layers), windows[layer] if windows else None
+        named[id(own)], kinds[kind] = own, kinds.get(kind, 0) + 1
     total = KVBytes()
-    for (layer, window), count in kinds.items():
-        total += method.layer_bytes(replace(at, layer=layer, window=window)) * count
+    for (own_id, layer, window), count in kinds.items():
+        total += named[own_id].layer_bytes(replace(at, layer=layer, window=window)) * count
     return total

@@ -364,6 +364,10 @@ class QuantSpec(RecencyMethod):
         channels = layer.key_dim if side == "key" else layer.value_dim
         return self.packed(layer, side, self.make_quantizer(side, channels), capacity=room)
 
+    def in_format(self, form: str) -> Method:
+        """Return the method for layers of another format: for fp16, this one with a target in full precision."""
+        return replace(self, target="fp16", layers=None) if form == "fp16" else super().in_format(form)
+
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
         """Return an empty segment for tokens in full precision.
 

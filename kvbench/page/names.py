@@ -31,7 +31,8 @@ def names(entries: Sequence[Entry]) -> list[str]:
             if any(changes[i].get(key, absent) != changes[places[0]].get(key, absent) for i in places):
                 for i in places:
                     if key in changes[i]:
-                        texts[i] += f" {key.rpartition('.')[2]}={_typed(changes[i][key])}"
+                        shown = key.partition(".")[2] if ".rotation." in key else key.rpartition(".")[2]
+                        texts[i] += f" {shown}={_typed(changes[i][key])}"
     return [cut(text, 200) for text in texts]
 
 

@@ -35,7 +35,7 @@ def flat(entry: Entry) -> dict[str, Any]:
         for key, value in values.items():
             if key in _HIDDEN or (keys and key not in keys):
                 continue
-            if isinstance(value, Mapping) and group == "quantizer":
+            if isinstance(value, Mapping) and (group == "quantizer" or key == "rotation"):
                 settings |= {f"{group}.{key}.{name}": plain(part) for name, part in value.items()}
             else:
                 settings[f"{group}.{key}"] = plain(value)

@@ -145,22 +145,32 @@ def rounded_weights(config: Mapping[str, Any]) -> str | None:
 def short_name(config: Mapping[str, Any]) -> str:
     """Return the names of method and quantizer as tables show them, for example ``kivi int2``.
 
-    Speculation with a forced acceptance, whose text is meaningless, is labelled so: ``quantspec (forced acceptance
-    0.9)``.
+    Formats of single layers follow them, ``kivi int4 layers=0-1:fp16``. Speculation with a forced acceptance, whose
+    text is meaningless, is labelled so: ``quantspec (forced acceptance 0.9)``.
 
     Args:
-        config: the configuration. The method's name is that of its preset (``method.preset``, which the command line
-            sets); without a preset, it is the name of the module that defines the method.
+        config: the configuration.
+    """
+    method, quantizer = config["method"], (config.get("quantizer") or {}).get("name")
+    # of methods whose formats are no quantizer's presets
+    form = method.get("format") if isinstance(method.get("format"), str) else None
+    layers, forced = method.get("layers"), method.get("forced_acceptance")
+    if isinstance(layers, Mapping):
+        layers = [f"{span}:{name}" for span, name in layers.items()]
+    mixed = layers and f"layers={layers if isinstance(layers, str) else ','.join(layers)}"
+    label = None if forced is None else f"(forced acceptance {forced:g})"
+    packed = None if quantizer == "none" else quantizer
+    return " ".join(part for part in (method_name(config), form, packed, mixed, label) if part)
+
+
+def method_name(config: Mapping[str, Any]) -> str:
+    """Return the name of a method: that of its preset, or of the module that defines it.
+
+    Args:
+        config: the configuration. The command line sets the preset's name (``method.preset``).
     """
     target, preset = str(config["method"].get("_target_", "?")), config["method"].get("preset")
-    name = target.rsplit(".", 2)[-2] if target.count(".") >= 2 else target.rsplit(".", 1)[-1].lower()
-    name = str(preset or name)
-    quantizer = (config.get("quantizer") or {}).get("name")
-    forced = config["method"].get("forced_acceptance")
-    label = "" if forced is None else f" (forced acceptance {forced:g})"
-    if isinstance(config["method"].get("format"), str):  # of methods whose formats are no quantizer's presets
-        name += f" {config['method']['format']}"
-    return name + label if quantizer in (None, "none") else f"{name} {quantizer}{label}"
+    return str(preset or (target.rsplit(".", 2)[-2] if target.count(".") >= 2 else target.rsplit(".", 1)[-1].lower()))
 
 
 def content_digest(content: Any) -> str:

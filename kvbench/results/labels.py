@@ -49,4 +49,6 @@ def _settings(run: Metrics) -> dict[str, Any]:
     for side, form in (config.get("formats") or {}).items():
         flat |= {f"quantizer.{side}_{key}": value for key, value in form.items()}
     flat |= {f"method.{key}": value for key, value in config["method"].items() if key not in UNSAID}
+    rotation = config["method"].get("rotation") or {}  # runs from before the option have none
+    flat["method.rotation"] = "/".join(dict.fromkeys(str(rotation.get(side, "none")) for side in ("key", "value")))
     return flat | {f"decoding.{key}": value for key, value in config["decoding"].items()}

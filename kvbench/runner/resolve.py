@@ -89,6 +89,8 @@ def settled(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
     method = checked.method.hyperparameters() | checked.method.identity()
     if "rotation" in method:
         method["rotation"] = checked.method.rotation.identity()
+    if "layers" in method:
+        method["layers"] = checked.method.layer_identity()
     if type(checked.method).version != 1:
         method["version"] = type(checked.method).version
     quantizer = dict(config["quantizer"])

@@ -43,6 +43,11 @@ VARIANTS = {
     "atom:authors": {"rope": "pre", "prefill": "quantized"},
     "hf_quantized:fp8": {"backend": "fp8"},
     "kivi:evict": {"evict": True},
+    "kivi:mixed": {
+        "residual": 64,
+        "rotation": {"key": "hadamard", "value": "rht"},
+        "layers": "0:int8/int4",
+    },
     "kivi:sinks": {"sinks": 5, "residual": 64},
     "kivi:token": {"key_axis": "token"},
     "kvquant:authors": {

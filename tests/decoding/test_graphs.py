@@ -97,6 +97,8 @@ SETTINGS = {
     "h2o, largest of a group": ("h2o", {"budget": 40, "group": "max", "per_query": True}),
     "kvarn": ("kvarn", {"sinks": 9, "quantizer": TILES_OF_64}),
     "engine": ("engine", {"format": "q8_0/q4_0"}),
+    "mixed": ("kivi", {"quantizer": "int4", "residual": 32, "sinks": 2, "layers": "0:int8/int2"}),
+    "mixed with fp16": ("logquant", {"quantizer": "int2", "window": 32, "layers": "0:fp16"}),
     "rotated": ("kivi", {"quantizer": "int4", "residual": 32, "rotation": {"key": "rht_unnormalised", "value": "rht"}}),
 }
 

@@ -74,10 +74,12 @@ class Hooked:
 
     Attributes:
         keys: pre-RoPE keys, ``[B, H, q, D]``; None before the first call and after :func:`take`.
+        stored: False if a captured step's layer stores keys after RoPE, although others do not.
     """
 
     def __init__(self, attention: nn.Module, source: Source, channels: int) -> None:
         self.keys: Tensor | None = None
+        self.stored = True
         self._attention, self._source, self._channels = attention, source, channels
         self._handle = source.module.register_forward_hook(self._keep)
         setattr(attention, HOOKED, self)
@@ -137,7 +139,7 @@ def stored(
             f"{name} does not pass plain position ids to its attention, so the cache cannot hold pre-RoPE keys.\n"
             "  hint: choose a method that stores keys after RoPE, such as method=kivi"
         )
-    if layer.index == 0:
+    if layer.index == min(member.progress.rope_from for member in layer.chain() if member.rope is not None):
         starts = layer.progress.padding.starts or [0] * layer.batch
         layer.progress.positions.see(position_ids, layer.seen - count, starts)
     if layer.rope is None:

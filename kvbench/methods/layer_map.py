@@ -1,0 +1,174 @@
+"""A format per layer: ``method.layers="0-1:fp16,2-29:int4,30-:int8"``. Imports no torch.
+
+Layers differ in how much quantization hurts them (KVTuner, Li et al. 2025, arXiv 2502.04420), and engines keep their
+first and last layers exact (vLLM's ``--kv-cache-dtype-skip-layers``). A layer of the map is served by the method with
+the quantizer that the map names, or by fp16; layers that it does not name by the method as it is configured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import yaml
+
+from kvbench.errors import CombinationError, ConfigError
+from kvbench.quantizers.spec import QuantizerSpec
+from kvbench.util.confdir import options
+from kvbench.util.schema import build
+
+#: a map as it is typed: text, a list of its entries, or a mapping of layers to formats
+Layers = str | tuple[str, ...] | dict[str, str] | None
+
+EXACT = "fp16"
+KEY = "method.layers"
+EXAMPLE = "method.layers=[0-1:fp16,2-29:int4,30-:int8]"
+_RANGE = re.compile(r"(-?\d+)(?:(-)(-?\d+)?)?")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a map: consecutive layers, and their format.
+
+    Args:
+        first: first layer; negative numbers count from the last layer, which is -1.
+        last: last layer, likewise.
+        form: ``fp16``, the name of a quantizer preset, or ``KEYS/VALUES`` for two presets.
+    """
+
+    first: int
+    last: int
+    form: str
+
+    def __str__(self) -> str:
+        span = str(self.first) if self.first == self.last else f"{self.first}-{'' if self.last == -1 else self.last}"
+        return f"{span}:{self.form}"
+
+    def bounds(self, count: int) -> tuple[int, int]:
+        """Return the first layer and the last, counted from 0, in a model of `count` layers."""
+        return self.first + (count if self.first < 0 else 0), self.last + (count if self.last < 0 else 0)
+
+
+def parse(layers: Layers) -> tuple[Entry, ...]:
+    """Read a map in any of the forms in which it is typed; None is a map without entries.
+
+    Raises:
+        ConfigError: an entry is not LAYERS:FORMAT.
+    """
+    if layers is None:
+        return ()
+    if isinstance(layers, Mapping):
+        texts = [f"{span}:{form}" for span, form in layers.items()]
+    else:
+        texts = layers.split(",") if isinstance(layers, str) else list(layers)
+    return tuple(_entry(text.strip()) for text in texts)
+
+
+def _entry(text: str) -> Entry:
+    span, _, form = text.rpartition(":")
+    match = _RANGE.fullmatch(span.strip())
+    if match is None or not form.strip():
+        raise ConfigError(
+            KEY,
+            text,
+            "is not LAYERS:FORMAT",
+            allowed="layers such as 3, 2-29, 30- (to the last) or -2- (the last two); a format such as fp16 or int4",
+            hint=EXAMPLE,
+        )
+    first = int(match[1])
+    last = first if match[2] is None else -1 if match[3] is None else int(match[3])
+    return Entry(first, last, form.strip())
+
+
+def written(layers: Layers) -> str | None:
+    """Return a map in its normal form, ``0-1:fp16,2-29:int4,30-:int8``; None for none."""
+    return ",".join(map(str, parse(layers))) or None
+
+
+def forms(layers: Layers, count: int) -> list[str | None]:
+    """Return the format that a map names for each layer of a model; None for a layer that it does not name.
+
+    Args:
+        layers: the map.
+        count: number of layers of the model.
+
+    Raises:
+        ConfigError: an entry names layers that the model does not have, no layer at all, or one that has a format
+            already.
+    """
+    by_layer: list[str | None] = [None] * count
+    for entry in parse(layers):
+        first, last = entry.bounds(count)
+        if not (0 <= first < count and 0 <= last < count):
+            raise CombinationError(
+                KEY,
+                entry,
+                f"names layers that the model does not have: it has {count}",
+                allowed=f"0 to {count - 1}, or -{count} to -1",
+                hint=f"{KEY}=[{entry.first}-:{entry.form}]" if 0 <= first < count else "",
+            )
+        if first > last:
+            raise CombinationError(
+                KEY,
+                entry,
+                f"names no layer of a model with {count} layers",
+                hint=f"put the smaller number first: {last}-{first}",
+            )
+        for layer in range(first, last + 1):
+            if by_layer[layer] is not None:
+                raise CombinationError(
+                    KEY,
+                    entry,
+                    f"names layer {layer}, which already has the format {by_layer[layer]}",
+                    hint="name each layer once",
+                )
+            by_layer[layer] = entry.form
+    return by_layer
+
+
+M = TypeVar("M")
+
+
+def with_formats(method: M, form: str, takes: Sequence[str]) -> M:
+    """Return a method with other quantizers, as the layers with a format of the map use it.
+
+    Args:
+        method: a method with the attributes `quantizer` and `layers`.
+        form: name of a quantizer preset, or ``KEYS/VALUES`` for two.
+        takes: names of the presets that the method takes.
+
+    Raises:
+        ConfigError: the method does not take a preset.
+    """
+    name, usable = type(method).__name__.lower(), [preset for preset in takes if preset != "none"]
+    for preset in dict.fromkeys(form.split("/")):
+        if preset in usable and form.count("/") < 2:
+            continue
+        if not usable:
+            raise ConfigError(
+                KEY,
+                form,
+                f"cannot be the format of a layer with method={name}, whose layers are all of its own format or fp16",
+                allowed=EXACT,
+                hint=f"{KEY}=[0-1:fp16]",
+            )
+        pair = " (in a pair KEYS/VALUES both sides are packed)" if preset == EXACT else ""
+        raise ConfigError(
+            KEY, form, f"is not a format that method={name} takes for a layer{pair}", allowed=[EXACT, *usable]
+        )
+    key, _, value = form.partition("/")
+    spec = _preset(key)
+    if value:
+        spec = replace(spec, name=form, value=_preset(value).value)
+    twin: Any = copy(method)
+    twin.quantizer, twin.takes, twin.layers = spec, (*takes, form), None
+    return twin  # type: ignore[no-any-return]
+
+
+def _preset(name: str) -> QuantizerSpec:
+    data = yaml.safe_load(options("quantizer")[name].read_text(encoding="utf-8"))
+    spec = build(QuantizerSpec, {key: value for key, value in data.items() if key != "defaults"}, "quantizer")
+    return spec.as_default(spec)
