@@ -79,19 +79,15 @@ def midpoints(ascending: Tensor) -> Tensor:
 def stored_codes(bits: int) -> Tensor:
     """Return under which code each level is stored, int64 ``[2**bits]``, for levels in ascending order.
 
-    Levels come in pairs of opposite sign, so a code consists of the number of a magnitude, from the smallest, and a
-    sign bit, 1 for negative. That is what the fused kernel looks up by byte permutations
-    (``kvbench/attention/cuda/levels.cuh``). The sign is the highest bit; with 3 bits it is the lowest one, which has a
-    plane of its own in memory (:data:`kvbench.quantizers.packing.PLANES`).
+    With 2 and 3 bits, the codes count the levels from the lowest. With 4 bits, a code consists of a sign, 1 for negative
+    levels, and the number of the magnitude, counted from the smallest: the fused kernel looks up eight magnitudes by
+    byte permutations (``kvbench/attention/cuda/levels.cuh``).
 
     Args:
         bits: bits of a code.
     """
-    half = 1 << (bits - 1)
-    index = torch.arange(2 * half)
-    negative = (index < half).long()
-    magnitude = torch.where(index < half, half - 1 - index, index - half)
-    return magnitude * 2 + negative if bits == 3 else magnitude + negative * half
+    index = torch.arange(1 << bits)
+    return torch.where(index < 8, 15 - index, index - 8) if bits == 4 else index
 
 
 class LevelQuantizer(AffineQuantizer):

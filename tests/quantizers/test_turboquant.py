@@ -117,13 +117,12 @@ def test_norm_correction_at_write_and_at_read_differ_in_one_rounding(bits: int) 
     assert torch.allclose(restored[1].norm(dim=-1), x.norm(dim=-1), rtol=2**-10)
 
 
-def test_codes_are_a_magnitude_and_a_sign() -> None:
-    """Flipping the sign bit negates the level: the lowest bit with 3 bits, else the highest."""
-    for bits, sign in ((2, 2), (3, 1), (4, 8)):
-        table = LevelQuantizer(bits).table(128)
-        codes = torch.arange(1 << bits)
-        assert torch.equal(table[codes ^ sign], -table[codes])
-        assert bool((table[codes & ~sign] > 0).all())
+def test_codes_of_four_bits_are_a_sign_and_a_magnitude() -> None:
+    table, codes = LevelQuantizer(4).table(128), torch.arange(16)
+    assert torch.equal(table[codes ^ 8], -table[codes])
+    assert bool((table[:8] > 0).all()) and bool((table[:8].diff() > 0).all())
+    for bits in (2, 3):
+        assert torch.equal(LevelQuantizer(bits).table(128), levels(128, bits))
 
 
 def test_nan_is_refused() -> None:

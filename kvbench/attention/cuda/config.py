@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvbench.attention.cuda.levels import magnitudes
+from kvbench.attention.cuda.levels import NONE, table
 from kvbench.attention.cuda.storage import (
     LEVELS,
     Signature,
@@ -205,9 +205,10 @@ def level_macros(phases: Signature, channels: int) -> dict[str, str]:
     widths = {key.bits for key, _ in phases if key.kind in LEVELS}
     if not widths:
         return {}
-    tables = [magnitudes(channels, bits) if bits in widths else ((0, 0, 0, 0), 0.0) for bits in (3, 4)]
-    words = ", ".join("{" + ", ".join(f"{word:#x}u" for word in table) + "}" for table, _ in tables)
-    return {"MAGNITUDE_TABLE": "{" + words + "}", "LEVEL_UNITS": "{" + ", ".join(f"{u:.9e}f" for _, u in tables) + "}"}
+    tables = [table(channels, bits) if bits in widths else NONE for bits in (3, 4)]
+    words = ", ".join("{" + ", ".join(f"{word:#x}u" for word in entry.words) + "}" for entry in tables)
+    units = ", ".join(f"{{{entry.unit:.9e}f, {entry.read_unit:.9e}f}}" for entry in tables)
+    return {"LEVEL_BYTES": "{" + words + "}", "LEVEL_UNITS": "{" + units + "}"}
 
 
 def shared_memory(capability: tuple[int, int]) -> int:
