@@ -193,7 +193,8 @@ class Recorded(Spanning):
                 if roll not in seen:
                     seen.add(roll)
                     roll_together.warm(window)
-            for store in layer.stores():
+            # tokens that are packed before they attend never leave a window
+            for store in layer.stores() if layer.packed_at_once() is None else ():
                 for segment in store.segments:
                     if isinstance(segment, PackedSegment) and store.tail.capacity:
                         key = (segment.quantizer.bits, segment.quantizer.axis, segment.side, layer.device)
