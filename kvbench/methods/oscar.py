@@ -24,6 +24,7 @@ from kvbench.methods.recency import RecencyMethod
 from kvbench.methods.state import CacheState
 from kvbench.quantizers.spec import FormatSpec
 from kvbench.util.attachment import placement
+from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from kvbench.parallel.team import Team
     from kvbench.quantizers.affine import AffineQuantizer
     from kvbench.rotation import Transform
+else:
+    torch = lazy("torch")
 
 #: bytes of a stored scale; None: those of the model's parameters (2 in 16-bit models)
 WIDTHS = {"fp16": None, "bf16": 2, "fp32": 4}
@@ -313,6 +316,7 @@ def _of_rank(path: Path, side: Side, layer: int, heads: tuple[int, int], device:
     from kvbench.calibration.stored import load
     from kvbench.rotation import Transform
 
-    matrix = load(path, Rotations).rotation(layer, side)
     first, count = heads
-    return Transform.of(matrix[first : first + count] if matrix.ndim == 3 else matrix).to(device)
+    with torch.inference_mode(False):  # the result is also used where gradients are recorded
+        matrix = load(path, Rotations).rotation(layer, side)
+        return Transform.of(matrix[first : first + count] if matrix.ndim == 3 else matrix).to(device)

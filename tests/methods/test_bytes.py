@@ -51,8 +51,12 @@ CASES = [
     ("hf_quantized", None, {**HF, "bits": 2, "recent": 8, "value_residual": 16, "axis_value": 1, "sinks": 4}),
     ("hf_quantized", None, {"backend": "quanto", "bits": 2, "residual": 32}),
     ("hf_quantized", None, {"backend": "quanto", "bits": 4, "residual": 32, "recent": 31, "sinks": 1}),
+    ("hf_quantized", None, {"backend": "fp8", "sinks": 2}),
     ("kvquant", None, {"outliers": 0.0}),
     ("kvquant", None, {"outliers": 0.0, "bits": 3, "first_tokens": 3, "q_norm": True}),
+    ("oscar", None, {"sinks": 4, "window": 40}),
+    ("keep", None, {"residual": 32, "sinks": 3}),
+    ("keep", "none", {"keep": 0.25}),
     ("cocktail", None, {"split": (10, 30, 60), "encoder": "bm25"}),
     ("cocktail", None, {"split": (15, 35, 50), "encoder": "bm25", "chunk_size": 16, "key_axis": "token"}),
 ]
@@ -93,10 +97,12 @@ def filled(method: Method, prompt: int, tokens: int, dtype: torch.dtype = torch.
 def test_bytes_are_those_of_the_bill(case):
     name, quantizer, fields = case
     if name == "hf_quantized":
-        pytest.importorskip("hqq" if fields["backend"] == "hqq" else "optimum.quanto")
+        pytest.importorskip({"hqq": "hqq", "quanto": "optimum.quanto", "fp8": "torch"}[fields["backend"]])
     if name == "cocktail":
         pytest.importorskip("bm25s")
     made = {"calibration": zoo.calibrations("llama", "mistral")} if name == "kvquant" else {}
+    if name == "oscar":
+        made = {"calibration": zoo.rotations("llama")}
     method = load_method(name, quantizer=quantizer, **fields, **made)
     if type(method).layer_bytes is Method.layer_bytes:
         pytest.skip("has no formula: it is optional")
