@@ -6,18 +6,14 @@ heads whose size is a power of two. All else is packed with torch operations, wi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from kvbench.cache.kernels.forms import Form, programs
+from kvbench.cache.kernels.jobs import Job, Packed, alone
 from kvbench.cache.kernels.tables import addresses
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.oscar import OscarQuantizer
-
-if TYPE_CHECKING:
-    from kvbench.cache.kernels.pack_together import Job, Packed
 
 KIND = "clipped"
 #: word rows of a tile that a program processes, and its warps
@@ -42,7 +38,6 @@ def form(quantizer: AffineQuantizer, channels: int) -> Form | None:
 def launch(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, count: int, index: Tensor | None) -> None:
     """Quantize tokens and write them into a segment; the arguments are those of ``kvbench.cache.kernels.pack.pack``."""
     from kvbench.cache.kernels.clipped_kernel import pack_tokens
-    from kvbench.cache.kernels.pack import alone
 
     rows, heads, _, channels = x.shape
     watch, tag = segment.watch or alone(x.device)

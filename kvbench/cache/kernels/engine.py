@@ -6,21 +6,18 @@ are packed with torch operations. The result is the same.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvbench.cache.kernels.forms import Form, programs
+from kvbench.cache.kernels.jobs import Job, Packed, alone
 from kvbench.cache.kernels.tables import addresses
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.engine.llamacpp import Q8_0, Signed
 from kvbench.quantizers.engine.nvfp4 import NVFP4
 from kvbench.quantizers.engine.vllm import Fp8, Fp8PerTokenHead, Int4PerTokenHead, Int8PerTokenHead
-
-if TYPE_CHECKING:
-    from kvbench.cache.kernels.pack_together import Job, Packed
-    from kvbench.cache.segments.packed import PackedSegment
 
 #: rules of the kernels, by name (:attr:`Form.kind`)
 RULES = ("int8", "fp8_head", "fp8", "int4", "q8_0", "q8_0_cpu", "q4_0", "nvfp4", "4over6")
@@ -72,7 +69,6 @@ def scale(quantizer: AffineQuantizer) -> float:
 def launch(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, count: int, index: Tensor | None) -> None:
     """Quantize tokens and write them into a segment; the arguments are those of ``kvbench.cache.kernels.pack.pack``."""
     from kvbench.cache.kernels.engine_kernel import pack_tokens
-    from kvbench.cache.kernels.pack import alone
 
     rows, heads, _, channels = x.shape
     watch, tag = segment.watch or alone(x.device)
@@ -142,7 +138,7 @@ def constants(how: Form, channels: int, value: bool) -> tuple[Any, ...]:
     return how.kind, how.bits, how.group, channels, value, how.rows, how.channels
 
 
-def refuses(keys: PackedSegment, values: PackedSegment) -> str | None:
+def refuses(keys: Packed, values: Packed) -> str | None:
     """Return why the kernel cannot pack the new token of a captured step, or None if it can.
 
     Args:
@@ -157,7 +153,7 @@ def refuses(keys: PackedSegment, values: PackedSegment) -> str | None:
     return None
 
 
-def quantize(keys: PackedSegment, values: PackedSegment, key: Tensor, value: Tensor, places: Tensor) -> None:
+def quantize(keys: Packed, values: Packed, key: Tensor, value: Tensor, places: Tensor) -> None:
     """Quantize the key and the value of one new token per row, and store them in one launch that can be recorded.
 
     The host must have made room for them (:meth:`kvbench.cache.segments.packed.PackedSegment.advance`).

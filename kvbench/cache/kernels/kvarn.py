@@ -6,18 +6,16 @@ packed with torch operations.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvbench.cache.kernels.forms import Form
+from kvbench.cache.kernels.jobs import Job, Packed, alone
 from kvbench.cache.kernels.tables import addresses
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.kvarn import KvarnQuantizer
-
-if TYPE_CHECKING:
-    from kvbench.cache.kernels.pack_together import Job, Packed
 
 KIND = "balanced"
 #: channels of a head, and tokens of a tile, for which the kernels are written
@@ -56,7 +54,6 @@ def form(quantizer: AffineQuantizer, channels: int) -> Form | None:
 def launch(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, count: int, index: Tensor | None) -> None:
     """Quantize tiles and write them into a segment; the arguments are those of ``kvbench.cache.kernels.pack.pack``."""
     from kvbench.cache.kernels.kvarn_kernel import pack_balanced
-    from kvbench.cache.kernels.pack import alone
 
     x = x if index is None else x.index_select(2, index)
     rows, heads = x.shape[:2]

@@ -8,15 +8,15 @@ operations (`PackedSegment.append`), with the same result.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from kvbench.cache.kernels import clipped, engine, kvarn, pack_together, thin_together
 from kvbench.cache.kernels.forms import Form, form, programs, windows
-from kvbench.cache.kernels.pack_together import Packed
-from kvbench.cache.watch import Watch, words
+from kvbench.cache.kernels.jobs import Packed
+from kvbench.cache.kernels.jobs import alone as alone
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
 from kvbench.quantizers.hierarchical import HierarchicalQuantizer
@@ -196,19 +196,3 @@ def _launch(
             num_warps=how.warps,
             enable_fp_fusion=False,
         )
-
-
-@lru_cache(maxsize=16)
-def alone(device: torch.device) -> tuple[Watch, int]:
-    """Return the record in which kernels note a NaN or Inf that they pack into a segment without a cache.
-
-    All such segments of a device share one record, which the caller must check after every launch.
-
-    Args:
-        device: device of the segments.
-
-    Returns:
-        The record, and the tag by which it identifies the segments (:meth:`kvbench.cache.watch.Watch.tag`).
-    """
-    watch = Watch(device)
-    return watch, watch.tag(words)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,61 +13,10 @@ from torch import Tensor
 from kvbench.cache.kernels import clipped, engine, kvarn, thin_together
 from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.forms import Form, programs
+from kvbench.cache.kernels.jobs import Job as Job
+from kvbench.cache.kernels.jobs import Packed as Packed
 from kvbench.cache.kernels.tables import addresses
 from kvbench.cache.kernels.thin_together import Thin
-from kvbench.cache.segments.base import Side
-from kvbench.cache.watch import Watch
-from kvbench.quantizers.affine import AffineQuantizer
-
-
-class Packed(Protocol):
-    """Interface of a packed segment for the code that launches packing kernels.
-
-    :class:`kvbench.cache.segments.packed.PackedSegment` implements it.
-    """
-
-    dtype: torch.dtype
-    quantizer: AffineQuantizer
-    side: Side
-    words: list[Tensor]
-    params: list[Tensor]
-    watch: tuple[Watch, int] | None
-    packs: Deferred[Job | Thin] | None
-
-
-@dataclass(frozen=True)
-class Job:
-    """Tokens that wait to be packed into a segment: the arguments of a call of ``kvbench.cache.kernels.pack.pack``.
-
-    Args:
-        segment: segment that stores the tokens.
-        how: compile-time parameters of the kernel.
-        first_row: row of the batch, in the segment, to which row 0 of `x` belongs.
-        x: tokens in full precision, ``[rows, H, n, D]``.
-        start: index of the first token to write within the segment.
-    """
-
-    segment: Packed
-    how: Form
-    first_row: int
-    x: Tensor
-    start: int
-
-    def signature(self) -> Hashable:
-        """Return a key that is equal for two jobs exactly if they can share a launch."""
-        x, segment = self.x, self.segment
-        assert segment.watch is not None
-        where = (x.shape, x.stride(), x.storage_offset(), x.dtype, x.device, self.start, self.first_row)
-        shapes = (segment.words[0].shape, *(param.shape for param in segment.params))
-        return (self.how, where, segment.side, shapes, id(segment.watch[0]))
-
-    def addresses(self) -> tuple[int, ...]:
-        """Return the job's buffer addresses and its segment's tag, as ``pack_layers`` expects them in its table."""
-        segment = self.segment
-        assert segment.watch is not None
-        params = segment.params or segment.words  # without parameters, the kernel ignores these addresses
-        buffers = (segment.words[0], segment.words[-1], params[0], params[-1])
-        return (self.x.untyped_storage().data_ptr(), *(b.data_ptr() for b in buffers), segment.watch[1])
 
 
 @contextmanager

@@ -1,0 +1,86 @@
+"""What the code that launches packing kernels shares: the segments as it sees them, waiting jobs, a record of NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kvbench.cache.kernels.deferred import Deferred
+from kvbench.cache.kernels.forms import Form
+from kvbench.cache.segments.base import Side
+from kvbench.cache.watch import Watch, words
+from kvbench.quantizers.affine import AffineQuantizer
+
+
+class Packed(Protocol):
+    """Interface of a packed segment for the code that launches packing kernels.
+
+    :class:`kvbench.cache.segments.packed.PackedSegment` implements it.
+    """
+
+    dtype: torch.dtype
+    quantizer: AffineQuantizer
+    side: Side
+    words: list[Tensor]
+    params: list[Tensor]
+    heads: int
+    channels: int
+    tiles: int
+    watch: tuple[Watch, int] | None
+    packs: Deferred[Any] | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """Tokens that wait to be packed into a segment: the arguments of a call of ``kvbench.cache.kernels.pack.pack``.
+
+    Args:
+        segment: segment that stores the tokens.
+        how: compile-time parameters of the kernel.
+        first_row: row of the batch, in the segment, to which row 0 of `x` belongs.
+        x: tokens in full precision, ``[rows, H, n, D]``.
+        start: index of the first token to write within the segment.
+    """
+
+    segment: Packed
+    how: Form
+    first_row: int
+    x: Tensor
+    start: int
+
+    def signature(self) -> Hashable:
+        """Return a key that is equal for two jobs exactly if they can share a launch."""
+        x, segment = self.x, self.segment
+        assert segment.watch is not None
+        where = (x.shape, x.stride(), x.storage_offset(), x.dtype, x.device, self.start, self.first_row)
+        shapes = (segment.words[0].shape, *(param.shape for param in segment.params))
+        return (self.how, where, segment.side, shapes, id(segment.watch[0]))
+
+    def addresses(self) -> tuple[int, ...]:
+        """Return the job's buffer addresses and its segment's tag, as ``pack_layers`` expects them in its table."""
+        segment = self.segment
+        assert segment.watch is not None
+        params = segment.params or segment.words  # without parameters, the kernel ignores these addresses
+        buffers = (segment.words[0], segment.words[-1], params[0], params[-1])
+        return (self.x.untyped_storage().data_ptr(), *(b.data_ptr() for b in buffers), segment.watch[1])
+
+
+@lru_cache(maxsize=16)
+def alone(device: torch.device) -> tuple[Watch, int]:
+    """Return the record in which kernels note a NaN or Inf that they pack into a segment without a cache.
+
+    All such segments of a device share one record, which the caller must check after every launch.
+
+    Args:
+        device: device of the segments.
+
+    Returns:
+        The record, and the tag by which it identifies the segments (:meth:`kvbench.cache.watch.Watch.tag`).
+    """
+    watch = Watch(device)
+    return watch, watch.tag(words)
