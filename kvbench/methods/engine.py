@@ -9,12 +9,15 @@ that it reads its own stored form. Prompt tokens attend to each other in full pr
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import ConfigError
-from kvbench.methods.base import SIDES, Side
+from kvbench.methods.base import SIDES, Method, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
+from kvbench.methods.layer_map import EXACT
+from kvbench.methods.layer_map import parse as entries
 from kvbench.methods.recency import RecencyMethod
 from kvbench.quantizers.engine.formats import EngineFormat, Layout, parse
 from kvbench.quantizers.spec import FormatSpec
@@ -107,6 +110,27 @@ class Engine(RecencyMethod):
     def exact(self, n: int) -> int:
         """Return min(n, `window`): without a window, no token is in full precision between two decode steps."""
         return min(n, self.window)
+
+    # -- formats of single layers -----------------------------------------------------------------------------------
+
+    def in_format(self, form: str) -> Method:
+        """Return the method that serves the layers with a format of the map (:attr:`layers`).
+
+        Args:
+            form: ``fp16``, or a value of `format`.
+        """
+        if form == EXACT:
+            return super().in_format(form)
+        twin = copy(self)
+        twin.format, twin.layers = form, None
+        parse(form, "method.layers")
+        return twin
+
+    def layer_identity(self) -> list[Any]:
+        """Return the map of formats (:attr:`layers`) for a run's identity."""
+        return [
+            [entry.first, entry.last, None if entry.form == EXACT else entry.form] for entry in entries(self.layers)
+        ]
 
     # -- the format -------------------------------------------------------------------------------------------------
 

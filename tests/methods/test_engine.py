@@ -130,6 +130,24 @@ def test_with_a_quantized_prefill_every_token_reads_what_is_stored(name):
     assert abs(losses["exact"] - expected) > 1e-4
 
 
+def test_layers_may_have_formats_of_their_own():
+    model = zoo.model("llama")
+    method = load_method("engine", format="q8_0", layers="0:fp16,-1:octave_k3v4")
+    cache = method.new_cache(model)
+    with torch.inference_mode():
+        model(torch.arange(3, 43)[None], past_key_values=cache)
+    cache.finalize()
+    used = cache.bill().used.total
+    method.detach(model)
+    assert used == 2 * 40 * (2 * 64 * 4 + BYTES["octave_k3v4"](64))
+    shape = {"layers": 2, "query_heads": 4, "heads": 2, "channels": 64, "width": 4}
+    assert kv_bytes(method, 40, **shape).total == used
+    other = load_method("engine", format="q8_0", layers="0:fp16,-1:q4_0")
+    assert method.layer_identity() != other.layer_identity()
+    with pytest.raises(ConfigError, match=r"method\.layers=q7: is not a format"):
+        load_method("engine", layers="0:q7")
+
+
 def test_a_window_keeps_the_newest_tokens_exact():
     method = load_method("engine", format="q4_0", window=16, sinks=4)
     assert not method.by_token and not method.eager

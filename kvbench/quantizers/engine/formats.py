@@ -154,11 +154,12 @@ FORMATS: dict[str, EngineFormat] = {
 }
 
 
-def parse(text: str) -> tuple[EngineFormat, EngineFormat]:
+def parse(text: str, name: str = "method.format") -> tuple[EngineFormat, EngineFormat]:
     """Return the formats of keys and of values that a text names: one for both sides, or ``KEY/VALUE``.
 
     Args:
         text: the value of ``method.format``.
+        name: configuration key, for messages.
 
     Raises:
         ConfigError: a name is unknown, or only one of the two is an octave format.
@@ -166,12 +167,12 @@ def parse(text: str) -> tuple[EngineFormat, EngineFormat]:
     names = text.split("/")
     if len(names) > 2 or any(name not in FORMATS for name in names):
         raise ConfigError(
-            "method.format", text, "is not a format of keys and values, nor two of them as KEY/VALUE", allowed=FORMATS
+            name, text, "is not a format of keys and values, nor two of them as KEY/VALUE", allowed=FORMATS
         )
     key, value = FORMATS[names[0]], FORMATS[names[-1]]
     if key != value and (key.octave or value.octave):
         raise ConfigError(
-            "method.format", text, "mixes an octave format with another: octave stores keys and values in one slot",
+            name, text, "mixes an octave format with another: octave stores keys and values in one slot",
             hint="method.format=octave_k3v4",
         )  # fmt: skip
     return key, value
