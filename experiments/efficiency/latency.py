@@ -200,12 +200,33 @@ def beside() -> str:
     return table(["Llama-3.1-8B, ms (S)", *(f"B {batch}, {length}" for batch, length in places)], rows)
 
 
+def content(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a file of the folder."""
+    rows: list[dict[str, Any]] = json.loads((ROOT / FOLDER / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def goodput() -> str:
+    """Return the table of simulated goodput in requests per second, by the rate at which requests arrive."""
+    rows = content("goodput")
+    rates = sorted({row["rate"] for row in rows})
+    names = {"fp16": "fp16", "kivi:int4_g128": "kivi int4, G 128"}
+    body = []
+    for setting in dict.fromkeys(row["setting"] for row in rows):
+        own = {row["rate"]: row for row in rows if row["setting"] == setting}
+        name = names.get(setting, "logquant int2, W 64")
+        cells = [f"{own[rate]['goodput']:.2f} ({100 * own[rate]['good']:.0f} %)" for rate in rates]
+        body.append([name, str(own[rates[0]]["most"]), *cells])
+    return table(["simulated", "most at a time", *(f"{rate:g} a second" for rate in rates)], body)
+
+
 def tables() -> Iterator[str]:
     """Yield the tables in the order of the page."""
     yield beside()
     for make in (times, lines, compression):
         for title in MODELS:
             yield make(title)
+    yield goodput()
 
 
 if __name__ == "__main__":

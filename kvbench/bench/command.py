@@ -149,6 +149,12 @@ def _add_steps(parser: argparse.ArgumentParser, command: str, number: Callable[[
         help="measure the points of all settings in a random order, instead of setting by setting",
     )
     add(
+        "--idle",
+        type=positive,
+        metavar="SECONDS",
+        help="wait before the model is loaded, and record the power that the GPU draws meanwhile",
+    )
+    add(
         "--processes",
         type=number,
         default=1,

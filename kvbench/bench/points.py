@@ -9,10 +9,9 @@ The model is loaded once. The JSON file is rewritten after every row; a row is t
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from kvbench.bench import report
 from kvbench.bench.columns import NOTES, line, table_of
 from kvbench.bench.models import check_lengths, model_config
+from kvbench.bench.order import Measure, Row, shuffled, ways
 from kvbench.cache.options import Options
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse
@@ -28,6 +28,7 @@ from kvbench.measure.meter import How, Meter
 from kvbench.measure.stock import SHOWN
 from kvbench.methods.base import Method
 from kvbench.models.load import load, resolve_device
+from kvbench.profiling.energy import Counter, idle_power
 from kvbench.profiling.limit import limited
 from kvbench.profiling.machine import state
 from kvbench.profiling.memory import release
@@ -37,10 +38,6 @@ from kvbench.util.failures import bytes_asked, is_out_of_memory
 from kvbench.util.requirements import check_writable
 
 __all__ = ["Bench", "model_config", "run"]
-
-Row = dict[str, Any]
-#: function of prompt length and batch size that measures a point and returns its record
-Measure = Callable[[int, int], Row]
 
 #: version of the JSON file's format; since 2 rows are records of points
 SCHEMA = 2
@@ -75,6 +72,7 @@ class Bench:
         config = model_config(args.model, weights=args.weights, dtype=args.dtype)
         for _, method in self.methods:
             method.ready()  # fail early if an encoder is unavailable
+        idle_w = idle_power(Counter.of(resolve_device(args.device)), args.idle) if args.idle else None
         try:
             self.loaded: Any = load(config, RuntimeConfig(device=args.device, seed=args.seed))
         except Exception as error:
@@ -89,7 +87,10 @@ class Bench:
         for _, method in self.methods:
             method.check(head_dim=self.loaded.architecture.head_dim)
         self.rows: list[Row] = []
-        self.extra: dict[str, Any] = {"shuffle": args.shuffle, "machine": {"before": state(self.device)}}
+        self.extra: dict[str, Any] = {
+            "shuffle": args.shuffle,
+            "machine": {"before": state(self.device), "idle_W": idle_w},
+        }
         check_lengths(self.loaded, max(args.contexts), args)
         self.read_rate = self._ceiling() if args.ceiling and self.device.type == "cuda" else None
 
@@ -249,25 +250,6 @@ class Bench:
         print(NOTES[self.args.command])
         print(f"{self.path} ({time.perf_counter() - self.began:.0f} s)")
         return int(any(row["status"] == "failed" for row in self.rows))
-
-
-def ways(bench: Bench) -> Iterator[tuple[Row, Measure, Method]]:
-    """Yield, for each setting and kind of steps, the first entries of its rows, its measurement and its method."""
-    both = bench.args.eager and bench.args.graphs == "always"
-    for setting, method in bench.methods:
-        for graphs in ["always", "never"] if both else [bench.args.graphs]:
-            start = {"setting": setting.text, "graphs": graphs, "compile": bench.args.compile}
-            yield start, partial(bench._point, bench.meter(method, graphs)), method
-
-
-def shuffled(bench: Bench) -> None:
-    """Measure the points of all settings in a random order, which ``--shuffle`` seeds."""
-    order = [(way, sample.work) for way in list(ways(bench)) for sample in bench.grid.samples()]
-    random.Random(bench.args.shuffle).shuffle(order)
-    for (start, measure, method), point in order:
-        assert isinstance(point, MeasurePoint)
-        bench.add({**start, **bench._attempt(measure, point.prompt, point.batch)})
-        method.detach(bench.model)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -114,8 +114,8 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
             continue
         figures = (entry.get("score"), entry.get("stderr"), entry.get("n"), pair.get("diff"), pair.get("stderr"))
         kld = (entry.get("fidelity") or {}).get("kld") or {}
-        figures = (*figures, text.get("ppl"), text.get("stderr"), kld.get("mean"), kld.get("p99_9"))
-        tasks.append(trimmed([key, *(short(v, TASK_DIGITS) for v in figures)]))
+        others = (text.get("ppl"), text.get("stderr"), kld.get("mean"), kld.get("p99_9"))
+        tasks.append(trimmed([key, *(short(v, TASK_DIGITS) for v in (*figures, *others))]))
     mean = metrics["mean"]
     pair = mean.get("vs_fp16") or {}
     figures = (mean["score"], mean["stderr"], mean["n"], pair.get("diff"), pair.get("stderr"))

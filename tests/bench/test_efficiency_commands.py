@@ -10,7 +10,7 @@ import pytest
 
 from kvbench.bench import __main__ as command
 from kvbench.bench import capacity as capacity_command
-from kvbench.bench import points
+from kvbench.bench import order
 from kvbench.measure import capacity
 from kvbench.measure.meter import How, Meter
 from kvbench.methods.load import load_method
@@ -67,7 +67,7 @@ def test_processes_measure_the_same_points_in_orders_of_their_own(tmp_path, caps
 
 
 def test_points_in_a_random_order():
-    def order(seed: int) -> list[tuple[str, int]]:
+    def shuffled(seed: int) -> list[tuple[str, int]]:
         rows: list[dict] = []
         methods = [
             (SimpleNamespace(text=name), SimpleNamespace(detach=lambda model: None)) for name in ("fp16", "kivi")
@@ -77,20 +77,21 @@ def test_points_in_a_random_order():
             grid=Efficiency(prompts=(20, 30, 40), batches=(1,)), meter=lambda method, graphs: None, add=rows.append,
             _point=print, _attempt=lambda measure, prompt, batch: {"prompt": prompt},
         )  # fmt: skip
-        points.shuffled(fake)
+        order.shuffled(fake)
         return [(row["setting"], row["prompt"]) for row in rows]
 
-    first, again, other = order(1), order(1), order(2)
+    first, again, other = shuffled(1), shuffled(1), shuffled(2)
     assert first == again != other and sorted(first) == sorted(other) and len(set(first)) == 6
 
 
 def test_a_shuffled_measurement_records_the_machine_and_why_there_is_no_energy(tmp_path, capsys):
     status, _, _ = bench(
         capsys, "tpot", *TINY, "--fill", "random", "--contexts", 20, "--steps", 2, "--check", 0, "--no-stock",
-        "--shuffle", 1, "--out", tmp_path, "--name", "one",
+        "--shuffle", 1, "--idle", 1, "--out", tmp_path, "--name", "one",
     )  # fmt: skip
     content = json.loads((tmp_path / "one.json").read_text())
-    assert status == 0 and content["shuffle"] == 1 and set(content["machine"]) == {"before", "after"}
+    assert status == 0 and content["shuffle"] == 1 and set(content["machine"]) == {"before", "after", "idle_W"}
+    assert content["machine"]["idle_W"] is None  # nothing to read, so nothing to wait for
     (row,) = content["rows"]
     assert row["energy"]["J_per_token"] is None and "NVML knows NVIDIA GPUs only" in row["energy"]["reason"]
     assert row["nominal_bits"] == {"key": 32, "value": 32}
