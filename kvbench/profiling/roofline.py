@@ -29,7 +29,17 @@ TOGETHER = 16384
 #: cache, and five between them (two norms with the residual, RoPE, the gated activation, the residual after it)
 KERNELS = 11
 #: configuration keys of models that :class:`Shape` does not describe: mixtures of experts, latent keys and values
-OTHERS = ("num_local_experts", "num_experts", "n_routed_experts", "kv_lora_rank")
+OTHERS = (
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+    "kv_lora_rank",
+    # hybrids: Qwen3-Next, Qwen3.5 and OLMo hybrid; Jamba, Bamba, Zamba2, Falcon-H1; Nemotron-H; LFM2
+    "linear_conv_kernel_dim",
+    "mamba_d_state",
+    "ssm_state_size",
+    "conv_L_cache",
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,7 @@ class Shape:
 
         Raises:
             ConfigError: a dimension is missing or not a positive whole number, or the model is a mixture of experts or
-                has multi-head latent attention (:data:`OTHERS`).
+                a hybrid, or has multi-head latent attention (:data:`OTHERS`).
         """
         numbers = config if isinstance(config, Mapping) else None
 

@@ -125,10 +125,13 @@ EVERY: dict[str, dict[str, Any]] = {
     "kivi": {"quantizer": "int2", "residual": 32},
     "logquant": {"window": 24},
     "partial_logquant": {"window": 24},
-    "streamingllm": {"budget": 24},
+    "streamingllm": {"budget": 24, "position": "original"},
     "h2o": {"budget": 24},
     "snapkv": {"budget": 24, "window": 8},
     "atom": {"rope": "post"},
+    "engine": {"format": "int8_per_token_head"},
+    "turboquant": {"boundary": 0},
+    "kvarn": {"quantizer": "k4v2_g128"},
 }
 
 
