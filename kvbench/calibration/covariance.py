@@ -1,8 +1,7 @@
 """OSCAR's calibration: covariances of a layer's queries and values, and the rotations that follow from them, in fp64.
 
-Source: "OSCAR: Offline Spectral Covariance-Aware Rotation for 2-bit KV Cache Quantization" (arXiv 2605.17757) and
-FutureMLS-Lab/OSCAR, rotation/compute_kv_rotation.py (method ``qqt_sst``, composition ``r_h_pbr``). For a KV head with
-queries q, keys k and values v of n tokens::
+Source: Together AI, "OSCAR" (arXiv 2605.17757), and FutureMLS-Lab/OSCAR, rotation/compute_kv_rotation.py (method
+``qqt_sst``, composition ``r_h_pbr``). For a KV head with queries q, keys k and values v of n tokens::
 
     Sigma_K = mean of q q^T over the tokens and the query heads of the KV head
     w_t     = k_t^T Sigma_K k_t

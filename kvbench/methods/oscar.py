@@ -1,12 +1,12 @@
 """OSCAR: 2-bit keys and values in a calibrated basis, clipped, between exact first and newest tokens.
 
-Source: "OSCAR: Offline Spectral Covariance-Aware Rotation for 2-bit KV Cache Quantization" (arXiv 2605.17757), and
-FutureMLS-Lab/OSCAR with its serving kernel in SGLang. The rotations come from ``python -m kvbench.calibrate
-method=oscar``. They are multiplied in fp32 here, in bf16 by the authors. The first 64 and the newest 256 tokens stay in
-full precision; every other token is packed when it leaves the window, with one scale per head, side and token.
+Source: Together AI, "OSCAR" (arXiv 2605.17757), and FutureMLS-Lab/OSCAR with its serving kernel for SGLang. The
+rotations come from ``python -m kvbench.calibrate method=oscar``. They are multiplied in fp32 here, in bf16 by the
+authors. The first 64 and the newest 256 tokens stay in full precision; every other token is packed when it leaves the
+window, with one scale per head, side and token.
 
-The paper counts 2.28 bits per element: 2 bits of codes, 0.25 of two 16-bit parameters per 128 channels, and the exact
-tokens of a context of 128k tokens. The authors' code stores fp32 scales by default, which adds another 0.25 bits.
+The paper's 2.28 bits per element are what 2 bits of codes, two 16-bit parameters per 128 channels and 320 exact tokens
+give at 128k tokens. With fp32 parameters, as in the authors' runs, it would be 2.53.
 """
 
 from __future__ import annotations
