@@ -100,6 +100,8 @@ def choice(group: str, name: str, extra: Path | None = None) -> Choice:
         hint = f"did you mean '{near}'?" if near else f"python -m kvbench --help {group} lists them"
         raise ConfigError(group, name, f"no such {group}", allowed=few(list(files), name), hint=hint)
     data, notes = _file(group, files[name], files)
+    if group == "method":
+        data, notes = _common(data, notes)
     target, cls = _classes(group, data)
     sets = tuple(_overrides(data.get("defaults") or ()))
     rows = {key: value for key, value in data.items() if key not in NOT_OPTIONS and not _fixed(group, key)}
@@ -123,6 +125,14 @@ def decoding() -> Choice:
     notes = {key.removeprefix("decoding."): note for key, note in comments(text).items() if key.startswith("decoding.")}
     rows = tuple(_options(yaml.safe_load(text)["decoding"], DecodingConfig, notes, "decoding.", ""))
     return Choice("decoding", "", "how answers are generated", path, None, (), (), rows)
+
+
+def _common(data: Mapping[str, Any], notes: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the keys and comments of a method's file, and after them those that every method has."""
+    text = (conf_dir() / "config.yaml").read_text(encoding="utf-8")
+    keys = yaml.safe_load(text)["method"]
+    known = {key.removeprefix("method."): note for key, note in comments(text).items() if key.startswith("method.")}
+    return {**data, **{key: keys[key] for key in keys if key not in data}}, {**known, **notes}
 
 
 def _file(group: str, path: Path, files: Mapping[str, Path]) -> tuple[dict[str, Any], dict[str, str]]:

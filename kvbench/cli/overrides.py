@@ -31,6 +31,15 @@ def text(override: Override) -> str:
     return (override.input_line or "").partition("=")[2]
 
 
+def bracketed(text: str) -> str:
+    """Return an override of ``method.layers`` whose quotes the shell has removed as a list; others as they are.
+
+    ``method.layers="0-1:fp16,2-29:int4"`` is then not taken for a sweep over two values.
+    """
+    key, _, given = text.partition("=")
+    return f"{key}=[{given}]" if key == "method.layers" and "," in given and given[0] not in "[{'\"" else text
+
+
 def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> None:
     """Raise ConfigError if an override sets an option of Hydra that kvbench does not let users set.
 

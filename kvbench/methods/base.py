@@ -57,9 +57,9 @@ class Method(Traits):
             quantizer.
         quantizer: packed formats of keys and values (``quantizer=`` on the command line); None for ``quantizer=none``.
         rotation: the basis in which heads are stored: rotations of keys and of values (``method.rotation.key=``).
-        layers: formats of single layers, ``0-1:fp16,2-29:int4,30-:int8`` (:mod:`kvbench.methods.layer_map`): a range of
-            layers, and ``fp16`` or a quantizer that the method takes, or two for keys and values (``int8/int4``). Other
-            layers use `quantizer`. None: all layers do.
+        layers: formats of single layers, ``0-1:fp16,2-29:int4,30-:int8``: a range of layers, and ``fp16`` or a
+            quantizer that the method takes, or two for keys and values (``int8/int4``). Other layers use `quantizer`.
+            None: all layers do.
     """
 
     takes: tuple[str, ...] = ("none",)
