@@ -88,6 +88,11 @@ class KVCache(Cache):
         return [layer for layer in self.layers if isinstance(layer, StateLayer)]
 
     @property
+    def one_by_one(self) -> bool:
+        """True if more tokens must go through the model one by one, because its states start anew in longer passes."""
+        return any(layer.one_by_one and any(layer.has_previous_state.values()) for layer in self.state_layers)
+
+    @property
     def options(self) -> Options:
         """Kernels and back ends that serve this cache and, if a draft has a cache of its own, that cache."""
         return self.progress.options

@@ -60,8 +60,7 @@ class StateLayer(LinearAttentionLayer):
             raise CacheError(
                 f"the model got {conv_states.shape[-1]} tokens at once after its first pass; in transformers' code the "
                 f"state of layer {self.place_in_model} starts anew in every pass over several tokens, so results would "
-                "be wrong.\n  hint: read the prompt in one pass (runtime.prefill_chunk=null), and the tokens after it "
-                "one by one"
+                "be wrong.\n  hint: pass the tokens one by one, as kvbench.decoding.passes.forward does"
             )
         result: Tensor = super().update_conv_state(conv_states, state_idx, **kwargs)
         return result

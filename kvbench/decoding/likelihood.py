@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
+from kvbench.decoding.passes import forward
 
 
 @torch.inference_mode()
@@ -48,13 +49,7 @@ def answer_nll(
         start = torch.full((len(rows),), width, device=logits.device) if mask is None else mask.sum(-1)
         positions = start[:, None] + torch.arange(count, device=logits.device)
         longer = None if mask is None else torch.nn.functional.pad(mask, (0, count), value=1)
-        rest = model(
-            input_ids=target[:, :-1],
-            attention_mask=longer,
-            position_ids=positions,
-            past_key_values=cache.clone(),
-            use_cache=True,
-        ).logits
+        rest = forward(model, cache.clone(), target[:, :-1], longer, positions, all_logits=True)
         scores = torch.cat([scores, rest.float()], 1)
     losses = -torch.log_softmax(scores, -1).gather(-1, target[..., None]).squeeze(-1)
     return [(float(losses[row, : len(a)].sum()), len(a)) for row, a in enumerate(answer_ids)]

@@ -138,6 +138,8 @@ def forward(
 ) -> Tensor:
     """Run the model on new tokens, append these to the cache, and return their logits.
 
+    The tokens go one by one if the model cannot continue the states of its layers with several at once (Jamba).
+
     Args:
         model: causal language model that runs kvbench's attention.
         cache: the cache, to which the new tokens are appended.
@@ -147,6 +149,20 @@ def forward(
         all_logits: True: return the logits of all new tokens, ``[B, q, V]``; False: return only those of the last one,
             ``[B, 1, V]``.
     """
+    count = input_ids.shape[1]
+    if count > 1 and cache.one_by_one:
+        seen = cache.get_seq_length()
+        steps = [
+            forward(
+                model,
+                cache,
+                input_ids[:, i : i + 1],
+                None if mask is None else mask[:, : seen + i + 1],
+                positions[:, i : i + 1],
+            )
+            for i in range(count)
+        ]
+        return torch.cat(steps if all_logits else steps[-1:], 1)
     keep = {} if all_logits else {"logits_to_keep": 1}
     return model(
         input_ids=input_ids,

@@ -137,11 +137,14 @@ def test_a_model_that_restarts_its_state_takes_tokens_one_by_one():
     model, method = architectures.model("jamba"), load_method("fp16")
     ids, mask = zoo.padded_batch(LENGTHS)
     try:
-        with (
-            torch.inference_mode(),
-            pytest.raises(CacheError, match=r"16 tokens at once(?s:.*)prefill_chunk=null"),
-        ):
-            prefill(model, method.new_cache(model, Prompts.from_batch(ids, mask)), ids, mask, chunk=16)
+        prompts = Prompts.from_batch(ids, mask)
+        with torch.inference_mode():
+            chunked = prefill(model, method.new_cache(model, prompts), ids, mask, chunk=16)
+            torch.testing.assert_close(chunked, prefill(model, method.new_cache(model, prompts), ids, mask))
+            cache = method.new_cache(model)
+            model(input_ids=ids[:1], past_key_values=cache)
+            with pytest.raises(CacheError, match="16 tokens at once"):
+                model(input_ids=ids[:1, :16], past_key_values=cache)
     finally:
         method.detach(model)
 
