@@ -79,15 +79,32 @@ def midpoints(ascending: Tensor) -> Tensor:
 def stored_codes(bits: int) -> Tensor:
     """Return under which code each level is stored, int64 ``[2**bits]``, for levels in ascending order.
 
-    With 2 and 3 bits, the codes count the levels from the lowest. With 4 bits, a code consists of a sign, 1 for negative
-    levels, and the number of the magnitude, counted from the smallest: the fused kernel looks up eight magnitudes by
-    byte permutations (``kvbench/attention/cuda/levels.cuh``).
+    With 2 and 3 bits, the codes count the levels from the lowest. With 4 bits, a code consists of a sign, 1 for
+    negative levels, and the number of the magnitude, counted from the smallest: the fused kernel looks up eight
+    magnitudes by byte permutations (``kvbench/attention/cuda/levels.cuh``).
 
     Args:
         bits: bits of a code.
     """
     index = torch.arange(1 << bits)
     return torch.where(index < 8, 15 - index, index - 8) if bits == 4 else index
+
+
+def ordered_sum(x: Tensor) -> Tensor:
+    """Return the sums over the last dimension, ``[..., 1]``, added in an order that is the same on every device.
+
+    The second half of the elements is added to the first, and so on; the number of elements is first rounded up to a
+    power of two. Kernels that pack tokens add in the same order, so that norms are equal bit for bit.
+
+    Args:
+        x: numbers, ``[..., D]``.
+    """
+    size = 1 << (x.shape[-1] - 1).bit_length()
+    x = torch.nn.functional.pad(x, (0, size - x.shape[-1]))
+    while size > 1:
+        size //= 2
+        x = x[..., :size] + x[..., size:]
+    return x
 
 
 class LevelQuantizer(AffineQuantizer):
@@ -127,8 +144,8 @@ class LevelQuantizer(AffineQuantizer):
     def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Quantize rotated keys; arguments, result and errors are those of :meth:`AffineQuantizer.encode`."""
         full = x.float()
-        norm = torch.linalg.vector_norm(full, dim=-1, keepdim=True)
-        if not bool(torch.isfinite(norm).all()):
+        norm = ordered_sum(full.square()).sqrt()
+        if not bool(torch.isfinite(norm).all()) and not bool(torch.isfinite(x).all()):
             raise NonFiniteError(f"a tensor to be quantized contains NaN or Inf at index {first_non_finite(x)}")
         codes = self.encode_unit(full / (norm + 1e-8))
         if self.correction == "write":
@@ -142,7 +159,7 @@ class LevelQuantizer(AffineQuantizer):
             y: fp32 ``[..., D]``.
         """
         borders, codes = _search_tables(y.shape[-1], self.bits, str(y.device))
-        return codes[torch.bucketize(y, borders, right=True)]
+        return codes[torch.bucketize(y.contiguous(), borders, right=True)]
 
     def length(self, codes: Tensor) -> Tensor:
         """Return the length of the vector of each token's levels, fp32 ``[..., T, 1]``.
@@ -151,7 +168,7 @@ class LevelQuantizer(AffineQuantizer):
             codes: stored codes, ``[..., T, D]``.
         """
         z = self.table(codes.shape[-1], codes.device)[codes.long()]
-        return (z.square().sum(-1, keepdim=True) + 1e-16).sqrt()
+        return (ordered_sum(z.square()) + 1e-16).sqrt()
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Dequantize unpacked codes; the keys stay rotated. Arguments as for :meth:`AffineQuantizer.decode`."""

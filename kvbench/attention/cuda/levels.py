@@ -37,8 +37,8 @@ def table(channels: int, bits: int) -> Table:
     whose lowest bit has become its highest.
 
     fp16 holds a level with an error that is the same for every token with that code. Levels are therefore multiplied by
-    the factor, of :data:`FACTORS` ones, with which the largest relative error is least. The factor of the squares, which
-    are rounded to integers up to 255, is that with the least error of a token's sum.
+    the factor, of :data:`FACTORS` ones, with which the largest relative error is least. The factor of the squares,
+    which are rounded to integers up to 255, is that with the least error of a token's sum.
 
     Args:
         channels: number of channels of a head.

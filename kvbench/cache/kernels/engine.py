@@ -1,7 +1,7 @@
 """Packing of tokens in the formats of inference engines (host code; Triton kernels: ``engine_kernel``).
 
-The kernels serve fp16 and bf16 tokens in the formats that the fused decode kernel reads; tokens in the other formats
-are packed with torch operations. The result is the same.
+The kernels serve fp16 and bf16 tokens in the formats that the fused decode kernel reads, TurboQuant's among them;
+tokens in the other formats are packed with torch operations. The result is the same.
 """
 
 from __future__ import annotations
@@ -18,9 +18,23 @@ from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.engine.llamacpp import Q8_0, Signed
 from kvbench.quantizers.engine.nvfp4 import NVFP4
 from kvbench.quantizers.engine.vllm import Fp8, Fp8PerTokenHead, Int4PerTokenHead, Int8PerTokenHead
+from kvbench.quantizers.turboquant import LevelQuantizer, TruncatingQuantizer, levels, midpoints
 
 #: rules of the kernels, by name (:attr:`Form.kind`)
-RULES = ("int8", "fp8_head", "fp8", "int4", "q8_0", "q8_0_cpu", "q4_0", "nvfp4", "4over6")
+RULES = (
+    "int8",
+    "fp8_head",
+    "fp8",
+    "int4",
+    "q8_0",
+    "q8_0_cpu",
+    "q4_0",
+    "nvfp4",
+    "4over6",
+    "levels",
+    "levels_write",
+    "grid",
+)
 #: word rows of a tile that a program processes, and its warps
 ROWS, WARPS = 8, 4
 
@@ -37,7 +51,10 @@ def rule(quantizer: AffineQuantizer) -> str | None:
         return "q4_0" if quantizer.bits == 4 else None
     if isinstance(quantizer, NVFP4):
         return "4over6" if quantizer.four else "nvfp4"
+    if isinstance(quantizer, LevelQuantizer):
+        return None if quantizer.bits == 2 else "levels_write" if quantizer.correction == "write" else "levels"
     rules: dict[type, str] = {
+        TruncatingQuantizer: "grid",
         Int8PerTokenHead: "int8",
         Fp8PerTokenHead: "fp8_head",
         Fp8: "fp8",
@@ -58,7 +75,12 @@ def form(quantizer: AffineQuantizer, channels: int) -> Form | None:
         return None
     wide = max(16, 1 << (channels - 1).bit_length())
     group = quantizer.group_size or wide
-    return Form(kind, quantizer.bits, False, group, ROWS, wide, 32 // ROWS, WARPS, scale=scale(quantizer))
+    rows, parts = (2, 8) if quantizer.bits == 3 else (ROWS, 32 // ROWS)
+    table: tuple[float, ...] = ()
+    if isinstance(quantizer, LevelQuantizer):
+        ascending = levels(channels, quantizer.bits)
+        table = (*midpoints(ascending).tolist(), *ascending.tolist())
+    return Form(kind, quantizer.bits, False, group, rows, wide, parts, WARPS, scale=scale(quantizer), table=table)
 
 
 def scale(quantizer: AffineQuantizer) -> float:
@@ -80,6 +102,7 @@ def launch(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, co
             segment.words[0],
             segment.words[-1],
             params(segment),
+            params(segment, -1),
             watch.record,
             how.scale,
             *x.stride()[:3],
@@ -127,15 +150,20 @@ def run(group: list[Job]) -> None:
         )
 
 
-def params(segment: Any) -> Tensor:
-    """Return the parameters of a segment, or the words in their place if it has none (which kernels then ignore)."""
-    tensor: Tensor = segment.params[0] if segment.params else segment.words[0]
+def params(segment: Any, number: int = 0) -> Tensor:
+    """Return parameters of a segment, or the words in their place if it has none (which kernels then ignore).
+
+    Args:
+        segment: a packed segment.
+        number: index of the buffer of parameters.
+    """
+    tensor: Tensor = segment.params[number] if segment.params else segment.words[0]
     return tensor
 
 
 def constants(how: Form, channels: int, value: bool) -> tuple[Any, ...]:
-    """Return the compile-time arguments of a kernel, from RULE to CHANNELS."""
-    return how.kind, how.bits, how.group, channels, value, how.rows, how.channels
+    """Return the compile-time arguments of a kernel, from RULE to TABLE."""
+    return how.kind, how.bits, how.group, channels, value, how.rows, how.channels, how.table
 
 
 def refuses(keys: Packed, values: Packed) -> str | None:
@@ -183,6 +211,7 @@ def quantize(keys: Packed, values: Packed, key: Tensor, value: Tensor, places: T
             values.words[0],
             values.words[-1],
             params(values),
+            params(values, -1),
             places if watch[0] is None else watch[0].record,
             watch[1],
             values.watch[1] if values.watch is not None else 0,
@@ -198,6 +227,7 @@ def quantize(keys: Packed, values: Packed, key: Tensor, value: Tensor, places: T
             forms[0].group,
             keys.channels,
             forms[0].channels,
+            forms[0].table,
             forms[1].kind,
             forms[1].bits,
             forms[1].group,

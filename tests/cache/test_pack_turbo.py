@@ -1,0 +1,52 @@
+"""Packing of TurboQuant's tokens by a kernel, in Triton's interpreter: bit for bit what the quantizers write."""
+
+import pytest
+import torch
+
+from tests.cache.packing import interpret, interpreted, same, tokens  # noqa: F401
+
+interpreted()
+
+from kvbench.cache.kernels import engine  # noqa: E402
+from kvbench.quantizers.engine.vllm import Fp8  # noqa: E402
+from kvbench.quantizers.qjl import SketchQuantizer  # noqa: E402
+from kvbench.quantizers.turboquant import LevelQuantizer, TruncatingQuantizer  # noqa: E402
+from tests.cache.test_pack_engine import ALL, both, new, special  # noqa: E402
+
+FORMATS = [
+    (LevelQuantizer(4), "key"),
+    (LevelQuantizer(3, "write"), "key"),
+    (LevelQuantizer(3), "key"),
+    (TruncatingQuantizer(4), "value"),
+    (TruncatingQuantizer(3), "value"),
+]
+
+
+@pytest.mark.parametrize(("quantizer", "side"), FORMATS, ids=str)
+def test_codes_and_parameters_equal_those_of_torch_bit_for_bit(quantizer, side):
+    """Some tokens, one token alone, and tokens across the border of a tile."""
+    both(quantizer, side, [special(64, torch.bfloat16), *(tokens(n, 64, torch.bfloat16, n) for n in (1, 118))])
+
+
+@pytest.mark.parametrize(("quantizer", "side"), FORMATS[1:5:3], ids=str)
+def test_fp16_tokens_of_several_rows_and_heads_of_96_channels(quantizer, side):
+    both(quantizer, side, [tokens(5, 96, torch.float16, 1, batch=2, heads=2)])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(LevelQuantizer(3), TruncatingQuantizer(3)), (Fp8(), TruncatingQuantizer(4))]
+)
+def test_the_token_of_a_captured_step_is_packed_at_places_on_the_device(key, value):
+    x = tokens(30, 64, torch.bfloat16, batch=2, heads=2)
+    wanted = [new(quantizer, side, x) for quantizer, side in ((key, "key"), (value, "value"))]
+    computed = [new(quantizer, side, x) for quantizer, side in ((key, "key"), (value, "value"))]
+    for segment in wanted:
+        segment.append(ALL, x)
+    for segment in computed:
+        segment.append(ALL, x[:, :, :29])
+        segment.advance()
+    engine.quantize(*computed, x[:, :, 29:], x[:, :, 29:], torch.full((2, 2), 29, dtype=torch.int32))
+    for done, alike in zip(computed, wanted, strict=True):
+        same(done, alike)
+    assert engine.refuses(*computed) is None
+    assert "SketchQuantizer" in engine.refuses(new(SketchQuantizer(3), "key", x), computed[1])
