@@ -271,5 +271,6 @@ def random_rotation(channels: int, seed: int, device: str) -> Transform:
     from kvbench.quantizers.qjl import orthogonal
     from kvbench.rotation import Transform
 
-    matrix = orthogonal(channels, seed).T.contiguous()
-    return Transform(matrix, matrix).to(torch.device(device))
+    with torch.inference_mode(False):
+        matrix = orthogonal(channels, seed).T.contiguous()
+        return Transform(matrix, matrix).to(torch.device(device))
