@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvbench.cache.segments.base import Segment
-from kvbench.cache.segments.codebook import NuqSegment
 from kvbench.cache.segments.foreign import HFSegment
-from kvbench.cache.segments.packed import PackedSegment
 
 
 def nominal_bits(cache: Any) -> dict[str, float]:
@@ -32,18 +30,22 @@ def nominal_bits(cache: Any) -> dict[str, float]:
                 whole = windowed and sum(counts) == layer.seen and sum(counts) > counts[-1]
                 tokens = layer.seen - counts[-1] if whole else layer.seen
                 segments = store.segments[:-1] if whole else store.segments
-                for segment, count in zip(segments, counts, strict=False):
-                    sums[side][0] += element_bits(segment) * count
+                sums[side][0] += sum(code_bits(segment, row) for segment in segments)
                 sums[side][1] += tokens
     return {side: bits / tokens for side, (bits, tokens) in sums.items()}
 
 
-def element_bits(segment: Segment) -> float:
-    """Return the bits of one element in the format of a segment, without metadata."""
+def code_bits(segment: Segment, row: int) -> float:
+    """Return the bits of the codes that a segment holds for one row, divided by heads and channels.
+
+    Tokens in full precision count with the bits of the model's dtype.
+
+    Args:
+        segment: the segment.
+        row: row of the batch.
+    """
     if isinstance(segment, HFSegment):
-        return float(segment.backend.nbits)
-    if isinstance(segment, PackedSegment):
-        return float(segment.quantizer.bits)
-    if isinstance(segment, NuqSegment):
-        return float(segment.bits)
-    return 8.0 * segment.dtype.itemsize
+        return float(segment.backend.nbits) * segment.lengths[row]
+    if not segment.packed:
+        return 8.0 * segment.dtype.itemsize * segment.lengths[row]
+    return 8 * segment.used(row)["codes"] / (segment.heads * segment.channels)

@@ -20,6 +20,7 @@ from tests.zoo import model
         ("kivi:int8:residual=32", (8, 8)),
         ("kivi:int4:residual=32:quantizer.value.bits=2", (4, 2)),
         ("kivi:int2:residual=128", (2, 2)),
+        ("engine:format=q8_0/q4_0", (8, 4)),
         ("streamingllm:budget=20", (6.4, 6.4)),  # 20 of 100 tokens, in the model's float32
     ],
 )
