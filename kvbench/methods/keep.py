@@ -1,9 +1,9 @@
 """Eviction, then packing: prompt tokens with low scores are dropped, and those that remain are quantized.
 
-Source of the question: "More Tokens, Lower Precision: Towards the Optimal Token-Precision Trade-off in KV Cache
-Compression" (arXiv 2412.12706), which simulates the quantization. Here the remaining tokens are really packed. The
-scores by key norm are those of Devoto et al., "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression"
-(EMNLP 2024).
+Source: after Zhang et al., "More Tokens, Lower Precision: Towards the Optimal Token-Precision Trade-off in KV Cache
+Compression" (arXiv 2412.12706), who simulate the quantization. Here the remaining tokens are really packed. The scores
+by key norm are those of Devoto et al., "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression" (EMNLP
+2024).
 """
 
 from __future__ import annotations
