@@ -90,13 +90,18 @@ def _engine(name: str, form: str) -> Quantizer:
     return Quantizer(name, "engine", f"engine:format={form}", _tokenwise())
 
 
+def _only(name: str, form: str) -> Quantizer:
+    """Return an engine's format that is run with its own tail alone."""
+    return Quantizer(name, "engine", f"engine:format={form}", (("open", ""),))
+
+
 QUANTIZERS = (
     # 8 bits
     _engine("int8 per token", "int8_per_token_head"),
     _engine("fp8", "fp8"),
     _engine("fp8 per token", "fp8_per_token_head"),
     _engine("q8_0, rotated", "q8_0"),
-    Quantizer("TurboQuant k8v4", "turboquant", "turboquant:k8v4", _turbo()),
+    Quantizer("TurboQuant k8v4", "turboquant", "turboquant:format=k8v4", _turbo()),
     # 4 bits
     Quantizer("kivi int4 G32", "kivi", "kivi:int4", _kivi(32)),
     Quantizer("kivi int4 G128", "kivi", "kivi:int4_g128", _kivi(128)),
@@ -110,12 +115,22 @@ QUANTIZERS = (
     _engine("nvfp4 4over6", "nvfp4_4over6"),
     _engine("fp4_mx_block16", "fp4_mx_block16"),
     _engine("UltraQuant", "ultraquant_4bit"),
-    Quantizer("TurboQuant 4 bits", "turboquant", "turboquant:4bit_nc", _turbo()),
+    _only("q5_1, rotated", "q5_1"),
+    _only("q4_1, rotated", "q4_1"),
+    _only("iq4_nl, rotated", "iq4_nl"),
+    _only("Octave k3v4", "octave_k3v4"),
+    Quantizer(
+        "TurboQuant 4 bits, QJL",
+        "turboquant",
+        "turboquant:format=4bit_nc:qjl=true:nc_at=none:boundary=0",
+        (("open", ""),),
+    ),
+    Quantizer("TurboQuant 4 bits", "turboquant", "turboquant:format=4bit_nc", _turbo()),
     Quantizer("KVarN k4v4", "kvarn", "kvarn:int4_g128", _tiles()),
     Quantizer("kvquant 4, 1% outliers", "kvquant", "kvquant", (("own", ""),)),
     # 2 to 3.5 bits
-    Quantizer("TurboQuant k3v4", "turboquant", "turboquant:k3v4_nc", _turbo()),
-    Quantizer("TurboQuant 3 bits", "turboquant", "turboquant:3bit_nc", _turbo()),
+    Quantizer("TurboQuant k3v4", "turboquant", "turboquant:format=k3v4_nc", _turbo()),
+    Quantizer("TurboQuant 3 bits", "turboquant", "turboquant:format=3bit_nc", _turbo()),
     Quantizer("KVarN k4v2", "kvarn", "kvarn", _tiles()),
     Quantizer("KVarN k2v2", "kvarn", "kvarn:int2_g128", _tiles()),
     Quantizer("k2v2, rotated, not balanced", "kvarn", "kvarn:int2_g128:iterations=0", (("open", "sinks=0"),)),
@@ -168,6 +183,7 @@ CLAIMS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         "OSCAR beats KIVI at 2 bits",
         (
             (key("OSCAR int2", "own"), key("kivi int2 G32", "own")),
+            (key("OSCAR int2", "own"), key("kivi int2 G32", "wide")),
             (key("OSCAR int2", "own"), key("kivi int2 G128", "wide")),
             (key("OSCAR int2", "own"), key("int2 per token, rotated", "wide")),
             (key("OSCAR int2", "open"), key("kivi int2 G128", "open")),
@@ -181,5 +197,12 @@ CLAIMS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
     ("fp8 is free", ((key("fp8", "open"), "fp16 | own"), (key("fp8 per token", "open"), "fp16 | own"))),
-    ("TurboQuant falls at 3 bits", ((key("TurboQuant 4 bits", "own"), key("TurboQuant 3 bits", "own")),)),
+    (
+        "TurboQuant falls at 3 bits",
+        (
+            (key("TurboQuant 4 bits", "own"), key("TurboQuant 3 bits", "own")),
+            (key("TurboQuant 4 bits", "open"), key("TurboQuant 3 bits", "open")),
+        ),
+    ),
+    ("QJL helps TurboQuant", ((key("TurboQuant 4 bits, QJL", "open"), key("TurboQuant 4 bits", "open")),)),
 )

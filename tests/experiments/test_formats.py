@@ -1,0 +1,75 @@
+"""The table of formats: its lines exist, and its fold computes paired differences of scores, bits and divergences."""
+
+import json
+
+import pytest
+
+from experiments.formats.fold import fold
+from experiments.formats.grid import CLAIMS, ROWS
+from experiments.formats.report import apart
+from kvbench.config.setting import parse
+
+
+def test_every_line_is_a_setting_for_heads_of_64_channels_and_every_claim_has_its_lines():
+    for row in ROWS.values():
+        parse(row.setting).load().check(64)
+    assert {name for _, pairs in CLAIMS for pair in pairs for name in pair} <= ROWS.keys()
+
+
+def row(number, score, used, kld):
+    n = len(kld)
+    forced = {"kld": kld, "change": [0.0] * n, "nll_base": [1.0] * n, "nll": [1.0] * n, "other_top": []}
+    forced |= {"mode": "decode", "statistics": "exact", "answers": "fp16", "reference": "stored", "left": None}
+    return {
+        "id": f"repeat@1024/{number}",
+        "task": "repeat",
+        "length": 1024,
+        "scores": {"score": score},
+        "kv_bytes": {"used": {"total": used}, "fp16_equivalent": 1600},
+        "fidelity": forced,
+    }
+
+
+def runs(scores, used, kld):
+    rows = {f"repeat@1024/{i}": row(i, score, used, [kld * (1 + i)] * 3) for i, score in enumerate(scores)}
+    env = {"device": "cpu", "dtype": "float32", "torch": "2", "transformers": "5"}
+    return {"mini": rows, "fidelity": rows, "env": env}
+
+
+@pytest.fixture
+def folded(tmp_path):
+    lines = {
+        "fp16 | own": runs([1, 1, 1, 1], 1600, 1e-9),
+        "KVarN k4v4 | own": runs([1, 1, 1, 0], 450, 0.01),
+        "TurboQuant 4 bits | own": runs([1, 0, 0, 0], 400, 0.04),
+        "kivi int4 G32 | own": runs([1], 500, 0.02),
+    }
+    text = fold(lines, tmp_path, 4, 4)
+    return text, json.loads((tmp_path / "lines.json").read_text()), json.loads((tmp_path / "claims.json").read_text())
+
+
+def test_lines_have_bits_and_paired_differences(folded):
+    text, content, _ = folded
+    line = next(line for line in content["lines"] if line["name"] == "KVarN k4v4")
+    assert line["bits"] == 4.5
+    assert line["vs_fp16"]["diff"] == -0.25
+    assert line["vs_fp16"]["stderr"] == pytest.approx(0.25)
+    assert line["kld"]["mean"] == pytest.approx(0.025)
+    assert "kivi int4 G32 | own" in content["missing"]  # it has fewer samples than the others
+    assert "| KVarN k4v4 | 4.50 | 250 (" in text
+
+
+def test_a_claim_is_the_first_less_the_second(folded):
+    _, _, claims = folded
+    claim = next(claim for claim in claims if claim["worse"].startswith("TurboQuant 4 bits"))
+    assert claim["score"]["diff"] == 0.5
+    assert claim["bits"] == [4.5, 4.0]
+    assert claim["kld"]["kld_mean"]["diff"] == pytest.approx(-0.075)
+    assert apart(claim) == "KL: first"
+    claim["score"] = {"diff": -0.5, "stderr": 0.1}
+    assert apart(claim) == "KL: first, score: second"
+
+
+def test_without_fp16_there_is_no_table(tmp_path):
+    assert fold({"kivi int4 G32 | own": runs([1], 500, 0.02)}, tmp_path, 1, 1).startswith("fp16 does not have")
+    assert not list(tmp_path.iterdir())
