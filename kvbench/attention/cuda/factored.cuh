@@ -13,7 +13,7 @@ __device__ __forceinline__ void factored_scores(float (&s)[NT][MT][4], u32 slot,
   constexpr bool SHIFTED = S::KK == OFFSET || S::KK == FOLDED;
   const u32 scales = slot + S::KCODES;
   const int row = lane & 15, hi = lane >> 4, g = lane >> 2;
-  tabulate_keys<S::KSCALE, COUNT>(table, scales, lane);
+  tabulate_keys<S::KSCALE, COUNT>(table, scales, part, lane);
   each<0, W::BLOCKS>([&](auto tag_v) {
     constexpr int V = decltype(tag_v)::value;
     float raw[NT][W::FIELDS][4], bias[NT][4];
@@ -103,7 +103,7 @@ __device__ __forceinline__ void factored_values(State& st, u32 (&p)[NT][MT][2], 
   constexpr bool SHIFTED = S::VK == OFFSET || S::VK == FOLDED;
   const int row = lane & 15, hi = lane >> 4;
   float back = (S::VK == FLOAT ? whole : 1.f) * pow2(-24 - unit_of(S::VK, S::VB, 0));
-  if constexpr (S::VSCALE != NO_SCALE) back *= tabulate_values<S::VK, S::VSCALE, VG>(table, slot + S::VCODES, lane);
+  if constexpr (S::VSCALE != NO_SCALE) back *= tabulate_values<S::VK, S::VSCALE, VG>(table, slot + S::VCODES, part, lane);
   // a row of a table as operands: tokens 16 m + 8 j + {2t, 2t + 1} of the warp's blocks m and m + 1
   auto load_pairs = [&](u32 (&x)[4], int m, int at) {
     ldsm(x, table + at + (16 * (SHARES * (m + hi) + part) + 8 * ((lane >> 3) & 1)) * 2);

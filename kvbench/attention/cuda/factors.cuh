@@ -1,16 +1,19 @@
 // ---- tables of factors: the scales of a tile in the types and the order in which products take them ----------------
-// A warp makes them once for each tile, in SCRATCH bytes of its own. Nobody reads the table before it any more when
-// it begins, and all of it is written when it ends.
+// A warp makes them once for each tile, in SCRATCH bytes of its own, at least for the tokens that it takes of the tile.
+// No lane reads the table before any more when it begins, and all of it is written when it ends.
 
 // Tables of a tile of keys, fp32 [128 tokens][COUNT groups]; a token with one group needs none.
 template <int SCALE, int COUNT>
-__device__ __forceinline__ void tabulate_keys(u32 table, u32 scales, int lane) {
+__device__ __forceinline__ void tabulate_keys(u32 table, u32 scales, int part, int lane) {
   if constexpr (COUNT > 1) {
     __syncwarp();
-    constexpr int EACH = 4 / scale_bytes(SCALE);  // factors of a word
+    constexpr int EACH = 4 / scale_bytes(SCALE), BLOCK = 16 * COUNT / EACH;  // factors of a word, words of 16 tokens
+    constexpr int ALL = 8 * BLOCK / SHARES;
 #pragma unroll
-    for (int i = 0; i < 4 * COUNT / EACH; i++) {
-      const int word = i * 32 + lane;
+    for (int i = 0; i < (ALL + 31) / 32; i++) {
+      const int mine = i * 32 + lane;
+      if (ALL % 32 != 0 && mine >= ALL) break;
+      const int word = mine + (SHARES == 1 ? 0 : (mine / BLOCK + part) * BLOCK);
       const u32 x = load_u32(scales + word * 4), to = table + word * 4 * EACH;
       if constexpr (SCALE == BYTE) {
         const u32 low = halves_of_e4m3<false>(x), high = halves_of_e4m3<true>(x);
@@ -26,19 +29,20 @@ __device__ __forceinline__ void tabulate_keys(u32 table, u32 scales, int lane) {
   }
 }
 
-// The power of two, as an exponent, that takes a number to [1, 2), as far as fp16 has it.
-__device__ __forceinline__ int exponent_to_one(float most) {
-  return min(15, max(-15, 127 - (int)(__float_as_uint(most) >> 23 & 255)));
-}
+// The exponent of the power of two that takes a positive number, given by its bits, to [1, 2).
+__device__ __forceinline__ int exponent_to_one(int bits) { return 127 - (bits >> 23); }
 
 // Tables of a tile of values: fp16 [COUNT groups][128 tokens], each factor times a power of two such that the largest is
 // at most 2; behind it the zero points of FOLDED, integers of 16 bits [128]. Returns what products must be multiplied by.
 template <int KIND, int SCALE, int COUNT>
-__device__ __forceinline__ float tabulate_values(u32 table, u32 scales, int lane) {
-  // a lane has four tokens
-  constexpr int WORDS = COUNT * scale_bytes(SCALE);
-  u32 w[WORDS];
-  const u32 from = scales + lane * WORDS * 4;
+__device__ __forceinline__ float tabulate_values(u32 table, u32 scales, int part, int lane) {
+  // a lane has four tokens, or two of those that are the warp's, if their factors are whole words
+  constexpr int TOKENS = SHARES == 2 && 2 * COUNT * scale_bytes(SCALE) % 4 == 0 ? 2 : 4;
+  constexpr int WORDS = TOKENS * COUNT * scale_bytes(SCALE) / 4, PAIRS = TOKENS / 2;
+  static_assert(COUNT == 1 || SCALE != SINGLE, "factors in fp32 are those of whole heads");
+  const int first = TOKENS == 4 ? 4 * lane : 32 * (lane >> 3) + 16 * part + 2 * (lane & 7);
+  u32 w[WORDS], pairs[COUNT][PAIRS], zeros[PAIRS];
+  const u32 from = scales + first * COUNT * scale_bytes(SCALE);
 #pragma unroll
   for (int i = 0; i < WORDS; i++) {
     if constexpr (WORDS % 4 == 0) {
@@ -47,63 +51,65 @@ __device__ __forceinline__ float tabulate_values(u32 table, u32 scales, int lane
         load128(x, from + i * 4);
         w[i] = x[0], w[i + 1] = x[1], w[i + 2] = x[2], w[i + 3] = x[3];
       }
+    } else if constexpr (WORDS % 2 == 0) {
+      if (i % 2 == 0) load64(w[i], w[i + 1], from + i * 4);
     } else {
       w[i] = load_u32(from + i * 4);
     }
   }
-  __syncwarp();
   float back = 256.f;
   if constexpr (SCALE == BYTE) {
     // the bits of e4m3 are those of an fp16 number 2^8 times smaller, subnormal or not
 #pragma unroll
-    for (int k = 0; k < COUNT; k++) {
-      u32 y[2];
+    for (int k = 0; k < COUNT; k++)
 #pragma unroll
-      for (int j = 0; j < 2; j++) {
+      for (int j = 0; j < PAIRS; j++) {
         const int a = 2 * j * COUNT + k, b = a + COUNT;
-        y[j] = (__byte_perm(w[a / 4], w[b / 4], a % 4 | (4 + b % 4) << 8) & 0x00ff00ffu) << 7;
+        pairs[k][j] = (__byte_perm(w[a / 4], w[b / 4], a % 4 | (4 + b % 4) << 8) & 0x00ff00ffu) << 7;
       }
-      store64(table + k * 256 + lane * 8, y[0], y[1]);
-    }
   } else if constexpr (SCALE == HALF) {
     u32 most2 = 0;
 #pragma unroll
     for (int i = 0; i < WORDS; i++) most2 = most_of(most2, w[i]);
     const float most = fmaxf(float_of_half(most2), float_of_half(most2 >> 16));
-    const int exponent = exponent_to_one(__int_as_float(largest(__float_as_uint(most))));
+    const int exponent = min(15, max(-15, exponent_to_one(largest(__float_as_uint(most)))));
     const u32 half = (u32)(15 + exponent) << 10, by = half | half << 16;
 #pragma unroll
     for (int i = 0; i < WORDS; i++) w[i] = mul2(w[i], by);
 #pragma unroll
-    for (int k = 0; k < COUNT; k++) {
-      u32 y[2];
+    for (int k = 0; k < COUNT; k++)
 #pragma unroll
-      for (int j = 0; j < 2; j++) {
+      for (int j = 0; j < PAIRS; j++) {
         const int a = 2 * j * COUNT + k, b = a + COUNT;
-        y[j] = __byte_perm(w[a / 2], w[b / 2], (a % 2 ? 0x32 : 0x10) | (b % 2 ? 0x7600 : 0x5400));
+        pairs[k][j] = __byte_perm(w[a / 2], w[b / 2], (a % 2 ? 0x32 : 0x10) | (b % 2 ? 0x7600 : 0x5400));
       }
-      store64(table + k * 256 + lane * 8, y[0], y[1]);
-    }
     back = pow2_of(-exponent);
   } else {
-    static_assert(COUNT == 1 || SCALE != SINGLE, "factors in fp32 are those of whole heads");
-    u32 zero[4];
     float most = 0.f;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      if (KIND == FOLDED) zero[i] = w[i] & 15, w[i] &= ~15u;
+    for (int i = 0; i < TOKENS; i++) {
+      if (KIND == FOLDED) {
+        zeros[i / 2] = i % 2 ? zeros[i / 2] | (w[i] & 15) << 16 : w[i] & 15;
+        w[i] &= ~15u;
+      }
       most = fmaxf(most, fabsf(__uint_as_float(w[i])));
     }
-    // fp32 has exponents that fp16 has not
-    const int exponent = min(100, max(-100, 127 - (int)(largest(__float_as_uint(most)) >> 23)));
+    const int exponent = min(100, max(-100, exponent_to_one(largest(__float_as_uint(most)))));
     const float by = pow2_of(exponent);
-    float x[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = __uint_as_float(w[i]) * by;
-    store64(table + lane * 8, half2_of(x[0], x[1]), half2_of(x[2], x[3]));
-    if (KIND == FOLDED) store64(table + 256 + lane * 8, zero[0] | zero[1] << 16, zero[2] | zero[3] << 16);
+    for (int j = 0; j < PAIRS; j++)
+      pairs[0][j] = half2_of(__uint_as_float(w[2 * j]) * by, __uint_as_float(w[2 * j + 1]) * by);
     back = pow2_of(-exponent);
   }
+  __syncwarp();
+  auto store = [&](int at, const u32 (&x)[PAIRS]) {
+    const u32 to = table + at + first * 2;
+    if constexpr (PAIRS == 2) store64(to, x[0], x[PAIRS - 1]);
+    else store_float(to, __uint_as_float(x[0]));
+  };
+#pragma unroll
+  for (int k = 0; k < COUNT; k++) store(k * 256, pairs[k]);
+  if (KIND == FOLDED) store(256, zeros);
   __syncwarp();
   return back;
 }
