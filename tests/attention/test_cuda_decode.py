@@ -101,6 +101,8 @@ class TestBuild:
         assert storage.tabulated(formats("int4 per token and head")[0], 128) == 512  # and zero points
         pair = (tuple(formats("nvfp4")), (FULL, FULL))
         chosen = config.build(pair, 128, 1, True, H200)
+        assert (chosen.team, chosen.shares, chosen.teams, chosen.resident) == (2, 2, 8, 1)
+        assert config.build(pair, 128, 5, True, H200).team == 1  # rows that need more registers
         assert chosen.scratch == 4096 and "#define SCRATCH 4096\n" in chosen.macros()
         assert chosen.shared >= chosen.warps * 4096 + chosen.teams * chosen.stages * chosen.slot
 

@@ -220,7 +220,7 @@ def shared_memory(capability: tuple[int, int]) -> int:
     return MULTIPROCESSOR.get(capability, min(MULTIPROCESSOR.values())) * 1024 - RESERVED
 
 
-def options(columns: int, wide: bool, fine: bool, dense: bool) -> list[dict[str, int]]:
+def options(columns: int, wide: bool, fine: bool, dense: bool, small: bool = False) -> list[dict[str, int]]:
     """Return the configurations to choose from for columns of query rows, the fastest on an H200 first.
 
     Up to 8 columns, each warp has tiles of its own, or two warps share the tokens of a tile, which takes half the
@@ -232,6 +232,8 @@ def options(columns: int, wide: bool, fine: bool, dense: bool) -> list[dict[str,
         wide: True for heads of more than 128 channels, which leave a warp registers for one block of rows only.
         fine: True if a group has fewer than 32 tokens, so that two warps cannot share the tokens of a tile.
         dense: True if codes of 3 bits are read, which is bound by unpacking them.
+        small: True if e2m1 codes are read, which is bound by unpacking them: with up to 4 columns, 16 warps of 128
+            registers are faster than 8 of twice as many.
 
     Returns:
         Values for ``team``, ``shares``, ``blocks``, ``teams``, ``stages`` and ``resident`` of a :class:`Build`.
@@ -240,7 +242,8 @@ def options(columns: int, wide: bool, fine: bool, dense: bool) -> list[dict[str,
     # team, shares, blocks, teams, resident
     if blocks == 1:
         choices = [(1, 1, 1, 4, 2), (1, 1, 1, 8, 1), (2, 2, 1, 4, 1), (2, 2, 1, 3, 1), (2, 2, 1, 2, 1)]
-        choices = [choice for choice in choices[dense:] if choice[1] == 1 or not fine]
+        choices = [(2, 2, 1, 8, 1)] * (small and columns <= 4) + choices[dense:]
+        choices = [choice for choice in choices if choice[1] == 1 or not fine]
         choices += [(1, 1, 1, teams, 1) for teams in (4, 2, 1)]
     elif wide or fine:
         choices = [(min(blocks, 3), 1, 1, teams, 1) for teams in (4, 2, 1)]
@@ -284,7 +287,8 @@ def build(
     forms = [form for pair in phases for form in pair if form.kind != "full"]
     fine = any(form.group < 32 and form.axis == "channel" and not form.window for form in forms)
     dense = any(form.bits == 3 for form in forms)
-    for option in options(columns, channels > 128, fine, dense):
+    small = any((form.kind, form.bits) == ("float", 4) for form in forms)
+    for option in options(columns, channels > 128, fine, dense, small):
         values = {**option, **dict(tuning)}
         integer = fast_integers and values["team"] == 1 and multiplies_integers(phases, channels, rows, softcap)
         integer = bool(values.pop("integer", integer))
