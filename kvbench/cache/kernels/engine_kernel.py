@@ -51,7 +51,7 @@ def put(words, word, written, base, row, channel, there, N: tl.constexpr, DIM: t
 
 @triton.jit
 def pack_rows(
-    x, index, upper_words, lower_words, params, minima, record, factor, stride_token,
+    x, index, upper_words, lower_words, scales, minima, record, factor, stride_token,
     start, count, line, row, head, tile, word_row, tiles, tag,
     RULE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, TABLE: tl.constexpr, INDEXED: tl.constexpr, WATCHED: tl.constexpr,
@@ -63,7 +63,7 @@ def pack_rows(
         index: if `INDEXED`, pointer to the indices of the tokens to pack; else ignored.
         upper_words: pointer to the words of codes (8 bits: of upper nibbles; 3 bits: of the upper two bits).
         lower_words: for 8 bits, pointer to the words of lower nibbles; for 3 bits, to those of the lowest bits.
-        params: pointer to the parameters, ``[B, H, tiles * 128, groups]``; ignored by rules without parameters.
+        scales: pointer to the parameters, ``[B, H, tiles * 128, groups]``; ignored by rules without parameters.
         minima: likewise, for rules with a second parameter.
         record: pointer to where the location of the first NaN or Inf is stored.
         factor: the one scale of all keys or values.
@@ -128,9 +128,9 @@ def pack_rows(
                 ]
                 keep = valid[:, None] & (column * GROUP < DIM)[None, :]
                 param = tl.reshape(param, (ROWS, GROUPS))
-                if params.dtype.element_ty == tl.float16:
+                if scales.dtype.element_ty == tl.float16:
                     param = tl.minimum(tl.maximum(param, -65504.0), 65504.0)
-                tl.store(params + target, param.to(params.dtype.element_ty), mask=keep)
+                tl.store(scales + target, param.to(scales.dtype.element_ty), mask=keep)
             if BITS == 8:
                 lower |= (codes & 15) << (f * 4)
                 codes = codes >> 4
@@ -164,7 +164,7 @@ def pack_rows(
 
 @triton.jit(do_not_specialize=["start", "count", "first_row", "first_part", "tiles", "tag", "factor"])
 def pack_tokens(
-    x, index, upper_words, lower_words, params, minima, record, factor, stride_row, stride_head, stride_token,
+    x, index, upper_words, lower_words, scales, minima, record, factor, stride_row, stride_head, stride_token,
     start, count, first_row, first_part, heads, tiles, tag,
     RULE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, TABLE: tl.constexpr, INDEXED: tl.constexpr,
@@ -184,7 +184,7 @@ def pack_tokens(
     line = (first_row + row).to(tl.int64) * heads + head
     begin = x + row.to(tl.int64) * stride_row + head.to(tl.int64) * stride_head
     pack_rows(
-        begin, index, upper_words, lower_words, params, minima, record, factor, stride_token, start, count, line,
+        begin, index, upper_words, lower_words, scales, minima, record, factor, stride_token, start, count, line,
         first_row + row, head, tile, word_row, tiles, tag,
         RULE, BITS, GROUP, DIM, VALUE, ROWS, CHANNELS, TABLE, INDEXED, True,
     )  # fmt: skip
@@ -208,10 +208,10 @@ def pack_tokens_of_layers(
     x = tl.load(entry).to(tl.pointer_type(like.dtype.element_ty)) + offset
     upper_words = tl.load(entry + 1).to(tl.pointer_type(tl.int16))
     lower_words = tl.load(entry + 2).to(tl.pointer_type(tl.int16))
-    params = tl.load(entry + 3).to(tl.pointer_type(scale_like.dtype.element_ty))
+    scales = tl.load(entry + 3).to(tl.pointer_type(scale_like.dtype.element_ty))
     minima = tl.load(entry + 4).to(tl.pointer_type(scale_like.dtype.element_ty))
     pack_tokens(
-        x, x, upper_words, lower_words, params, minima, record, factor, stride_row, stride_head, stride_token,
+        x, x, upper_words, lower_words, scales, minima, record, factor, stride_row, stride_head, stride_token,
         start, count, first_row, first_part, heads, tiles, tl.load(entry + 5).to(tl.int32),
         RULE, BITS, GROUP, DIM, VALUE, ROWS, CHANNELS, TABLE, False,
     )  # fmt: skip
