@@ -84,6 +84,28 @@ def test_fp16_equals_stock_and_packed_bytes_equal_their_formula(name):
     check(name)
 
 
+def check_rotated(model: PreTrainedModel) -> None:
+    """Compare fp16 in a rotated basis with fp16: the difference is rounding."""
+    ids, mask = zoo.padded_batch(LENGTHS)
+    methods = [load_method("fp16"), load_method("fp16", rotation={"key": "rht", "value": "hadamard"})]
+    try:
+        plain, rotated = (logits(model, method.new_cache(model), ids, mask) for method in methods)
+        torch.testing.assert_close(rotated, plain, rtol=0, atol=1e-6)
+        assert not torch.equal(rotated, plain)
+    finally:
+        methods[0].detach(model)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_rotated_heads_give_the_logits_of_fp16(name):
+    check_rotated(architectures.model(name))
+
+
+@pytest.mark.parametrize("channels", [64, 80, 96, 128])
+def test_rotated_heads_of_any_size_give_the_logits_of_fp16(channels):
+    check_rotated(architectures.built("Qwen3", {"head_dim": channels}))
+
+
 @pytest.mark.parametrize("name", architectures.REFUSED)
 def test_what_is_refused_says_why(name):
     reason, stem, options = architectures.REFUSED[name]
