@@ -41,7 +41,6 @@ MISSING = {
 }
 VARIANTS = {
     "atom:authors": {"rope": "pre", "prefill": "quantized"},
-    "hf_quantized:fp8": {"backend": "fp8"},
     "kivi:evict": {"evict": True},
     "kivi:mixed": {
         "residual": 64,

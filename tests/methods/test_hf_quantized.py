@@ -217,6 +217,31 @@ def test_fp8_equals_transformers_own_cache_and_its_bytes():
     method.detach(model)
 
 
+def test_fp8_gives_tokens_back_and_rows_do_not_depend_on_each_other():
+    model, method = zoo.model("llama"), load_method("hf_quantized", backend="fp8", sinks=2)
+    ids, mask = zoo.padded_batch([40, 25])
+    drafts = torch.tensor([[9, 8, 7], [6, 5, 4]])
+
+    def run(ids, mask, drafts):
+        cache = method.new_cache(model)
+        with torch.no_grad():
+            position = (mask.cumsum(1) - 1).clamp(min=0)
+            model(ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True)
+            outs = []
+            for _ in range(2):
+                longer = torch.nn.functional.pad(mask, (0, 3), value=1)
+                position = longer.cumsum(1)[:, -3:] - 1
+                outs.append(model(drafts, attention_mask=longer, position_ids=position, past_key_values=cache).logits)
+                cache.crop(-3)
+        return outs
+
+    first, again = run(ids, mask, drafts)
+    torch.testing.assert_close(first, again, rtol=0, atol=0)
+    alone, _ = run(ids[1:, -25:], mask[1:, -25:], drafts[1:])
+    torch.testing.assert_close(first[1:], alone, rtol=1e-4, atol=1e-4)
+    method.detach(model)
+
+
 @pytest.mark.parametrize(("option", "value"), [("bits", 4), ("residual", 64), ("axis_key", 1), ("group_size", 32)])
 def test_fp8_has_no_options_of_groups(option, value):
     with pytest.raises(ConfigError, match=rf"method\.{option}={value}: has no effect with method\.backend=fp8"):
