@@ -1,5 +1,7 @@
 """Packing in the engines' formats by one kernel, in Triton's interpreter: bit for bit what the quantizers write."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -126,6 +128,15 @@ def test_a_value_that_is_not_finite_is_named_by_its_place(bad):
     segment = new(Int8PerTokenHead(), "key", x)
     with pytest.raises(NonFiniteError, match=r"\(0, 1, 37, 5\)"):
         segment.append(ALL, x)
+
+
+def test_no_argument_has_a_name_that_the_launcher_uses_itself():
+    """Triton's generated launcher has local variables of these names; the interpreter has no such launcher."""
+    from kvbench.cache.kernels import engine_kernel
+
+    for kernel in (engine_kernel.pack_tokens, engine_kernel.pack_tokens_of_layers, engine_kernel.pack_step):
+        names = set(inspect.signature(kernel.fn).parameters)
+        assert len(names) > 20 and not names & {"params", "options", "specialization"}
 
 
 def test_what_the_kernel_does_not_serve_is_packed_by_torch():
