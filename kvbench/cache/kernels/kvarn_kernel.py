@@ -1,4 +1,4 @@
-"""Triton kernel that balances, quantizes and packs KVarN's tiles, one program per tile of one (row, KV head).
+"""Triton kernel that balances, quantizes and packs KVarN's tiles, one program per 128 tokens of one (row, KV head).
 
 The arithmetic is that of :class:`kvbench.quantizers.kvarn.KvarnQuantizer` in fp32, in another order of summation; codes
 differ by 1 in at most one element of ten thousand, and parameters in their last bit. In tiles with a token or a channel
@@ -116,49 +116,42 @@ def put_plane(words, codes, base, first_field, WIDTH: tl.constexpr, VALUE: tl.co
     tl.store(place, word.to(tl.int16))
 
 
-# Not specialized: arguments that change from call to call must not cause a recompilation.
-@triton.jit(do_not_specialize=["start", "count", "first_row", "tiles", "tag"])
-def pack_balanced(
-    x, upper_words, lower_words, scales, minima, cross, record, stride_row, stride_head, stride_token,
-    start, count, first_row, heads, tiles, tag, iterations,
+@triton.jit
+def pack_tile(
+    x, upper_words, lower_words, scales, minima, cross, record, stride_token, first, start, row, head, first_row, heads,
+    tiles, tag, iterations,
     BALANCE: tl.constexpr, BITS: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, VALUE: tl.constexpr,
 ):  # fmt: skip
-    """Balance, quantize and pack tiles. Grid: (rows x H, KVarN tiles).
+    """Balance, quantize and pack one KVarN tile.
 
     Args:
-        x: pointer to the tokens in full precision; channels are contiguous.
-        upper_words: pointer to the words of the first plane of codes.
-        lower_words: pointer to those of the second plane; that of the first if there is only one.
-        scales: pointer to A, fp16.
-        minima: pointer to Z, fp16.
-        cross: pointer to C, fp16.
-        record: pointer to where the location of the first NaN or Inf is stored
-            (:func:`kvbench.cache.kernels.pack_kernel.pack_tiles`).
-        stride_row: stride of the tokens over rows, in elements.
-        stride_head: stride of the tokens over heads, in elements.
+        x: pointer to the first token of the program's row and head.
+        upper_words: as for :func:`pack_balanced`, like the arguments that follow up to `record`.
+        lower_words: see `upper_words`.
+        scales: see `upper_words`.
+        minima: see `upper_words`.
+        cross: see `upper_words`.
+        record: see `upper_words`.
         stride_token: stride of the tokens over tokens, in elements.
-        start: index, within the segment, of the first token to write.
-        count: number of tokens to write, a multiple of TOKENS; 0 to write nothing.
-        first_row: row of the batch, in the segment, to which row 0 of the tokens belongs.
-        heads: number of KV heads, H.
-        tiles: number of tiles of 128 tokens per head in the buffers of words.
-        tag: number that identifies the segment in `record`.
-        iterations: number of iterations of the balance.
-        BALANCE: ``kvarn``, ``norm`` or ``none``.
-        BITS: bits of a code.
-        TOKENS: tokens of a KVarN tile, 64 or 128.
-        CHANNELS: channels of a head.
-        VALUE: True for values, False for keys.
+        first: index, within the segment, of the tile's first token.
+        start: index, within the segment, of the first token of `x`.
+        row: row of the tokens that the program packs, counted from `first_row`.
+        head: KV head of the program.
+        first_row: as for :func:`pack_balanced`, like the arguments that follow.
+        heads: see `first_row`.
+        tiles: see `first_row`.
+        tag: see `first_row`.
+        iterations: see `first_row`.
+        BALANCE: see `first_row`.
+        BITS: see `first_row`.
+        TOKENS: see `first_row`.
+        CHANNELS: see `first_row`.
+        VALUE: see `first_row`.
     """
     ALONG: tl.constexpr = 0 if VALUE else 1
-    row, head, number = tl.program_id(0) // heads, tl.program_id(0) % heads, tl.program_id(1)
-    if number * TOKENS >= count:
-        return
     token, channel = tl.arange(0, TOKENS), tl.arange(0, CHANNELS)
-    begin = x + row.to(tl.int64) * stride_row + head.to(tl.int64) * stride_head
-    tile = tl.load(begin + (number * TOKENS + token)[:, None].to(tl.int64) * stride_token + channel[None, :])
+    tile = tl.load(x + (first - start + token)[:, None].to(tl.int64) * stride_token + channel[None, :])
     tile = tile.to(tl.float32)
-    first = start + number * TOKENS  # within the segment
 
     strange = tl.where(tile - tile == 0.0, 0x7FFFFFFF, token[:, None] * CHANNELS + channel[None, :])
     strange = tl.min(tl.min(strange, 1), 0)
@@ -205,6 +198,52 @@ def pack_balanced(
         put_plane(lower_words, codes & ((1 << REST) - 1), at * (8 * REST), first % 128 // (8 * REST), REST, VALUE)
 
 
+# Not specialized: arguments that change from call to call must not cause a recompilation.
+@triton.jit(do_not_specialize=["start", "count", "first_row", "tiles", "tag"])
+def pack_balanced(
+    x, upper_words, lower_words, scales, minima, cross, record, stride_row, stride_head, stride_token,
+    start, count, first_row, heads, tiles, tag, iterations,
+    BALANCE: tl.constexpr, BITS: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, VALUE: tl.constexpr,
+):  # fmt: skip
+    """Balance, quantize and pack tiles. Grid: (rows x H, tiles of 128 tokens with a token to write, at least 1).
+
+    Args:
+        x: pointer to the tokens in full precision; channels are contiguous.
+        upper_words: pointer to the words of the first plane of codes.
+        lower_words: pointer to those of the second plane; that of the first if there is only one.
+        scales: pointer to A, fp16.
+        minima: pointer to Z, fp16.
+        cross: pointer to C, fp16.
+        record: pointer to where the location of the first NaN or Inf is stored
+            (:func:`kvbench.cache.kernels.pack_kernel.pack_tiles`).
+        stride_row: stride of the tokens over rows, in elements.
+        stride_head: stride of the tokens over heads, in elements.
+        stride_token: stride of the tokens over tokens, in elements.
+        start: index, within the segment, of the first token to write.
+        count: number of tokens to write, a multiple of TOKENS; 0 to write nothing.
+        first_row: row of the batch, in the segment, to which row 0 of the tokens belongs.
+        heads: number of KV heads, H.
+        tiles: number of tiles of 128 tokens per head in the buffers of words.
+        tag: number that identifies the segment in `record`.
+        iterations: number of iterations of the balance.
+        BALANCE: ``kvarn``, ``norm`` or ``none``.
+        BITS: bits of a code.
+        TOKENS: tokens of a KVarN tile, 64 or 128.
+        CHANNELS: channels of a head.
+        VALUE: True for values, False for keys.
+    """
+    row, head = tl.program_id(0) // heads, tl.program_id(0) % heads
+    begin = x + row.to(tl.int64) * stride_row + head.to(tl.int64) * stride_head
+    for part in range(128 // TOKENS):  # one after the other, as they share words
+        first = (start // 128 + tl.program_id(1)) * 128 + part * TOKENS
+        if (first >= start) & (first < start + count):
+            pack_tile(
+                begin, upper_words, lower_words, scales, minima, cross, record, stride_token, first, start, row, head,
+                first_row, heads, tiles, tag, iterations, BALANCE, BITS, TOKENS, CHANNELS, VALUE,
+            )  # fmt: skip
+            tl.debug_barrier()  # the next one reads words that other threads may have written
+
+
 @triton.jit(do_not_specialize=["start", "count", "first_row", "tiles"])
 def pack_balanced_of_layers(
     table, like, record, offset, stride_row, stride_head, stride_token,
@@ -213,9 +252,9 @@ def pack_balanced_of_layers(
 ):  # fmt: skip
     """Balance, quantize and pack tiles of several layers, given a table of the addresses of their buffers.
 
-    Grid: (rows x H, KVarN tiles, layers). `table` is int64 ``[layers, 7]``: the addresses of the storage of the tokens,
-    of the words of both planes, of A, Z and C, and the segment's tag. `like` is a tensor with the dtype of the tokens,
-    and `offset` that of the first token in its storage. The other arguments are those of :func:`pack_balanced`.
+    Grid: (rows x H, tiles of 128 tokens, layers). `table` is int64 ``[layers, 7]``: the addresses of the storage of the
+    tokens, of the words of both planes, of A, Z and C, and the segment's tag. `like` is a tensor with the dtype of the
+    tokens, and `offset` that of the first token in its storage. The other arguments are those of :func:`pack_balanced`.
     """
     entry = table + tl.program_id(2) * 7
     # allocators align buffers to 16 bytes; without this hint, accesses through an address are not vectorized
