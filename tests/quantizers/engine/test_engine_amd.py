@@ -49,7 +49,11 @@ def test_slots_of_octave_equal_the_engine():
     assert torch.equal(scale.contiguous().view(torch.uint8), slots[..., 64:66])
     values = butterfly(key.decode(codes, (scale,), torch.float32), 64) * signs(64)
     assert torch.allclose(values[:, :DEQUANTIZED], array("amd/octave_k3v4_rope64_K_deq"), rtol=1e-6, atol=1e-5)
-    # the slots' values are the same tokens in reverse order, of which the first half is stored
+    # the slots of the last tokens hold the values of the first ones, which are stored in their order
+    slots = array("amd/octave_k3v4_rope64_value_slots")
+    codes, (scale,) = value.encode(butterfly(array("x") * signs(64), 64))
+    assert torch.equal(nibbles(codes), slots[..., 32:64])
+    assert torch.equal(scale[..., :1].contiguous().view(torch.uint8), slots[..., 66:68])
     assert slots.shape[-1] == 72 and value.parameters(torch.float16)[0].shape(1, 64) == (1, 3)
 
 
