@@ -231,7 +231,7 @@ def options(columns: int, wide: bool, fine: bool, dense: bool, small: bool = Fal
         columns: number of columns that the query rows of a KV head take, usually one each.
         wide: True for heads of more than 128 channels, which leave a warp registers for one block of rows only.
         fine: True if a group has fewer than 32 tokens, so that two warps cannot share the tokens of a tile.
-        dense: True if codes of 3 bits are read, which is bound by unpacking them.
+        dense: True if codes of 3 bits or of levels are read, which is bound by unpacking them.
         small: True if e2m1 codes are read, which is bound by unpacking them: with up to 4 columns, 16 warps of 128
             registers are faster than 8 of twice as many.
 
@@ -286,7 +286,7 @@ def build(
     columns = rows * columns_of_row(phases)
     forms = [form for pair in phases for form in pair if form.kind != "full"]
     fine = any(form.group < 32 and form.axis == "channel" and not form.window for form in forms)
-    dense = any(form.bits == 3 for form in forms)
+    dense = any(form.bits == 3 or form.kind in LEVELS for form in forms)
     small = any((form.kind, form.bits) == ("float", 4) for form in forms)
     for option in options(columns, channels > 128, fine, dense, small):
         values = {**option, **dict(tuning)}
