@@ -7,13 +7,15 @@ identifies the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from torch import Tensor
 
-from kvbench.calibration.stored import Stored
+from kvbench.calibration.stored import FOLDER, KEY, Stored, in_folders, load
+from kvbench.errors import ConfigError
 
 #: the two sides of a layer
 SIDES = ("key", "value")
@@ -68,3 +70,30 @@ def command(model: str) -> str:
         model: name of the model.
     """
     return f"python -m kvbench.calibrate{Rotations.ARGUMENTS} --model {model} --text FILE"
+
+
+def find(named: Path | None, fits: Callable[[Rotations], bool], beside: Path | None, model: str) -> Rotations:
+    """Return the first file of rotations for which ``fits(file)`` is True, or the one that is named.
+
+    Args:
+        named: a file, which is returned whatever `fits` says, or the only folder to search; None for the usual folders.
+        fits: returns True for a file that belongs to the model.
+        beside: folder of the model's weights, whose subfolder ``calibration`` is searched; None: unknown.
+        model: name of the model, for messages.
+
+    Raises:
+        ConfigError: there is no such file. The message shows the command that makes one.
+    """
+    if named is not None and named.is_file():
+        return load(named, Rotations)
+    folders = [named] if named is not None else [*([beside / "calibration"] if beside is not None else []), FOLDER]
+    for file in in_folders(folders, Rotations):
+        if fits(file):
+            return file
+    raise ConfigError(
+        KEY,
+        None if named is None else str(named),
+        f"oscar needs a calibration (rotations), but there is none for {model} in {' or '.join(map(str, folders))}",
+        hint=f"{command(model)}\n        or, without a calibration, "
+        "method.basis=rotation method.rotation.key=hadamard method.rotation.value=hadamard",
+    )

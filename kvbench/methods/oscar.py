@@ -12,6 +12,7 @@ give at 128k tokens. With fp32 parameters, as in the authors' runs, it would be 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -103,12 +104,9 @@ class Oscar(RecencyMethod):
 
     def reach(self) -> Reach | None:
         """Return the largest number of tokens of which none is packed: `sinks` + `window`; None if both are 0."""
-        exact = self.sinks + self.window
-        return (
-            Reach("method.window" if self.window else "method.sinks", self.window or self.sinks, exact)
-            if exact
-            else None
-        )
+        if self.window:
+            return Reach("method.window", self.window, self.sinks + self.window)
+        return Reach("method.sinks", self.sinks, self.sinks) if self.sinks else None
 
     def transform(self, layer: KVLayer, side: Side) -> Transform | None:
         """Return the basis of a layer's keys or values; arguments as for :meth:`Method.transform`."""
@@ -245,31 +243,10 @@ class Oscar(RecencyMethod):
         digest = hashlib.sha256(self.calibration_file.read_bytes()).hexdigest()[:16]
         return {**super().identity(), "calibration": digest}
 
-    def _find(self, fits: Any, beside: Path | None, name: str) -> Rotations:
-        """Return the first calibration for which ``fits(file)`` is True, or the one that `calibration` names.
+    def _find(self, fits: Callable[[Rotations], bool], beside: Path | None, name: str) -> Rotations:
+        from kvbench.calibration.rotations import find
 
-        Args:
-            fits: returns True for a calibration file that belongs to the model.
-            beside: folder of the model's weights, whose subfolder ``calibration`` is searched; None: unknown.
-            name: the model, for messages.
-        """
-        from kvbench.calibration.rotations import Rotations, command
-        from kvbench.calibration.stored import FOLDER, KEY, in_folders, load
-
-        named = None if self.calibration is None else Path(self.calibration).expanduser()
-        if named is not None and named.is_file():
-            return load(named, Rotations)
-        folders = [named] if named is not None else [*([beside / "calibration"] if beside is not None else []), FOLDER]
-        for file in in_folders(folders, Rotations):
-            if fits(file):
-                return file
-        raise ConfigError(
-            KEY,
-            self.calibration,
-            f"oscar needs a calibration (rotations), but there is none for {name} in {' or '.join(map(str, folders))}",
-            hint=f"{command(name)}\n        or, without a calibration, "
-            "method.basis=rotation method.rotation.key=hadamard method.rotation.value=hadamard",
-        )
+        return find(None if self.calibration is None else Path(self.calibration).expanduser(), fits, beside, name)
 
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
