@@ -32,7 +32,7 @@ from kvbench.cache.segments.packed import PackedSegment
 from kvbench.decoding.sampling import Sampling, draw, probabilities
 from kvbench.decoding.segments import Spanning, Twins
 from kvbench.decoding.tables import Layout, Upload, laid_out
-from kvbench.rotation.kernel import step as rotate
+from kvbench.rotation.step import step as rotate
 
 
 @dataclass

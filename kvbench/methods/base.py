@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.demotion import untouched
-from kvbench.methods.layer_map import EXACT, Layers, forms, parse, with_formats, written
+from kvbench.methods.layer_map import EXACT, EXACT_TARGET, Layers, forms, parse, with_formats, written
 from kvbench.methods.python_hints import for_python
 from kvbench.methods.reach import Reach
 from kvbench.methods.takes import check_taken
@@ -25,6 +25,7 @@ from kvbench.methods.traits import Traits
 from kvbench.quantizers.spec import FormatSpec, QuantizerSpec
 from kvbench.rotation.spec import RotationSpec
 from kvbench.util.requirements import Package
+from kvbench.util.schema import load_class
 
 if TYPE_CHECKING:
     import torch
@@ -123,9 +124,8 @@ class Method(Traits):
             form: ``fp16``, the name of a quantizer preset, or two for keys and values.
         """
         if form == EXACT:
-            from kvbench.methods.fp16 import FP16
-
-            return FP16()
+            exact: Method = load_class("method._target_", EXACT_TARGET, EXACT_TARGET)()
+            return exact
         return with_formats(self, form, self.takes)
 
     # -- the rules: defined by each method --------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from kvbench.util.schema import build
 #: a map as it is typed: text, a list of its entries, or a mapping of layers to formats
 Layers = str | tuple[str, ...] | dict[str, str] | None
 
-EXACT = "fp16"
+#: format of layers in full precision, and the method that serves them (by name: it imports the base of all methods)
+EXACT, EXACT_TARGET = "fp16", "kvbench.methods.fp16.FP16"
 KEY = "method.layers"
 EXAMPLE = "method.layers=[0-1:fp16,2-29:int4,30-:int8]"
 _RANGE = re.compile(r"(-?\d+)(?:(-)(-?\d+)?)?")

@@ -5,5 +5,27 @@ does the output if the values are multiplied by one and the output by its invers
 spread over all channels, so that quantization loses less (QuaRot, Ashkboos et al. 2024, arXiv 2404.00456).
 """
 
-from kvbench.rotation.basis import Transform as Transform
-from kvbench.rotation.named import transform as transform
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvbench.rotation.spec import RotationSpec
+
+if TYPE_CHECKING:
+    from kvbench.rotation.basis import Transform
+    from kvbench.rotation.named import transform
+
+__all__ = ["RotationSpec", "Transform", "transform"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the transforms on first use, so that checking a config through `kvbench.rotation.spec` needs no torch."""
+    if name == "Transform":
+        from kvbench.rotation.basis import Transform
+
+        return Transform
+    if name == "transform":
+        from kvbench.rotation.named import transform
+
+        return transform
+    raise AttributeError(f"module 'kvbench.rotation' has no attribute {name!r}")

@@ -7,30 +7,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from kvbench.rotation import kernel
+from kvbench.rotation.kernel import Butterfly, Use, rotated, steps
 
 #: elements that are converted to fp32 at a time: 64 MiB
 ELEMENTS = 1 << 24
-
-
-@dataclass(frozen=True, eq=False)
-class Butterfly:
-    """A transform whose matrix is a product of signs and Hadamard matrices, which kernels compute without the matrix.
-
-    Args:
-        block: length of the blocks, a power of two.
-        scale: factor of the forward matrix: ``M = signs * H * scale``.
-        signs: fp32 ``[D]``; None for no signs.
-    """
-
-    block: int
-    scale: float
-    signs: Tensor | None = None
-
-    @property
-    def dual_scale(self) -> float:
-        """Factor of the dual matrix, and of the inverse."""
-        return 1 / (self.block * self.scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +74,10 @@ class Transform:
         """
         return self._product(outputs, "inverse")
 
-    def _product(self, x: Tensor, use: kernel.Use) -> Tensor:
-        if kernel.steps(x):
-            return kernel.rotated(x, self, use)
+    def _product(self, x: Tensor, use: Use) -> Tensor:
         matrix: Tensor = getattr(self, use)
+        if steps(x):
+            return rotated(x, matrix, self.butterfly, use)
         if matrix.ndim == 2:
             return _product(x, matrix)
         batch, heads, count, channels = x.shape  # the query heads of a KV head are adjacent

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from kvbench.errors import ConfigError
 from kvbench.rotation import hadamard
-from kvbench.rotation.basis import Butterfly, Transform
+from kvbench.rotation.basis import Transform
+from kvbench.rotation.kernel import Butterfly
 from kvbench.rotation.spec import SUFFIX, Side, block_of, power_of_two
 
 
@@ -39,6 +40,7 @@ def transform(name: str, side: Side, channels: int, device: torch.device, layer:
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)  # shared by callers outside of it
 def _named(name: str, side: Side, channels: int, device: torch.device) -> Transform:
     block = block_of(name, side) or power_of_two(channels)
     signs: Tensor | None = None
@@ -66,6 +68,7 @@ def butterfly(block: int, channels: int, signs: Tensor | None = None, scale: flo
 
 
 @lru_cache(maxsize=1024)
+@torch.inference_mode(False)
 def _from_file(path: str, changed: int, side: Side, channels: int, device: torch.device, layer: int) -> Transform:
     with safe_open(path, framework="pt") as file:
         key, names = f"{side}.{layer}", list(file.keys())

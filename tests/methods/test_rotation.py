@@ -63,8 +63,10 @@ def test_without_quantization_the_logits_are_those_of_fp16(channels, key):
         assert (chunked - wanted).abs().max() < 1e-5 * max(1.0, float(wanted.abs().max())), name
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral"])
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [(name, "mistral" if name in ("kivi", "streamingllm", "quantspec", "snapkv") else "llama") for name in EXACT],
+)
 def test_methods_place_observe_and_drop_the_same_tokens(name, architecture):
     """Padded rows, a sliding window, prompts that are observed, sinks whose positions change, a draft's own cache."""
     model, (ids, mask) = zoo.model(architecture), zoo.padded_batch([90, 71], seed=5)

@@ -9,6 +9,7 @@ interpreted()
 
 from kvbench.rotation import Transform, kernel, transform  # noqa: E402
 from kvbench.rotation.named import butterfly  # noqa: E402
+from kvbench.rotation.step import step  # noqa: E402
 
 CPU = torch.device("cpu")
 HEADS, GROUP, BATCH, COUNT = 2, 3, 2, 3
@@ -55,7 +56,7 @@ def test_a_step_is_rotated_in_one_launch_and_written_where_the_table_says(key, v
     )
     buffers = torch.zeros(BATCH, HEADS, 9, size), torch.zeros(BATCH, HEADS, 7, 16)
     places = torch.tensor([[4, 0], [2, 3]], dtype=torch.int32)
-    query, keys, values = kernel.step(q, k, v, first, second, *((*buffers, places) if placed else ()))
+    query, keys, values = step(q, k, v, first, second, *((*buffers, places) if placed else ()))
     assert torch.allclose(query, wanted[0], atol=1e-5)
     if not placed:
         assert torch.allclose(keys, wanted[1], atol=1e-5) and torch.allclose(values, wanted[2], atol=1e-5)
@@ -74,7 +75,7 @@ def test_one_tensor_is_multiplied_by_any_of_the_matrices(name, size, use):
     wanted = {"forward": one.keys, "dual": one.queries, "inverse": one.back}
     if use == "forward":
         x = x[:, :HEADS]
-    got = kernel.rotated(x, one, use)
+    got = kernel.rotated(x, getattr(one, use), one.butterfly, use)
     assert torch.allclose(got, wanted[use](x), atol=1e-5)
     assert got.stride() == torch.empty_like(x).stride()
 
@@ -84,16 +85,16 @@ def test_many_tokens_share_a_matrix_per_program(monkeypatch):
     monkeypatch.setattr(kernel, "PROGRAMS", 10)
     q, k, v = tensors(16, 16, count=11)
     first = basis("heads", 16)
-    query, keys, _ = kernel.step(q, k, v, first, basis("matrix", 16))
+    query, keys, _ = step(q, k, v, first, basis("matrix", 16))
     assert torch.allclose(query, first.queries(q), atol=1e-5) and torch.allclose(keys, first.keys(k), atol=1e-5)
-    assert kernel.per_program(11, first) == 16 and kernel.per_program(11, basis("hadamard", 16)) == 1
+    assert kernel.per_program(11, dense=True) == 16 and kernel.per_program(11, dense=False) == 1
 
 
 def test_sixteen_bits_are_rotated_in_fp32():
     """As by the product in fp32, but for numbers between two of fp16."""
     given = [x.half() * 30 for x in tensors(64, 64)]
     one = basis("rht", 64)
-    for got, x in zip(kernel.step(*given, one, one), given, strict=True):
+    for got, x in zip(step(*given, one, one), given, strict=True):
         wanted = one.keys(x.float())
         assert got.dtype == x.dtype == torch.float16
         assert bool(((got.float() - wanted).abs() <= wanted.abs() * 2**-11 + 1e-5).all())
