@@ -34,9 +34,13 @@ BESIDE = {"BF16": "fp16", "KIVI-k4v4": "kivi:int4", "KIVI-k2v2": "kivi:int2"}
 
 @cache
 def folded(name: str) -> dict[str, Any]:
-    """Return the folded points of a model."""
-    content: dict[str, Any] = json.loads((ROOT / FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return content
+    """Return the folded points and lines of a model, those of larger batches among them if they were measured."""
+    both: dict[str, Any] = {"points": [], "fits": []}
+    for path in (ROOT / FOLDER / f"{name}.json", ROOT / FOLDER / f"{name}_batches.json"):
+        if path.exists():
+            measured = json.loads(path.read_text(encoding="utf-8"))
+            both = {key: rows + measured[key] for key, rows in both.items()}
+    return both
 
 
 def points(name: str, **wanted: Any) -> list[dict[str, Any]]:

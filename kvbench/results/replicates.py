@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -58,12 +58,12 @@ def fold(contents: Sequence[Mapping[str, Any]]) -> Row:
     Returns:
         A dict with ``points`` (:func:`_point`) and ``fits`` (:func:`_fits`), each a list.
     """
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for content in contents:
+    groups: dict[tuple[Any, ...], list[tuple[int, Mapping[str, Any]]]] = {}
+    for number, content in enumerate(contents):
         for row in content["rows"]:
             if row["status"] in ("ok", "oom"):
                 key = (row["setting"], row.get("graphs"), row["batch"], row["prompt"], row["new_tokens"])
-                groups.setdefault(key, []).append(row)
+                groups.setdefault(key, []).append((number, row))
     full_bits = 32.0 if contents and contents[0].get("dtype") == "float32" else 16.0
     points = [_point(rows, full_bits) for _, rows in sorted(groups.items(), key=lambda item: _order(item[0]))]
     fits = list(_fits(points))
@@ -76,13 +76,14 @@ def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:
     return (key[0] != "fp16", key[0], str(key[1]), *key[2:])
 
 
-def _point(rows: Sequence[Mapping[str, Any]], full_bits: float) -> Row:
-    """Return the figures of one point.
+def _point(numbered: Sequence[tuple[int, Mapping[str, Any]]], full_bits: float) -> Row:
+    """Return the figures of one point, given the number of each process that measured it, and its row.
 
-    ``tpot_s`` is the median of the processes' medians ``medians_s``; ``cv`` their coefficient of variation (standard
-    deviation with n - 1, divided by the mean), None for one process; ``unstable``: `cv` exceeds :data:`UNSTABLE`.
-    Sizes are those of the first process, as they do not depend on it.
+    ``tpot_s`` is the median of the processes' medians ``medians_s``, and ``measured_by`` their numbers; ``cv`` is their
+    coefficient of variation (standard deviation with n - 1, divided by the mean), None for one process; ``unstable``:
+    `cv` exceeds :data:`UNSTABLE`. Sizes are those of the first process, as they do not depend on it.
     """
+    rows = [row for _, row in numbered]
     one = rows[0]
     point: Row = {key: one.get(key) for key in ("setting", "graphs", "prompt", "batch", "new_tokens")}
     timed = [row for row in rows if row["status"] == "ok"]
@@ -99,6 +100,7 @@ def _point(rows: Sequence[Mapping[str, Any]], full_bits: float) -> Row:
         "path": one.get("path"),
         "tpot_s": time_s,
         "medians_s": medians,
+        "measured_by": [number for number, _ in numbered],
         "steps": one["tpot_s"].get("n"),
         "cv": cv,
         "unstable": cv is not None and cv > UNSTABLE,
@@ -144,7 +146,10 @@ def _fits(points: Sequence[Row]) -> Iterator[Row]:
             groups.setdefault((point["setting"], point["graphs"], point["batch"]), []).append(point)
     lines: dict[tuple[Any, ...], LatencyFit] = {}
     for key, group in groups.items():
-        by_length, by_bytes = _fit(group, length), _fit(group, lambda point: float(point["kv_used"]))
+        alike = [point for other, its in groups.items() if other[1:] == key[1:] for point in its]
+        common = sorted(set.intersection(*(set(point["measured_by"]) for point in alike)))
+        by_length = _fit(group, common, length)
+        by_bytes = _fit(group, common, lambda point: float(point["kv_used"]))
         if by_length is None or by_bytes is None:
             continue
         lines[key] = by_length
@@ -166,11 +171,17 @@ def _fits(points: Sequence[Row]) -> Iterator[Row]:
         yield row
 
 
-def _fit(group: Sequence[Row], x: Any) -> LatencyFit | None:
-    """Fit a line to the points of a setting and to those of each process; `x` returns a point's abscissa."""
-    each = min(len(point["medians_s"]) for point in group)
-    processes = [[(x(point), point["medians_s"][number]) for point in group] for number in range(each)]
-    return fit_latency([(x(point), point["tpot_s"]) for point in group], processes if each > 1 else ())
+def _fit(group: Sequence[Row], common: Sequence[int], x: Callable[[Row], float]) -> LatencyFit | None:
+    """Fit a line to the points of a setting, and one for each process that measured all points.
+
+    Args:
+        group: the points.
+        common: numbers of the processes that measured all points, those of other settings among them.
+        x: function that returns a point's abscissa.
+    """
+    own = [dict(zip(point["measured_by"], point["medians_s"], strict=True)) for point in group]
+    processes = [[(x(point), times[n]) for point, times in zip(group, own, strict=True)] for n in common]
+    return fit_latency([(x(point), point["tpot_s"]) for point in group], processes if len(common) > 1 else ())
 
 
 def _break_even(own: LatencyFit, fp16: LatencyFit) -> Row:

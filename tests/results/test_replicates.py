@@ -72,6 +72,17 @@ def test_points_that_do_not_fit_and_single_processes():
     assert folded["fits"][0]["slopes_s"] == []
 
 
+def test_a_process_that_lacks_a_point_has_no_line_of_its_own():
+    contents = [process(0.0), process(1e-4), process(-3e-4)]
+    del contents[1]["rows"][0]
+    folded = fold(contents)
+    first = folded["points"][0]
+    assert first["measured_by"] == [0, 2] and first["tpot_s"] == pytest.approx((6.25e-3 + 5.95e-3) / 2)
+    full, packed = folded["fits"]
+    assert full["intercepts_s"] == pytest.approx([6e-3, 5.7e-3]) and packed["intercepts_s"] == pytest.approx([7e-3] * 2)
+    assert packed["break_evens"] == pytest.approx([8000, 10400])  # pairs of lines of one process
+
+
 def test_files_must_belong_together(tmp_path: Path):
     names = [tmp_path / f"{name}.json" for name in ("a", "b", "c", "d")]
     for name, content in zip(names, (process(0.0), process(0.0), process(0.0, "other"), {"rows": []}), strict=True):
