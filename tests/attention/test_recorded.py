@@ -11,6 +11,8 @@ from torch import Tensor
 from kvbench.attention import recorded
 from kvbench.attention.logits import Logits
 from kvbench.attention.phases import NotServed
+from kvbench.attention.rope import pre_rope
+from kvbench.attention.rope.rotary import rotary
 from tests import zoo
 
 QUERY, KEY, VALUE = torch.randn(2, 4, 3, 64), torch.randn(2, 2, 3, 64), torch.randn(2, 2, 3, 5)
@@ -90,3 +92,25 @@ def test_the_stand_in_for_a_cache_passes_keys_and_values_on() -> None:
     keys, values = through.update(KEY, VALUE, 0)
     assert keys is KEY and values is VALUE
     assert through.get_seq_length() == 0 and bool(through) and not through.is_compileable
+
+
+@torch.inference_mode()
+def test_each_layer_gets_the_keys_that_it_stores() -> None:
+    """Before RoPE in the first layer, after it in the second, as with a map of formats."""
+    model, seen = zoo.model.__wrapped__("llama"), []
+    pre_rope.attach(model)
+    ids, positions = torch.tensor([[5, 6]]), torch.tensor([[40, 41]])
+
+    def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits) -> Tensor:
+        seen.append(key)
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True).transpose(1, 2)
+
+    stored = []
+    for before_rope in ([True, False], [True, True]):
+        with recorded.recording(model, serve, before_rope=before_rope):
+            model(input_ids=ids, position_ids=positions, past_key_values=recorded.PassThrough(), use_cache=True)
+        stored.append(seen[-2:])
+    rotate = rotary(model, "keys").rotate
+    assert torch.equal(stored[0][0], stored[1][0])
+    assert torch.allclose(stored[0][1], rotate(stored[1][1], positions), atol=1e-5)
+    assert not torch.allclose(stored[0][1], stored[1][1], atol=1e-2)

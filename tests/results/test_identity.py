@@ -101,6 +101,14 @@ def test_names_for_people():
     assert short_name(config("r", "fp16")) == "fp16"
     forced = config("r", method={"preset": "quantspec", "forced_acceptance": 0.9}, quantizer={"name": "none"})
     assert short_name(forced) == "quantspec (forced acceptance 0.9)"
+    for layers in (["0-1:fp16", "-1:int8"], "0-1:fp16,-1:int8", {"0-1": "fp16", "-1": "int8"}):
+        mixed = config("r", "kivi", method={"layers": layers})
+        assert short_name(mixed) == "kivi int2 layers=0-1:fp16,-1:int8"
+
+
+def test_fp16_with_rotated_heads_is_no_baseline():
+    assert is_baseline(config("r", "fp16", method={"rotation": {"key": "none", "value": "none"}}))
+    assert not is_baseline(config("r", "fp16", method={"rotation": {"key": "none", "value": "rht"}}))
 
 
 def checkpoint(folder, content=b"weights", place=None, size=40 << 20):

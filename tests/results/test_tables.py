@@ -88,6 +88,22 @@ def test_labels_name_what_differs_and_nothing_else():
     assert tables.labels(runs) == ["kivi int2 residual=32", "kivi int2 residual=64", "fp16"]
 
 
+def test_labels_name_a_rotation_that_only_some_runs_have():
+    """Runs from before the option rotate nothing."""
+    sides = (
+        {"key": "hadamard", "value": "hadamard"},
+        {"key": "rht", "value": "none"},
+        {"key": "none", "value": "none"},
+    )
+    runs = [run("kivi int2"), *(run("kivi int2", rotation=rotation) for rotation in sides)]
+    assert tables.labels(runs) == [
+        "kivi int2 rotation=none",
+        "kivi int2 rotation=hadamard",
+        "kivi int2 rotation=rht/none",
+        "kivi int2 rotation=none",
+    ]
+
+
 def test_a_failed_run_says_so():
     runs = [run("fp16"), {**run("kivi int2", status="oom"), "scores": {}, "mean": aggregate.overall({})}]
     text = tables.summary(runs, 140, color=False)
