@@ -185,7 +185,7 @@ def test_a_sweep_over_presets_repositories_and_folders(
         ("'https://me:hf_abcdefghijkl@huggingface.co/me/mine'", ["no such model", "***"]),
         ("../dataset/mini", ["model=../dataset/mini", "the full path: model=/"]),
         ("./latent", ["latent attention (MLA)"]),
-        ("./recurrent", ["layers of type linear_attention"]),
+        ("./recurrent", ["layers of type chunked_attention"]),
         ("./odd", ["config.json", "hidden_size"]),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_wrong_name_is_refused_with_what_to_type(
     for place in ("empty", "sub/empty"):
         Path(place).mkdir(parents=True)
     folder(Path("latent"), kv_lora_rank=512)
-    folder(Path("recurrent"), layer_types=["linear_attention", "full_attention"])
+    folder(Path("recurrent"), layer_types=["chunked_attention", "full_attention"])
     folder(Path("odd"), hidden_size="many")
     for command in ([f"model={typed}"], ["--multirun", f"model=tiny,{typed}"]):
         assert main([*command, "--cfg", "job"] if command[0] != "--multirun" else command) == 2

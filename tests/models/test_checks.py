@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPTNeoXConfig, Lfm2Config, LlamaConfig
 
 from kvbench.errors import ModelError
 from kvbench.models import checkpoint
@@ -43,9 +44,13 @@ def config(**changes: Any) -> Any:
 
 
 def test_the_shape_of_a_model() -> None:
-    assert shape_of(config()) == Shape("x", layers=3, heads=4, kv_heads=2, head_dim=24, hidden_size=64, vocab_size=9)
-    bare = shape_of(config(num_key_value_heads=None, head_dim=None))
+    sizes = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 64, "vocab_size": 9}
+    whole = shape_of(LlamaConfig(**sizes, num_key_value_heads=2, head_dim=24))
+    assert whole == Shape("llama", layers=3, heads=4, kv_heads=2, head_dim=24, hidden_size=64, vocab_size=9)
+    bare = shape_of(GPTNeoXConfig(**sizes))
     assert (bare.kv_heads, bare.head_dim) == (4, 16)
+    hybrid = Lfm2Config(**sizes, num_key_value_heads=2, layer_types=["conv", "full_attention", "conv"])
+    assert shape_of(hybrid).layers == 1  # those with keys and values
 
 
 def tokenizer(vocabulary: dict[str, int], added: tuple[str, ...] = (), **special: int | None) -> Any:
@@ -69,7 +74,7 @@ def test_models_that_are_not_served_are_refused_before_their_vocabulary() -> Non
     check_served(MODEL, config(vocab_size=None), tokenizer({"a": 99}))
     with pytest.raises(ModelError, match=r"^model m: its tokenizer has 1 tokens"):
         check_served(MODEL, config(), tokenizer({"a": 9}))
-    with pytest.raises(ModelError, match=r"^model m: mamba has layers without softmax attention"):
+    with pytest.raises(ModelError, match=r"^model m: mamba has no softmax attention"):
         check_served(MODEL, config(model_type="mamba"), tokenizer({"a": 9}))
 
 

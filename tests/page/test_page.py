@@ -64,7 +64,7 @@ def test_a_run_is_shown_with_its_figures(built, tmp_path):
     fp16, kivi = sorted(data["runs"], key=lambda run: run["id"])
     assert fp16["fp16"] is True and fp16["name"] == "fp16"
     assert kivi["score"] == [0.83333, 0.16667, 3, -0.16667, 0.16667]
-    assert (kivi["kv"], kivi["bill"], kivi["ratio"]) == (1000, [600, 200, 200, 0], 4)
+    assert (kivi["kv"], kivi["bill"], kivi["ratio"]) == (1000, [600, 200, 200, 0, 0], 4)
     assert kivi["ttfts"] == [0.605, 0.625, 0.65, 0.675, 0.695, 2]  # without the warm-up sample
     assert kivi["tpots"][2:] == [0.025, 0.03, 0.03, 4]
     assert kivi["command"] == (
