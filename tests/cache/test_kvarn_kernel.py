@@ -40,7 +40,7 @@ def test_tiles_equal_those_of_the_quantizer(side, bits, tile, channels, balance,
     x = torch.randn(2, 2, 192 if tile == 64 else 256, channels, generator=generator)
     x[..., 5] *= 8
     x *= (0.5 * torch.randn(2, 2, x.shape[2], 1, generator=generator)).exp()
-    x[1, 0, 3] = 0 if balance != "kvarn" else 0.01  # beside zeros, rounding decides which state is the best
+    x[1, 0, 3] = 0 if balance != "kvarn" else 0.01  # a token of zeros leaves the best state to rounding
     x = x.half()  # with as few bits as bf16 has, elements lie exactly between two codes
     quantizer = KvarnQuantizer(bits, tile, "channel" if side == "key" else "token", balance, iterations)
     packed = segment(quantizer, side, x)
