@@ -224,6 +224,32 @@ def goodput() -> str:
     return table(["simulated", "most at a time", *(f"{rate:g} a second" for rate in rates)], body)
 
 
+def capacity() -> str:
+    """Return the table of sequences that fit into a memory, by formula and by allocation."""
+    gib, rows = 2**30, []
+    for row in content("capacity"):
+        sizes = [row["per_sequence"] / gib, row["workspace"] / gib]
+        numbers = [str(row["by_formula"]), str(row["allocated"])]
+        rows.append([SETTINGS[row["setting"]], *(f"{size:.2f}" for size in sizes), *numbers])
+    return table(["Llama-2-7B, 32k", "GiB a sequence", "workspace", "by formula", "allocated"], rows)
+
+
+def energy() -> str:
+    """Return the table of energy per token at one length."""
+    rows = []
+    for setting in ("fp16", "kivi:int4", "kivi:int2"):
+        (row,) = content(f"energy_{setting.rpartition(':')[2]}")
+        used = row["energy"]
+        cells = [
+            f"{used['J_per_token']:.2f}",
+            f"{used['W']:.0f}",
+            f"{1e3 * row['tpot_s']['median']:.2f}",
+            f"{used['s']:.1f}",
+        ]
+        rows.append([SETTINGS[setting], *cells])
+    return table(["Llama-2-7B, 32k", "J per token", "W", "ms per token", "measured for, s"], rows)
+
+
 def tables() -> Iterator[str]:
     """Yield the tables in the order of the page."""
     yield beside()

@@ -11,6 +11,7 @@ from kvbench.measure.meter import How, Meter
 from kvbench.measure.point_figures import per_sequence
 from kvbench.methods.base import Method
 from kvbench.models.load import LoadedModel
+from kvbench.profiling.machine import state
 from kvbench.results.samples import MEASURED, Row
 from kvbench.runner.rows import Machine, head
 from kvbench.runner.scoring import scored
@@ -54,7 +55,9 @@ class Points:
         assert isinstance(point, MeasurePoint)
         if self._meter is None:
             self._meter = self._new_meter(sample, point)
+        before = state(self.loaded.device)
         figures = self._meter.point(point.prompt, point.batch)
+        after = state(self.loaded.device)
         fitted = figures["status"] == "ok"
         if point.prompt + figures["new_tokens"] > self.loaded.max_length:
             figures["beyond"] = self.loaded.max_length  # only with random weights (Efficiency.fits)
@@ -72,7 +75,7 @@ class Points:
                 ttft_s=None,  # a mean over points would be meaningless: each has its own figures
                 decoded=0,
             )
-            | {"point": figures},
+            | {"point": figures, "machine": {"before": before, "after": after}},
         }
         return {**row, "method": note} if note else row
 

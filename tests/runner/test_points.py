@@ -51,8 +51,10 @@ def run(monkeypatch, *samples: Sample, figures=None, max_length=40, new_tokens=N
             measured.append((prompt, batch))
             return dict(figures or {**FIGURES, "prompt": prompt, "batch": batch})
 
+    states = iter(f"state {number}" for number in range(100))
+    monkeypatch.setattr(points, "state", lambda device: f"{device}, {next(states)}")
     monkeypatch.setattr(points, "Meter", Meter)
-    loaded: Any = SimpleNamespace(model="model", tokenizer="tokenizer", max_length=max_length)
+    loaded: Any = SimpleNamespace(model="model", tokenizer="tokenizer", max_length=max_length, device="cpu")
     strategy = Points(
         "method",  # type: ignore[arg-type]
         DecodingConfig(max_new_tokens=new_tokens, temperature=0.5, top_p=0.75),
@@ -130,6 +132,7 @@ def test_the_row_of_a_point(monkeypatch) -> None:
             "peak_bytes": {"prefill": 7, "decode": 5},
             "attention": {"reads_packed": True, "path": "triton"},
             "point": FIGURES,
+            "machine": {"before": "cpu, state 0", "after": "cpu, state 1"},
         },
     }
 
