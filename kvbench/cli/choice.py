@@ -100,7 +100,7 @@ def choice(group: str, name: str, extra: Path | None = None) -> Choice:
         hint = f"did you mean '{near}'?" if near else f"python -m kvbench --help {group} lists them"
         raise ConfigError(group, name, f"no such {group}", allowed=few(list(files), name), hint=hint)
     data, notes = _file(group, files[name], files)
-    if group == "method":
+    if group == "method" and not NOT_OPTIONS.issuperset(data):
         data, notes = _common(data, notes)
     target, cls = _classes(group, data)
     sets = tuple(_overrides(data.get("defaults") or ()))

@@ -71,7 +71,8 @@ def _text(chosen: Choice) -> str:
     for option in chosen.options:
         lines += ["", *_option(option)]
     if not chosen.options:
-        lines.append("  It has no options.")
+        every = " Every method has method.rotation.key, method.rotation.value and method.layers."
+        lines.append("  It has no options." + (every if chosen.group == "method" else ""))
     return "\n".join(lines) + "\n"
 
 
