@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from experiments.checks.rules import Rule, Text, Whole
+from experiments.checks.rules import Rule, Text, Whole, load
 from experiments.efficiency.latency import FOLDER, MODELS, PAPER, fits, points, tables
 
 PAGE = "docs/bytes-and-latency.md"
@@ -61,5 +61,9 @@ def rules() -> Iterator[Rule]:
     yield Text(PAGE, "r_nom is 4 and 8 where r_alloc is {} and {}", values, source)
     values = [at(EIGHT, f"kivi:{bits}", short, "r_alloc") for bits in ("int4", "int2")]
     yield Text(PAGE, "step allocates take more: {} and {} with Llama-3.1-8B", values, source)
+    idle = load(f"{FOLDER}/energy_fp16.json")["machine"]["idle_W"]
+    yield Text(PAGE, "Idle it drew {} W", [idle], f"{FOLDER}/energy_fp16.json")
+    weights = load(f"{FOLDER}/capacity.json")["rows"][0]["weights"] / 2**30
+    yield Text(PAGE, "of which {} GiB are Llama-2-7B's weights", [weights], f"{FOLDER}/capacity.json")
     values = [at(name, "kivi:int8", long, "S") for name in (SEVEN, EIGHT)]
     yield Text(PAGE, "int8 is the nearest that is measured here: S is {} and {} at 128k", values, source)

@@ -256,7 +256,9 @@ def tables() -> Iterator[str]:
     for make in (times, lines, compression):
         for title in MODELS:
             yield make(title)
+    yield capacity()
     yield goodput()
+    yield energy()
 
 
 if __name__ == "__main__":
