@@ -17,7 +17,7 @@ __device__ __forceinline__ u32 joined_nibbles(u32 w, u32 second) {
 // 2^-14, subnormal or not. Fields 1 and 3, and 0 and 2, are selected together, in bytes.
 template <int F>
 __device__ __forceinline__ u32 halves_of_e2m1(u32 w) {
-  const u32 both = F & 1 ? chosen(0x80808080u, w, w >> 3) : chosen(0x80808080u, w << 4, w << 1);
+  const u32 both = F & 1 ? chosen(0x80808080u, w, divided<3>(w)) : chosen(0x80808080u, w << 4, w << 1);
   return (F < 2 ? both << 8 : both) & 0x8e008e00u;
 }
 

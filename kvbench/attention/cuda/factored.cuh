@@ -9,7 +9,8 @@ __device__ __forceinline__ void factored_scores(float (&s)[NT][MT][4], u32 slot,
   using S = Shape<P>;
   using W = Portion<S::KB>;
   constexpr int COUNT = D / S::KG, SPAN = S::KG / 16;
-  constexpr int LOAD = COUNT % 4 == 0 ? 4 : COUNT % 2 == 0 ? 2 : 1;  // factors of a token that are loaded at once
+  // factors of a token that are loaded at once: one where there are many, as registers are scarce
+  constexpr int LOAD = S::KSCALE == BYTE ? 1 : COUNT % 4 == 0 ? 4 : COUNT % 2 == 0 ? 2 : 1;
   constexpr bool SHIFTED = S::KK == OFFSET || S::KK == FOLDED;
   const u32 scales = slot + S::KCODES;
   const int row = lane & 15, hi = lane >> 4, g = lane >> 2;

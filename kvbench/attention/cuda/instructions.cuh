@@ -106,6 +106,13 @@ __device__ __forceinline__ u32 halves_of_e4m3(u32 x) {
 }
 // 2^x of an integer.
 __device__ __forceinline__ float pow2_of(int x) { return __uint_as_float((u32)(127 + x) << 23); }
+// x >> BITS by a multiplication: for code that is bound by shifts and logic, which have a unit of their own.
+template <int BITS>
+__device__ __forceinline__ u32 divided(u32 x) {
+  u32 y;
+  asm("mul.hi.u32 %0, %1, %2;" : "=r"(y) : "r"(x), "n"(1u << (32 - BITS)));
+  return y;
+}
 // The low half of a register as a float, from fp16; from the dtype of exact segments.
 __device__ __forceinline__ float float_of_half(u32 x) {
   float y;
@@ -173,7 +180,10 @@ __device__ __forceinline__ void load64(u32& x, u32& y, u32 a) {
 __device__ __forceinline__ void load128(u32 (&x)[4], u32 a) {
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(a));
 }
-__device__ __forceinline__ void load_words(u32 (&x)[1], u32 a) { x[0] = load_u32(a); }
+// Of one word, the assembler neither joins several nor moves them to where registers are scarce.
+__device__ __forceinline__ void load_words(u32 (&x)[1], u32 a) {
+  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(x[0]) : "r"(a));
+}
 __device__ __forceinline__ void load_words(u32 (&x)[2], u32 a) { load64(x[0], x[1], a); }
 __device__ __forceinline__ void load_words(u32 (&x)[4], u32 a) { load128(x, a); }
 // Stores to shared memory.
