@@ -1,6 +1,6 @@
 """TurboQuant: keys rotated and rounded to the levels of a normal distribution, values on a uniform grid.
 
-Sources: Zandieh et al., "TurboQuant: Online Vector Quantization with Near-optimal Distortion Rate" (ICLR 2026, arXiv
+Source: Zandieh et al., "TurboQuant: Online Vector Quantization with Near-optimal Distortion Rate" (ICLR 2026, arXiv
 2504.19874), and vLLM 0.33, whose four presets these are (``--kv-cache-dtype turboquant_4bit_nc``): Hadamard instead of
 random rotations, normalised levels ("nc"), no sketch of the residual, and the first and last two layers in full
 precision. ``rotation.key=random``, ``nc_at=none`` and ``qjl=true`` are the paper's choices.
