@@ -58,6 +58,15 @@ def test_codes_and_parameters_equal_those_of_torch_bit_for_bit(dtype, side, clip
     both(OscarQuantizer(2, clip), side, [special(dtype), *(tokens(n, 64, dtype, n) for n in (1, 120))])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_any_finite_numbers(dtype):
+    """Random bits, and tokens whose range or scale passes what fp16 holds."""
+    bits = torch.randint(-(2**15), 2**15, (1, 1, 24, 64), generator=torch.Generator().manual_seed(5)).to(torch.int16)
+    x = bits.view(dtype)
+    x = torch.where(torch.isfinite(x), x, torch.zeros_like(x))
+    both(OscarQuantizer(2, 0.96), "key", [x, tokens(3, 64, dtype, 6, scale=3e4)])
+
+
 def test_rows_heads_and_heads_of_128_channels():
     both(OscarQuantizer(2, 0.96), "key", [tokens(5, 128, torch.bfloat16, 1, batch=2, heads=2)])
 

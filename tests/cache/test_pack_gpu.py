@@ -11,6 +11,7 @@ from kvbench.errors import NonFiniteError
 from kvbench.methods import load_method
 from kvbench.quantizers import AffineQuantizer, AtomQuantizer
 from kvbench.quantizers.hierarchical import HierarchicalQuantizer
+from kvbench.quantizers.oscar import OscarQuantizer
 from kvbench.quantizers.windowed import WindowedQuantizer
 from tests.zoo import feed, new_layer
 
@@ -31,6 +32,7 @@ FORMATS = [
     (HierarchicalQuantizer(128), "key"),
     (HierarchicalQuantizer(32), "key"),
     (HierarchicalQuantizer(None, "token"), "value"),
+    *[(OscarQuantizer(2, clip), side) for clip, side in ((0.96, "key"), (0.92, "value"), (1.0, "key"))],
     *[(AtomQuantizer(bits, None, "token"), side) for bits in (2, 4, 8) for side in ("key", "value")],
 ]
 
