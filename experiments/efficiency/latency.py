@@ -189,18 +189,18 @@ def beside() -> str:
     places = list(dict.fromkeys((int(row["batch"]), row["length"]) for row in paper))
     rows = []
     for configuration, setting in BESIDE.items():
-        theirs, ours = [f"paper: {configuration}"], [f"H200: {SETTINGS[setting]}"]
+        paper_cells, our_cells = [f"paper: {configuration}"], [f"H200: {SETTINGS[setting]}"]
         for batch, length in places:
             at = {(row["configuration"], int(row["batch"]), row["length"]): float(row["value"]) for row in paper}
             value, full = at[configuration, batch, length], at["BF16", batch, length]
-            theirs.append(f"{value:.2f}" + ("" if configuration == "BF16" else f" ({full / value:.2f})"))
+            paper_cells.append(f"{value:.2f}" + ("" if configuration == "BF16" else f" ({full / value:.2f})"))
             own = points(MODELS["Llama-3.1-8B"], setting=setting, batch=batch, prompt=1024 * int(length[:-1]))
             if not own or own[0]["status"] != "ok":
-                ours.append("-")
+                our_cells.append("-")
                 continue
             ratio = "" if setting == "fp16" else f" ({own[0]['S']:.2f})"
-            ours.append(f"{1e3 * own[0]['tpot_s']:.2f}{ratio}")
-        rows += [theirs, ours]
+            our_cells.append(f"{1e3 * own[0]['tpot_s']:.2f}{ratio}")
+        rows += [paper_cells, our_cells]
     return table(["Llama-3.1-8B, ms (S)", *(f"B {batch}, {length}" for batch, length in places)], rows)
 
 

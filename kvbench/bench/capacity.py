@@ -111,12 +111,12 @@ def _memory(torch: Any, device: Any, limit_gb: float | None, weights: int) -> in
 def _line(row: dict[str, Any]) -> list[Any]:
     """Return a row's cells; those that a row without memory for one sequence lacks are None."""
     sizes = [row.get(key) for key in ("memory", "weights", "workspace")]
-    each = row.get("per_sequence")
+    sequence = row.get("per_sequence")
     return [
         row["setting"],
         short(row["prompt"]),
         *(None if count is None else round(count / 2**30, 3) for count in sizes),
-        None if each is None else round(each / 2**20, 1),
+        None if sequence is None else round(sequence / 2**20, 1),
         row.get("by_formula"),
         row["allocated"],
         row.get("ended", "oom"),

@@ -56,8 +56,8 @@ def fit_latency(points: Points, processes: Sequence[Points] = ()) -> LatencyFit 
     line = fit(points)
     if line is None:
         return None
-    own = [each for each in map(fit, processes) if each is not None]
-    slopes, intercepts = tuple(each.slope for each in own), tuple(each.intercept for each in own)
+    lines = [own for own in map(fit, processes) if own is not None]
+    slopes, intercepts = tuple(own.slope for own in lines), tuple(own.intercept for own in lines)
     return LatencyFit(line, r_squared(points, line), slopes, intercepts)
 
 

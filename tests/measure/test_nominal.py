@@ -27,5 +27,5 @@ from tests.zoo import model
 def test_bits_of_formats_without_metadata_and_window(setting, bits):
     tokens = 200 if "=128" in setting else 100
     meter = Meter(model(), byte_tokenizer(), parse(setting).load(), How(new_tokens=4, fill="random"))
-    found = nominal_bits(_stored(meter, tokens))
-    assert (found["key"], found["value"]) == pytest.approx(bits)
+    nominal = nominal_bits(_stored(meter, tokens))
+    assert (nominal["key"], nominal["value"]) == pytest.approx(bits)
