@@ -27,7 +27,6 @@ from kvbench.cli.extra import check_folder
 from kvbench.cli.keys import Keys
 from kvbench.cli.model_choice import accept, filled
 from kvbench.cli.overrides import (
-    bracketed,
     check_hydras,
     check_number,
     check_repeats,
@@ -102,7 +101,6 @@ class Composer:
         Raises:
             ConfigError: an override, key, value or combination is invalid; the error describes the first one found.
         """
-        texts = texts if multirun else [bracketed(text) for text in texts]
         variants = settings.variants(texts, multirun)
         launcher = next((word.partition("=")[2] for word in texts if word.startswith("launcher=")), "local")
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):

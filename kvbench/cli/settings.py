@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvbench.cli.overrides import bracketed
 from kvbench.config.setting import Setting, parse_list
 from kvbench.errors import ConfigError
 
@@ -60,11 +61,13 @@ def variants(texts: Sequence[str], multirun: bool) -> list[list[str]]:
         multirun: True for a sweep, in which there may be several settings.
 
     Returns:
-        A list of overrides for each setting; without ``setting=``, a list that contains only `texts`.
+        A list of overrides for each setting; without ``setting=``, a list that contains only `texts`. Without a sweep,
+        a map of formats per layer has brackets (:func:`kvbench.cli.overrides.bracketed`).
 
     Raises:
         ConfigError: the settings are invalid (see :func:`chosen`).
     """
+    texts = texts if multirun else [bracketed(text) for text in texts]
     settings = chosen(texts, multirun)
     if not settings:
         return [list(texts)]

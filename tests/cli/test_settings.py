@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvbench.cli import settings
 from kvbench.cli.compose import Composer
 from kvbench.cli.main import main
 from kvbench.errors import ConfigError
@@ -115,3 +116,11 @@ def test_settings_count_among_the_jobs_of_a_sweep(monkeypatch: pytest.MonkeyPatc
 def test_the_whole_configuration_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--cfg", "job", "--package", "method", "setting=kivi:int4:residual=64"]) == 0
     assert "residual: 64" in capsys.readouterr().out
+
+
+def test_a_map_of_formats_is_no_sweep_although_the_shell_removes_its_quotes():
+    texts = ["method=kivi", "method.layers=0-1:fp16,2-:int4"]
+    assert settings.variants(texts, multirun=False) == [["method=kivi", "method.layers=[0-1:fp16,2-:int4]"]]
+    for same in ("method.layers=-1:fp16", "method.layers=[0:fp16,1:int4]", 'method.layers="0:fp16,1:int4"', "a=1,2"):
+        assert settings.variants([same], multirun=False) == [[same]]
+    assert settings.variants(texts, multirun=True) == [texts]
