@@ -13,6 +13,7 @@ from transformers.masking_utils import sdpa_mask
 from kvbench.attention import prefill
 from kvbench.attention.register import check_served
 from kvbench.errors import ModelError
+from kvbench.models.layers import attending
 
 NAME = "kvbench-calibration"
 
@@ -26,14 +27,15 @@ def attended(model: PreTrainedModel, sequences: Tensor, visit: Visit, tell: Call
     Args:
         model: causal language model that uses transformers' attention interface.
         sequences: token ids ``[S, L]``.
-        visit: function called for each sequence and layer. Its arguments are the index of the layer, and queries and
-            keys after RoPE and values, ``[L, heads, D]`` each.
+        visit: function called for each sequence and attention layer. Its arguments are the layer's number among these,
+            and queries and keys after RoPE and values, ``[L, heads, D]`` each.
         tell: function called without arguments after each sequence, to report progress.
 
     Raises:
         ModelError: kvbench does not support the model's attention, or a query, key or value is NaN or Inf.
     """
     check_served(model)
+    places = attending(model.config)
 
     def attention(
         module: torch.nn.Module,
@@ -44,7 +46,7 @@ def attended(model: PreTrainedModel, sequences: Tensor, visit: Visit, tell: Call
         scaling: float | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        layer: int = module.layer_idx  # type: ignore[assignment]
+        layer = places.index(module.layer_idx)  # type: ignore[arg-type]
         for name, x in (("queries", query), ("keys", key), ("values", value)):
             if not bool(torch.isfinite(x).all()):
                 raise ModelError(

@@ -18,6 +18,7 @@ from kvbench.calibration.heads import check_head
 from kvbench.calibration.rotations import Rotations
 from kvbench.calibration.stored import probe, versions
 from kvbench.errors import ConfigError
+from kvbench.models.layers import attending
 from kvbench.models.projections import head_dim, kv_heads
 
 
@@ -59,7 +60,7 @@ def rotations(
     check_head(channels)
     if not 0 <= first_tokens < length:
         raise ConfigError("--first-tokens", first_tokens, f"leaves no tokens, because sequences have {length} tokens")
-    layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    layers = len(attending(model.config))
     keys, values = (torch.zeros(layers, heads, channels, channels, dtype=torch.float64) for _ in range(2))
     weight = torch.zeros(layers, heads, dtype=torch.float64)
     done = 0

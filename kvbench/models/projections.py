@@ -57,7 +57,7 @@ def attentions(model: PreTrainedModel) -> list[nn.Module]:
     modules = {
         int(module.layer_idx): module  # type: ignore[arg-type]
         for module in model.modules()
-        if getattr(module, "layer_idx", None) is not None and any(hasattr(module, name) for name in ("k_proj", FUSED))
+        if getattr(module, "layer_idx", None) in places and any(hasattr(module, name) for name in ("k_proj", FUSED))
     }
     if sorted(modules) != places:
         raise ModelError(

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kvbench.cache import Prompts
+from kvbench.calibration.attended import attended
 from kvbench.decoding import graphs, shared_prefill
 from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.likelihood import answer_nll
@@ -147,6 +148,29 @@ def test_a_model_that_restarts_its_state_takes_tokens_one_by_one():
                 model(input_ids=ids[:1, :16], past_key_values=cache)
     finally:
         method.detach(model)
+
+
+def test_keys_before_rope_and_moved_positions():
+    model = architectures.model("falcon_h1")
+    exact, whole = filled(model)
+    try:
+        within = load_method("streamingllm", budget=64, position="cache")  # keys are rotated anew, none is dropped
+        torch.testing.assert_close(filled(model, within)[1], whole, rtol=0, atol=1e-6)
+        cache, _ = filled(model, load_method("atom", rope="pre", prefill="quantized"))
+        token, mask = torch.tensor([[5], [9]]), torch.nn.functional.pad(zoo.padded_batch(LENGTHS)[1], (0, 1), value=1)
+        with torch.inference_mode():
+            step = [forward(model, one, token, mask, torch.tensor([[40], [25]])) for one in (cache, exact)]
+        torch.testing.assert_close(*step, rtol=0, atol=0.02)
+        assert cache.reads_packed and not torch.equal(*step)
+    finally:
+        load_method("fp16").detach(model)
+
+
+def test_calibrations_number_the_attention_layers():
+    model = architectures.model("lfm2")
+    layers: list[int] = []
+    attended(model, zoo.padded_batch([20, 20])[0], lambda layer, *_: layers.append(layer))
+    assert layers == [0, 0]
 
 
 def test_random_fills_leave_the_states_empty(model):

@@ -18,6 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from kvbench.cache.kernels.tables import upload
 from kvbench.errors import ModelError
+from kvbench.models.layers import attending
 from kvbench.util.attachment import attachment
 
 #: largest difference, relative to the largest key, that rounding in a dtype can explain
@@ -171,15 +172,16 @@ def _takes(rotation: Rotary, keys: Tensor) -> bool:
 
 
 class _Spy(DynamicCache):
-    """A cache that records each layer's first keys, after RoPE and (from a hook) before it."""
+    """A cache that records each attention layer's first keys, after RoPE and (from a hook) before it."""
 
-    def __init__(self, before: Callable[[int], Tensor | None]) -> None:
-        super().__init__()
+    def __init__(self, config: Any, before: Callable[[int], Tensor | None]) -> None:
+        super().__init__(config=config)
         self.seen: dict[int, tuple[Tensor, Tensor | None]] = {}
-        self._before = before
+        self._places, self._before = attending(config), before
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        self.seen.setdefault(layer_idx, (key_states.detach(), self._before(layer_idx)))
+        number = self._places.index(layer_idx)
+        self.seen.setdefault(number, (key_states.detach(), self._before(number)))
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
 
@@ -197,10 +199,10 @@ def probed(
         before: function called with a layer's number while its attention runs; returns the keys before RoPE, or None.
 
     Returns:
-        A dict from the number of each layer to a pair: its keys after RoPE, ``[2, H, 1, D]``, and the result of
-        `before`.
+        A dict from the number of each attention layer to a pair: its keys after RoPE, ``[2, H, 1, D]``, and the
+        result of `before`.
     """
-    training, spy = model.training, _Spy(before)
+    training, spy = model.training, _Spy(model.config, before)
     ids = torch.full((2, 1), min(7, model.config.get_text_config(decoder=True).vocab_size - 1), device=model.device)
     model.eval()
     try:
