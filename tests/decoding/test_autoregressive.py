@@ -78,7 +78,7 @@ def test_the_observer_is_told_of_every_phase(llama):
     ids, _ = zoo.padded_batch([30])
     cache = load_method("fp16").new_cache(llama)
     generate(llama, cache, ids, max_new_tokens=2, observer=observer, answer_ids=[[5]])
-    assert phases == ["prefill", "likelihood", "decode", "end"]
+    assert phases == ["prefill", "likelihood", "decode", "steps", "end"]
 
 
 def test_phi3_longrope_keeps_the_cache_where_generate_drops_it():
