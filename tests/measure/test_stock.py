@@ -250,7 +250,7 @@ def test_decoding_goes_on_from_tokens_that_differ_between_the_rows(monkeypatch, 
     named = {"max_new_tokens": 7, "sampling": sampling, "graphs": "always", "compile": True, "seed": 5}
     found = random_fill.go_on(model, cache, 3, 40, observer=observer, **named)
     vocabulary = model.config.vocab_size
-    settings = {"speculation": speculation, "graphs": "always", "compile": True}
+    settings = {"speculation": speculation, "graphs": "always", "compile": True, "observer": observer}
     assert calls == [([3, 20 % vocabulary, 37 % vocabulary], None, [40] * 3, 7, settings)]
     assert placed == [(cache, 3, 40, 5)] and phases == [speculation, "prefill", "decode", "end"]
     assert (found.ttft_s, found.prompt_tokens, found.step_s, found.text) == (0.0, [40] * 3, [0.5], [])
