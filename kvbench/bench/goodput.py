@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -69,8 +70,12 @@ def run(args: argparse.Namespace) -> int:
             "command": " ".join(args.argv),
             "rows": rows,
         }
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(args.out, (json.dumps(content, indent=1) + "\n").encode())
+        try:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write(args.out, (json.dumps(content, indent=1) + "\n").encode())
+        except OSError as error:
+            reason = f"{args.out} cannot be written: {error}\n  hint: name another file with --out FILE"
+            raise KvbenchError(reason) from error
     except KvbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -85,6 +90,10 @@ def servers(content: Mapping[str, Any]) -> Iterator[tuple[str, int, Server]]:
     Args:
         content: content of a file of ``bench memory``. The prefill of a request is that of the smallest batch divided
             by its size; the largest batch that fitted is the most that run at a time.
+
+    Raises:
+        ValueError: a time is not a number above 0, or a batch size was measured twice, such as with captured and with
+            eager steps.
     """
     groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for row in content["rows"]:
@@ -93,7 +102,16 @@ def servers(content: Mapping[str, Any]) -> Iterator[tuple[str, int, Server]]:
             groups.setdefault((row["setting"], prompt), []).append(row)
     for (setting, prompt), group in groups.items():
         smallest = min(group, key=lambda row: int(row["batch"]))
-        steps = {int(row["batch"]): float(row["tpot_s"]["median"]) for row in group}
+        steps: dict[int, float] = {}
+        for row in group:
+            batch, step, prefill = int(row["batch"]), float(row["tpot_s"]["median"]), float(row["ttft_s"])
+            if not (math.isfinite(step) and step > 0 and math.isfinite(prefill) and prefill > 0):
+                raise ValueError(
+                    f"{setting} at {prompt} tokens, batch {batch}: {step} s a step, {prefill} s of prefill"
+                )
+            if batch in steps:
+                raise ValueError(f"{setting} at {prompt} tokens has two points with batch {batch}")
+            steps[batch] = step
         yield setting, prompt, Server(smallest["ttft_s"] / smallest["batch"], steps, max(steps))
 
 
@@ -103,7 +121,9 @@ def _rows(path: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         content = json.loads(path.read_text(encoding="utf-8"))
         recorded = list(servers(content))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not a file of bench memory: {error}\n  hint: measure it again") from None
+        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+        hint = "measure it again, with one kind of steps"
+        raise DataError(f"{path} is not a file of bench memory: {reason}\n  hint: {hint}") from None
     if not recorded:
         raise DataError(
             f"{path} has no point with a TTFT\n  hint: name files of bench memory, measured with --fill prefill"

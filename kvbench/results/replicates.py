@@ -28,18 +28,28 @@ def load(paths: Sequence[Path]) -> list[Row]:
     """Read the files of several processes and return their contents.
 
     Raises:
-        DataError: a file cannot be read, is not one of ``kvbench.bench tpot``, or its model or device differs from the
-            first file's.
+        DataError: a file cannot be read, is named twice, is not one of ``kvbench.bench tpot``, or its model, its device
+            or its use of torch.compile differs from the first file's.
     """
     contents: list[Row] = []
-    for path in paths:
+    compiled: list[Any] = []
+    for number, path in enumerate(paths):
+        if path.resolve() in (other.resolve() for other in paths[:number]):
+            raise DataError(f"{path} is named twice\n  hint: name each process's file once")
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise DataError(f"{path} cannot be read: {error}\n  hint: measure it again") from None
         if not isinstance(content, dict) or "rows" not in content or "model" not in content:
             raise DataError(f"{path} does not contain points of time and memory\n  hint: name files of bench tpot")
+        _check(path, content["rows"])
         contents.append(content)
+        compiled += sorted({bool(row.get("compile")) for row in content["rows"]})
+        if len(set(compiled)) > 1:
+            raise DataError(
+                f"{path}: some points were measured with --compile and others without it, in it or in {paths[0]}\n"
+                "  hint: fold only processes that measured the same work"
+            )
         for key in COMMON:
             if content.get(key) != contents[0].get(key):
                 raise DataError(
@@ -47,6 +57,25 @@ def load(paths: Sequence[Path]) -> list[Row]:
                     "  hint: fold only processes that measured the same model on the same device"
                 )
     return contents
+
+
+def _check(path: Path, rows: Any) -> None:
+    """Raise DataError if rows are not points of time and memory whose times are numbers above 0."""
+    if not isinstance(rows, list) or not rows:
+        raise DataError(f"{path} has no points\n  hint: measure it again with bench tpot")
+    for number, row in enumerate(rows):
+        try:
+            if row["status"] not in ("ok", "oom"):
+                continue
+            _ = [row[key] for key in ("setting", "batch", "prompt", "new_tokens")]
+            if row["status"] == "ok":
+                seconds = row["tpot_s"]["median"]
+                if not (math.isfinite(seconds) and seconds > 0):
+                    raise ValueError(f"tpot_s.median is {seconds}, not a number above 0")
+                _ = row["kv_used"]["total"]
+        except (LookupError, TypeError, ValueError) as error:
+            reason = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise DataError(f"{path}: rows[{number}]: {reason}\n  hint: measure it again with bench tpot") from None
 
 
 def fold(contents: Sequence[Mapping[str, Any]]) -> Row:

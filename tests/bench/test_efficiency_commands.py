@@ -196,3 +196,27 @@ def test_goodput_of_recorded_steps(tmp_path, capsys):
     path.write_text(json.dumps({"rows": [point(2, None, 0.01)]}))
     status, _, err = bench(capsys, "goodput", path, "--ttft-ms", 1, "--out", out)
     assert status != 0 and "has no point with a TTFT" in err
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"tpot_s": {"median": float("nan")}}, "nan s a step"),
+        ({"ttft_s": 0.0}, "0.0 s of prefill"),
+        ({"graphs": "never"}, "two points with batch 1"),
+    ],
+)
+def test_goodput_needs_one_finite_time_per_batch_size(tmp_path, capsys, more, reason):
+    row = {"setting": "fp16", "status": "ok", "prompt": 16, "batch": 1, "ttft_s": 0.1, "tpot_s": {"median": 0.01}}
+    path = tmp_path / "batch.json"
+    path.write_text(json.dumps({"rows": [row, {**row, **more}]}))
+    status, _, err = bench(capsys, "goodput", path, "--ttft-ms", 500, "--out", tmp_path / "goodput.json")
+    assert status != 0 and reason in err and "batch.json" in err
+
+
+def test_goodput_names_a_file_that_cannot_be_written(tmp_path, capsys):
+    row = {"setting": "fp16", "status": "ok", "prompt": 16, "batch": 1, "ttft_s": 0.1, "tpot_s": {"median": 0.01}}
+    path = tmp_path / "batch.json"
+    path.write_text(json.dumps({"rows": [row]}))
+    status, _, err = bench(capsys, "goodput", path, "--ttft-ms", 500, "--out", path / "goodput.json")
+    assert status != 0 and "cannot be written" in err and "--out FILE" in err

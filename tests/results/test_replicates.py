@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,30 @@ def test_files_must_belong_together(tmp_path: Path):
         load([names[3]])
     with pytest.raises(DataError, match=r"e\.json cannot be read"):
         load([tmp_path / "e.json"])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda rows: rows.clear(), "has no points"),
+        (lambda rows: rows.__setitem__(0, 1), r"rows\[0\]"),
+        (lambda rows: rows[1].pop("setting"), r"rows\[1\]: 'setting' is missing"),
+        (lambda rows: rows[0].update(tpot_s=None), r"rows\[0\]"),
+        (lambda rows: rows[0].update(tpot_s={"median": math.nan}), "median is nan"),
+        (lambda rows: rows[0].update(compile=True), "with --compile and others without it"),
+    ],
+)
+def test_rows_that_are_no_points_are_named(tmp_path, change, reason):
+    content = process(0.0)
+    change(content["rows"])
+    path = tmp_path / "1.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=reason):
+        load([path])
+
+
+def test_a_file_counts_once(tmp_path):
+    path = tmp_path / "1.json"
+    path.write_text(json.dumps(process(0.0)))
+    with pytest.raises(DataError, match="named twice"):
+        load([path, tmp_path / "." / "1.json"])
