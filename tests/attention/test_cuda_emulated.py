@@ -240,6 +240,24 @@ def test_factors_and_elements(
     assert error(out, exact(query, work, dims**-0.5)) < (5e-4 if dtype == FP16 else 3e-3)
 
 
+@pytest.mark.parametrize("factor", [50000.0, 2.0**-24])
+def test_largest_and_smallest_factors_of_values(factor: float, tmp_path: Path) -> None:
+    """fp16 holds 2^-15 and 2^-24 as subnormal numbers only."""
+    work = layer(
+        [Piece(OFFSET4, [192]), Piece(FULL, [1])],
+        [Piece(OFFSET4, [192]), Piece(FULL, [1], scale=factor)],
+        heads=1,
+        key_dim=64,
+        value_dim=64,
+        dtype=BF16,
+    )
+    work.phases[0][1].params[0].copy_(work.phases[0][1].params[0].sign() * factor)
+    query = torch.randn(1, 1, 1, 64, generator=torch.Generator().manual_seed(1)).to(BF16)
+    config = build(work.signature(), 64, 1, True, shared_memory((9, 0)), (("teams", 1),))
+    out, wanted = attend(config, query, work, 0.125, 1, tmp_path), exact(query, work, 0.125)
+    assert error(out, wanted) < 3e-3
+
+
 @pytest.mark.parametrize(
     ("window", "groups", "channels", "dtype"),
     [

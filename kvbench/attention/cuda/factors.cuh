@@ -73,7 +73,7 @@ __device__ __forceinline__ float tabulate_values(u32 table, u32 scales, int part
     for (int i = 0; i < WORDS; i++) most2 = most_of(most2, w[i]);
     const float most = fmaxf(float_of_half(most2), float_of_half(most2 >> 16));
     const int exponent = min(15, max(-15, exponent_to_one(largest(__float_as_uint(most)))));
-    const u32 half = (u32)(15 + exponent) << 10, by = half | half << 16;
+    const u32 half = exponent == -15 ? 0x0200u : (u32)(15 + exponent) << 10, by = half | half << 16;  // 2^-15: subnormal
 #pragma unroll
     for (int i = 0; i < WORDS; i++) w[i] = mul2(w[i], by);
 #pragma unroll
