@@ -79,6 +79,12 @@ def test_fp16_tokens_of_several_rows_and_heads_of_96_channels(quantizer, side):
     both(quantizer, side, [tokens(5, 96, torch.float16, 1, batch=2, heads=2)])
 
 
+@pytest.mark.parametrize("channels", [80, 256])
+@pytest.mark.parametrize(("quantizer", "side"), [*FORMATS[:4], *FORMATS[6:7]], ids=str)
+def test_heads_of_80_and_256_channels(quantizer, side, channels):
+    both(quantizer, side, [tokens(3, channels, torch.bfloat16, 1)])
+
+
 def test_tokens_of_many_layers_are_packed_in_one_launch():
     from kvbench.cache.kernels.deferred import Deferred
     from kvbench.cache.kernels.pack_together import together

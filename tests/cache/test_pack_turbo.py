@@ -33,6 +33,12 @@ def test_fp16_tokens_of_several_rows_and_heads_of_96_channels(quantizer, side):
     both(quantizer, side, [tokens(5, 96, torch.float16, 1, batch=2, heads=2)])
 
 
+@pytest.mark.parametrize("channels", [80, 256])
+@pytest.mark.parametrize(("quantizer", "side"), FORMATS[:1] + FORMATS[4:], ids=str)
+def test_heads_of_80_and_256_channels(quantizer, side, channels):
+    both(quantizer, side, [tokens(3, channels, torch.bfloat16, 1)])
+
+
 @pytest.mark.parametrize(
     ("key", "value"), [(LevelQuantizer(3), TruncatingQuantizer(3)), (Fp8(), TruncatingQuantizer(4))]
 )
