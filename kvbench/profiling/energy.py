@@ -66,7 +66,10 @@ class Counter:
         """Read the counter; None if it cannot be read. The caller waits for the device first."""
         if self.board is None:
             return None
-        return Reading(self.clock(), self.board.read("GetTotalEnergyConsumption") / 1e3)
+        try:
+            return Reading(self.clock(), self.board.read("GetTotalEnergyConsumption") / 1e3)
+        except Unavailable:  # such as a GPU that was lost to NVML meanwhile: the measured times remain
+            return None
 
 
 def used(before: Reading | None, after: Reading | None, tokens: int, reason: str | None = None) -> dict[str, Any]:
@@ -83,7 +86,7 @@ def used(before: Reading | None, after: Reading | None, tokens: int, reason: str
         also ``J``, ``s`` and their quotient ``W``. All figures are of the whole board, idle power included.
     """
     if before is None or after is None:
-        return {"J_per_token": None, "reason": reason or "the energy counter was not read"}
+        return {"J_per_token": None, "reason": reason or "the energy counter could not be read"}
     joules, seconds = after.joules - before.joules, after.seconds - before.seconds
     figures = {"J_per_token": None, "J": joules, "s": seconds, "W": joules / seconds if seconds > 0 else None}
     if seconds < ENOUGH_S:
@@ -107,5 +110,6 @@ def idle_power(counter: Counter, seconds: float = 2.0, sleep: Callable[[float], 
         return None
     sleep(seconds)
     after = counter.read()
-    assert after is not None
+    if after is None:
+        return None
     return (after.joules - before.joules) / (after.seconds - before.seconds)

@@ -145,3 +145,18 @@ def test_energy_is_a_difference_of_the_counter(gpu):
     ticking = Counter(counter.board, clock=lambda: next(times))
     assert idle_power(ticking, sleep=lambda seconds: None) == pytest.approx(3.5)
     assert energy.ENOUGH_S == 10
+
+
+def test_a_counter_that_fails_meanwhile_leaves_no_energy(gpu, monkeypatch):
+    gpu("abc")
+    counter = Counter.of("cuda", Library())
+    before = counter.read()
+
+    def lost(*given):
+        raise Unavailable("NVML, GetTotalEnergyConsumption: GPU is lost")
+
+    assert idle_power(counter, sleep=lambda seconds: monkeypatch.setattr(Board, "read", lost)) is None
+    assert used(before, counter.read(), 5, counter.reason) == {
+        "J_per_token": None,
+        "reason": "the energy counter could not be read",
+    }
