@@ -15,7 +15,7 @@ from kvbench.cache.progress import Progress
 from kvbench.cache.segments.base import FullSegment, Segment, Side, same, uniform_rows
 from kvbench.cache.segments.rolling import RollingSegment
 from kvbench.cache.store import Store
-from kvbench.errors import CacheError
+from kvbench.errors import CacheError, ConfigError
 from kvbench.rotation import Transform
 
 
@@ -137,8 +137,19 @@ class LayerState:
 
         Args:
             side: ``key`` or ``value``.
+
+        Raises:
+            ConfigError: the basis has a matrix per KV head, for another number of heads.
         """
-        return self.method.transform(self, side)
+        basis = self.method.transform(self, side)
+        if basis is not None and basis.heads not in (None, 1, self.heads):
+            raise ConfigError(
+                f"method.rotation.{side}",
+                None,
+                f"the file has matrices for {basis.heads} KV heads, but layer {self.index} has {self.heads}",
+                hint="calibrate for this model",
+            )
+        return basis
 
     def transforms(self) -> tuple[Transform | None, Transform | None]:
         """Return the bases of the keys and of the values (:meth:`transform`)."""

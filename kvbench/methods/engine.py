@@ -49,9 +49,7 @@ class EngineRotation(RotationSpec):
     key: str = OWN
     value: str = OWN
 
-    def check(self, head_dim: int | None = None) -> None:
-        """Raise ConfigError if a rotation other than ``engine`` cannot be used (:meth:`RotationSpec.check`)."""
-        RotationSpec(*("none" if self.of(side) == OWN else self.of(side) for side in SIDES)).check(head_dim)
+    extra: ClassVar[dict[Side, tuple[str, ...]]] = {"key": (OWN,), "value": (OWN,)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +219,15 @@ class Engine(RecencyMethod):
                     f"has no effect: {self.side(side).name} has no scale of all {side}s",
                     hint=f"method.{side}_scale=1.0",
                 )
+        if self.rope_dim is not None and not 0 <= self.rope_dim <= (head_dim or self.rope_dim):
+            most = f"the head's {head_dim}" if head_dim else "the channels of a head"
+            raise ConfigError(
+                "method.rope_dim",
+                self.rope_dim,
+                "is not a number of channels of a head",
+                allowed=f"0 to {most}, or null for the model's own",
+                hint="method.rope_dim=null",
+            )
         if self.window and self.prefill == "quantized":
             raise ConfigError(
                 "method.window",

@@ -219,7 +219,7 @@ class KVQuant(RecencyMethod):
         if self.calibration_file is not None:
             file = load(self.calibration_file)
         else:
-            numbers, where = probe(model), Path(model.config._name_or_path or "-")
+            numbers, where = probe(model), Path(model.config._name_or_path or "MODEL")
             file = self._find(lambda f: f.matches(numbers), where if where.is_dir() else None, where.name)
         file.check_model(model)
         team = placement(model).team

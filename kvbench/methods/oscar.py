@@ -133,8 +133,7 @@ class Oscar(RecencyMethod):
         """
         from kvbench.quantizers.oscar import OscarQuantizer
 
-        bits = self.formats()[SIDES.index(side)].bits
-        clip = self.clip_key if side == "key" else self.clip_value
+        bits, clip = self.formats()[SIDES.index(side)].bits, self.clip_key if side == "key" else self.clip_value
         return OscarQuantizer(bits, clip, lloyd_max=self.levels == "lloyd_max", scales=self.scales)
 
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
@@ -259,21 +258,23 @@ class Oscar(RecencyMethod):
             max_length: number of tokens, prompt and answer together, for which to allocate buffers; None: not known.
 
         Raises:
-            ConfigError: there is no calibration file, or the file was made with another model.
+            ConfigError: there is no calibration file, or it was made with another model; or the heads do not fit.
         """
         if self.basis == "rotation":
             return super().new_cache(model, prompts, max_length)
         from kvbench.calibration.rotations import Rotations
         from kvbench.calibration.stored import load, probe
+        from kvbench.models.projections import head_dim
 
+        self.check(head_dim(model))  # before a calibration is asked for, which would refuse the model
         if self.calibration_file is not None:
             file = load(self.calibration_file, Rotations)
         else:
-            numbers, where = probe(model), Path(model.config._name_or_path or "-")
+            numbers, where = probe(model), Path(model.config._name_or_path or "MODEL")
             file = self._find(lambda f: f.matches(numbers), where if where.is_dir() else None, where.name)
         file.check_model(model)
-        cache = super().new_cache(model, prompts, max_length)
         assert file.path is not None
+        cache = super().new_cache(model, prompts, max_length)
         cache.progress.method_state = Rotated(file.path, placement(model).team)
         return cache
 

@@ -52,9 +52,7 @@ class TurboRotation(RotationSpec):
     key: str = OWN
     value: str = "none"
 
-    def check(self, head_dim: int | None = None) -> None:
-        """Raise ConfigError if a rotation cannot be used (:meth:`RotationSpec.check`)."""
-        RotationSpec("hadamard" if self.key in (OWN, RANDOM) else self.key, self.value).check(head_dim)
+    extra: ClassVar[dict[Side, tuple[str, ...]]] = {"key": (OWN, RANDOM), "value": ()}
 
 
 @dataclass(kw_only=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import lru_cache
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvbench.errors import ConfigError
@@ -70,8 +71,18 @@ def butterfly(block: int, channels: int, signs: Tensor | None = None, scale: flo
 @lru_cache(maxsize=1024)
 @torch.inference_mode(False)
 def _from_file(path: str, changed: int, side: Side, channels: int, device: torch.device, layer: int) -> Transform:
-    with safe_open(path, framework="pt") as file:
-        key, names = f"{side}.{layer}", list(file.keys())
+    key = f"{side}.{layer}"
+    try:
+        opened = safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ConfigError(
+            f"method.rotation.{side}",
+            path,
+            f"is not a safetensors file, or is damaged ({error})",
+            hint="calibrate again, or choose a named rotation",
+        ) from error
+    with opened as file:
+        names = list(file.keys())
         if key not in names:
             raise ConfigError(
                 f"method.rotation.{side}",
@@ -87,4 +98,11 @@ def _from_file(path: str, changed: int, side: Side, channels: int, device: torch
             f"has a matrix '{key}' of shape {list(matrix.shape)}, but the heads have {channels} channels",
             hint="calibrate for this model",
         )
-    return Transform.of(matrix).to(device)
+    basis: Transform | None = None
+    with contextlib.suppress(torch.linalg.LinAlgError):
+        basis = Transform.of(matrix)
+    if basis is None or not bool(torch.isfinite(torch.stack([basis.forward, basis.dual])).all()):
+        raise ConfigError(
+            f"method.rotation.{side}", path, f"has a matrix '{key}' without a finite inverse", hint="calibrate again"
+        )
+    return basis.to(device)

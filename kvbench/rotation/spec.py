@@ -6,7 +6,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from kvbench.errors import ConfigError
 
@@ -41,6 +41,9 @@ class RotationSpec:
     key: str = "none"
     value: str = "none"
 
+    #: names of rotations that only the method of a subclass has, by side
+    extra: ClassVar[dict[Side, tuple[str, ...]]] = {"key": (), "value": ()}
+
     def __post_init__(self) -> None:
         for side in SIDES:  # blocks16, which needs no quotes in a setting, is blocks:16
             block = _BLOCKS.fullmatch(getattr(self, side))
@@ -64,14 +67,17 @@ class RotationSpec:
         """
         for side in SIDES:
             name, key = self.of(side), f"method.rotation.{side}"
+            if name in self.extra[side]:
+                continue
             if name.endswith(SUFFIX):
                 if not Path(name).is_file():
                     raise ConfigError(
                         key, name, "there is no such file", hint="calibrate first, or choose a named rotation"
                     )
                 continue
-            if name not in NAMES and not name.startswith("blocks:"):
-                raise ConfigError(key, name, "no such rotation", allowed=ALLOWED)
+            if name not in NAMES and not _BLOCKS.fullmatch(name):
+                hint = f"{key}=blocks:16" if name.startswith("blocks") else ""
+                raise ConfigError(key, name, "no such rotation", allowed=(*self.extra[side], *ALLOWED), hint=hint)
             block = 1 if name == "none" else block_of(name, side)
             if block is None:
                 continue

@@ -179,6 +179,11 @@ def test_octave_takes_the_channels_with_rope_from_the_model():
     assert load_method("engine", format="octave_k3v4", rope_dim=128).turned(128) == 128
 
 
+def test_rope_dim_beyond_the_head_is_refused():
+    with pytest.raises(ConfigError, match=r"method\.rope_dim=128(?s:.*)0 to the head's 64, or null"):
+        load_method("engine", format="octave_k3v4", rope_dim=128).check(64)
+
+
 def test_channels_of_three_and_of_four_bits_are_stored_in_one_segment():
     quantizer, _ = octave("octave_k3v4", 128, 64)
     x = random_kv(300, channels=128)[0]
@@ -201,7 +206,8 @@ def test_channels_of_three_and_of_four_bits_are_stored_in_one_segment():
         ({"format": "fp8", "value_scale": 0.0}, "method.value_scale=0.0: must be positive"),
         ({"window": 8, "prefill": "quantized"}, "needs method.prefill=exact"),
         ({"sinks": -1}, "method.sinks=-1"),
-        ({"rotation": {"key": "spin"}}, "method.rotation.key=spin"),
+        ({"rotation": {"key": "spin"}}, r"method.rotation.key=spin(?s:.*)allowed: engine, none"),
+        ({"format": "octave_k3v4", "rope_dim": -64}, "method.rope_dim=-64: is not a number of channels"),
     ],
 )
 def test_what_cannot_be_is_refused(options, message):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.calibration import stored
@@ -148,6 +149,9 @@ def test_a_file_of_another_model_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"oscar needs a calibration \(rotations\), but there is none"):
         oscar(calibration=str(tmp_path / "empty")).new_cache(zoo.model("llama"))
+    odd = LlamaForCausalLM(LlamaConfig(**{**zoo.ARCHITECTURE, "head_dim": 80}))
+    with pytest.raises(ConfigError, match=r"80 channels(?s:.*)method\.rotation\.key=hadamard"):
+        oscar(calibration=str(tmp_path / "empty")).new_cache(odd)  # no calibration can be made for it
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvbench.config.setting import parse
@@ -173,3 +174,11 @@ def test_the_default_rotation_leaves_run_ids_alone():
         load_method("kivi", rotation={"keys": "hadamard"})
     with pytest.raises(ConfigError, match="did you mean 'hadamard'"):
         load_method("kivi", rotation={"key": "hadamar"})
+
+
+def test_a_file_for_another_number_of_kv_heads_is_refused(tmp_path):
+    matrix = torch.eye(64).repeat(3, 1, 1)
+    save_file({"key.0": matrix, "key.1": matrix.clone()}, tmp_path / "a.safetensors")
+    method = load_method("fp16", rotation={"key": str(tmp_path / "a.safetensors")})
+    with pytest.raises(ConfigError, match=r"rotation\.key: the file has matrices for 3 KV heads, but layer 0 has 2"):
+        logits(zoo.model("llama"), method, zoo.padded_batch([20])[0])

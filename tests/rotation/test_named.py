@@ -107,6 +107,7 @@ def test_blocks_need_no_colon_and_files_are_identified_by_content(tmp_path):
         ("blocks:12", 64, ["blocks of a power of two", "method.rotation.key=blocks:16"]),
         ("blocks:32", 80, ["32", "80", "up to 16"]),
         ("octave", 96, ["64", "96", "up to 32"]),
+        ("blocks:", 64, ["method.rotation.key=blocks:", "no such rotation", "method.rotation.key=blocks:16"]),
         ("nowhere.safetensors", 64, ["no such file", "calibrate"]),
     ],
 )
@@ -123,3 +124,22 @@ def test_files_of_another_model_are_refused(tmp_path):
         transform(file, "value", 32, CPU)
     with pytest.raises(ConfigError, match=r"shape \[32, 32\], but the heads have 64 channels"):
         transform(file, "key", 64, CPU)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        (None, "is not a safetensors file, or is damaged"),
+        (torch.zeros(16, 16), r"has a matrix 'key\.0' without a finite inverse"),
+        (torch.full((16, 16), float("nan")), r"has a matrix 'key\.0' without a finite inverse"),
+    ],
+    ids=["damaged", "singular", "nan"],
+)
+def test_files_that_no_cache_can_use_are_refused(matrix, message, tmp_path):
+    path = tmp_path / "a.safetensors"
+    if matrix is None:
+        path.write_bytes(b"garbage")
+    else:
+        save_file({"key.0": matrix}, path)
+    with pytest.raises(ConfigError, match=rf"method\.rotation\.key(?s:.*){message}(?s:.*)hint: calibrate again"):
+        transform(str(path), "key", 16, CPU)
