@@ -122,7 +122,7 @@ def rotate_one(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["key_room", "value_room"])  # else room for one token would be a number of Python's
 def rotate_step(
     query, query_target, key, key_target, value, value_target, places,
     key_matrix, key_dual, key_signs, key_scale, key_dual_scale, key_matrix_head,
