@@ -120,7 +120,7 @@ static u32 halves_of_bytes(u32 x) {
   return half(x & 255) | half(x >> 8 & 255) << 16;
 }
 template <bool UPPER> static u32 halves_of_e4m3(u32 x) { return halves_of_bytes(UPPER ? x >> 16 : x); }
-template <int BITS> static u32 divided(u32 x) { return x >> BITS; }
+template <int N> static u32 divided(u32 x) { return x >> N; }
 static float pow2_of(int x) { return __uint_as_float((u32)(127 + x) << 23); }
 static int in_order(float x) {
   const int y = (int)__float_as_uint(x);

@@ -172,12 +172,11 @@ def test_what_a_configuration_alone_tells_is_refused_from_it(tmp_path):
 
     for numbers, reason in (
         ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "MLA"),
-        ({"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
         (
             {"model_type": "gemma3n", "text_config": {"num_kv_shared_layers": 15}},
             "the keys and values of another layer",
         ),
-        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "without softmax attention"),
+        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "no softmax attention"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64, "num_attention_heads": 4, **numbers}))
         for weights in ("pretrained", "random"):

@@ -63,6 +63,7 @@ def test_defaults_of_the_commands() -> None:
     assert kernel == shared | {
         "command": "kernel", "models": ["7b", "8b"], "formats": None, "contexts": contexts, "batches": [1],
         "q_len": [1], "points": None, "dtype": "float16", "path": "auto", "no_baselines": False, "check_heads": 2,
+        "production": False,
     }  # fmt: skip
     assert quantize == shared | {
         "command": "quantize", "models": ["7b", "8b"], "formats": None, "contexts": contexts, "dtype": "float16",

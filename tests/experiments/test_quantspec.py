@@ -11,6 +11,7 @@ from experiments.quantspec.table import fold
 from kvbench.methods.quantspec import SPARSE
 
 
+@pytest.mark.slow  # 12 s
 def test_one_prompt_speculates_as_the_target_alone_and_passes_a_flush():
     setup = equality.Setup("cpu", 32, "int4_all")
     whole = tasks(setup.tokenizer, 512, 1)[0]

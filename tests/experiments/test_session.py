@@ -310,6 +310,7 @@ def test_dry_run(empty, capsys, monkeypatch):
     assert [duration(12), duration(120), duration(7200)] == ["12 s", "2.0 min", "2.0 h"]
 
 
+@pytest.mark.slow  # 6 s
 def test_joblib_makes_each_run_once_in_processes_of_their_own(tmp_path):
     wrong = [Run(("method=fp16", f"dataset={name}"), "tiny", name) for name in ("none", "nothing", "none")]
     outcomes = list(runs.execute_all(wrong, "joblib", 2))

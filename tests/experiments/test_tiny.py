@@ -141,6 +141,7 @@ def test_feed_keeps_the_order_whatever_the_number_of_workers():
             assert [int(feed.next()[0][0]) for _ in range(7)] == list(range(start, start + 7))
 
 
+@pytest.mark.slow  # 5 s
 def test_a_resumed_training_equals_one_in_one_go(folder, tmp_path):
     whole = train(config(folder, tmp_path / "whole"))
     train(config(folder, tmp_path / "parts"), stop_after=2)

@@ -28,6 +28,7 @@ def test_bundled_model_is_small_and_answers(tiny):
     assert sum(right for right, _, _ in evaluate.forced(model, tokenizer, rows)) >= 7
 
 
+@pytest.mark.slow  # 5 s
 def test_teacher_forcing_agrees_with_greedy_decoding(tiny):
     model, tokenizer = tiny
     task = Mini()
@@ -45,6 +46,7 @@ def test_several_questions_are_rows_of_one_context():
     assert all(prompt.startswith(sample.prompt[: sample.work.shared]) for prompt, _ in rows)
 
 
+@pytest.mark.slow  # 6 s
 def test_command_line(tmp_path, monkeypatch, capsys):
     out = tmp_path / "scores.json"
     monkeypatch.setattr(

@@ -54,6 +54,7 @@ def metrics() -> dict[str, Any]:
     return content
 
 
+@pytest.mark.slow  # 10 s
 def test_cocktail_as_typed(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["method=cocktail", "model=llama2-7b", "dataset=longbench_cocktail", "dataset.limit=1", *SHORT]
     assert main(command) == 0

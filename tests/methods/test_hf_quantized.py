@@ -120,7 +120,7 @@ def test_groups_of_more_than_a_head_are_refused():
     [
         ({"bits": 3}, "quanto does not support this number of bits"),
         ({"axis_key": 1}, "quanto does not support this axis"),
-        ({"backend": "fp8"}, "method.backend"),
+        ({"backend": "fp4"}, "method.backend"),
         ({"residual": 0}, "method.residual"),
         ({"residual": 64, "recent": 64}, "method.recent"),
         ({"value_residual": 0}, "method.value_residual"),

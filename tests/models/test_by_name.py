@@ -151,6 +151,7 @@ def test_random_weights_of_a_named_architecture(hub: Hub, tmp_path: Path, monkey
     assert check(config).model.head_dim() == 32
 
 
+@pytest.mark.slow  # 6 s
 def test_a_sweep_over_presets_repositories_and_folders(
     checkpoint: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -210,6 +210,7 @@ print("last", run(settings(1))["status"])
 '''
 
 
+@pytest.mark.slow  # 8 s
 def test_edits_inside_the_package_are_named_too(tmp_path: Path) -> None:
     """A copy of the package, edited file by file between the same commands."""
     package = Path(kvbench.__file__).parent

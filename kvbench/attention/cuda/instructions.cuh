@@ -106,11 +106,12 @@ __device__ __forceinline__ u32 halves_of_e4m3(u32 x) {
 }
 // 2^x of an integer.
 __device__ __forceinline__ float pow2_of(int x) { return __uint_as_float((u32)(127 + x) << 23); }
-// x >> BITS by a multiplication: for code that is bound by shifts and logic, which have a unit of their own.
-template <int BITS>
+// x >> N by a multiplication: for code that is bound by shifts and logic, which have a unit of their own. (This file is
+// also part of the kernel for codebooks, where BITS is a macro.)
+template <int N>
 __device__ __forceinline__ u32 divided(u32 x) {
   u32 y;
-  asm("mul.hi.u32 %0, %1, %2;" : "=r"(y) : "r"(x), "n"(1u << (32 - BITS)));
+  asm("mul.hi.u32 %0, %1, %2;" : "=r"(y) : "r"(x), "n"(1u << (32 - N)));
   return y;
 }
 // The low half of a register as a float, from fp16; from the dtype of exact segments.
