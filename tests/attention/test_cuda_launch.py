@@ -58,6 +58,15 @@ def test_what_it_cannot_read_is_refused(compiles: list[Any], monkeypatch: pytest
         (query(), work(key=wide), "groups of 128 channels"),
         (query(), work(dims=(256, 256), value=Format("affine", 4, "token", 16)), "values in 16 groups a token"),
         (query(dtype=torch.bfloat16), work(), "dtype"),
+        (query(), work(key=Format("levels", 2, "token", 64)), "levels of 2 bits"),
+        (query(), work(key=Format("levels", 4, "token", 32)), "in groups of 32 channels"),
+        (query(), work(value=Format("levels", 4, "token", 64)), "values that are levels"),
+        (query(), work(key=Format("float", 4, "token", 64, 0, "e4m3")), "factors in e4m3 of all 64 channels"),
+        (
+            query(),
+            work(key=Format("cross", 4, "channel", 128), value=Format("cross", 4, "token", 32)),
+            "cross factors of values in groups of 32",
+        ),
     ):
         assert message in str(cuda_decode.refuses(given, made)), message
     monkeypatch.setattr(cuda_decode, "available", lambda: "there is no GPU")

@@ -15,17 +15,15 @@ from torch import Tensor
 
 from kvbench.attention.cuda.build import kernel
 from kvbench.attention.cuda.config import MOST_SPLITS
-from kvbench.attention.cuda.storage import Signature, groups_met
+from kvbench.attention.cuda.formats import unreadable
+from kvbench.attention.cuda.storage import Signature
 from kvbench.attention.phases import Part, Work
-from kvbench.attention.work import FACTORED
 from kvbench.cache.segments.layout import TILE
 from kvbench.util.nvrtc import missing as available
 
 LOG2E = math.log2(math.e)
 #: head dimensions that the kernel supports
 HEAD_DIMS = (64, 80, 96, 128, 256)
-#: largest number of groups in a token's value: the product that sums their minima has a row for each of so many
-VALUE_GROUPS = 8
 #: largest number of (sequence, KV head) pairs: CUDA's limit on the second and third dimension of a grid
 LINES = 65535
 
@@ -48,24 +46,9 @@ def refuses(query: Tensor, work: Work) -> str | None:
     if query.dtype not in (torch.float16, torch.bfloat16):
         return f"queries in {str(query.dtype).removeprefix('torch.')}"
     for key, value in work.phases:
-        if value.format.axis == "channel":
-            return "values grouped per channel"
-        if value.format.kind == "cross" and key.format.kind != "cross":
-            return "cross factors of values, but not of keys"
-        if key.format.kind == "cross" and key.format.group not in (64, 128):
-            return f"cross factors of {key.format.group} tokens"
-        minima = value.format.kind != "full" and value.format.kind not in FACTORED
-        if minima and work.value_dim // min(value.format.group, work.value_dim) > VALUE_GROUPS:
-            return f"values in {work.value_dim // value.format.group} groups a token, more than {VALUE_GROUPS}"
-        if key.format.window and groups_met(key.format) > 8:
-            return f"windows of {key.format.window} tokens in groups of {key.format.group}: over 8 groups in a tile"
-        for form in (key.format, value.format):
-            if form.axis == "token" and (form.group > work.key_dim or work.key_dim % form.group):
-                return f"groups of {form.group} channels"
-            if form.scale == "fp32" and form.group != work.key_dim:
-                return f"factors in fp32 of {form.group} channels"
-            if form.bits == 3 and work.key_dim % 32:
-                return f"3-bit codes of {work.key_dim} channels"
+        reason = unreadable(key.format, value.format, work.key_dim)
+        if reason:
+            return reason
         for part in (key, value):
             if part.buffer is not None and part.buffer.dtype != query.dtype:
                 return "queries and full-precision keys or values differ in dtype"
