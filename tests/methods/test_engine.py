@@ -218,3 +218,9 @@ def test_what_cannot_be_is_refused(options, message):
 def test_rows_are_labelled_with_the_format():
     config = {"method": {"_target_": "kvbench.methods.engine.Engine", "format": "q8_0"}}
     assert short_name(config) == "engine q8_0"
+
+
+def test_a_layer_may_have_two_formats():
+    method = load_method("engine", format="fp8", layers="-1:q8_0/q4_0")
+    first, last = method.by_layer(2)
+    assert first is method and [form.name for form in map(last.side, ("key", "value"))] == ["q8_0", "q4_0"]
