@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvbench.cache.segments.base import Segment
-from kvbench.cache.segments.foreign import HFSegment
+from kvbench.cache.segments.foreign import Fp8Segment, HFSegment
 
 
 def nominal_bits(cache: Any) -> dict[str, float]:
@@ -27,8 +27,9 @@ def nominal_bits(cache: Any) -> dict[str, float]:
         for side, store in zip(sums, layer.stores(), strict=True):
             for row in range(layer.batch):
                 counts = [segment.lengths[row] for segment in store.segments]
-                whole = windowed and sum(counts) == layer.seen and sum(counts) > counts[-1]
-                tokens = layer.seen - counts[-1] if whole else layer.seen
+                seen = layer.real_tokens(row)  # without padding
+                whole = windowed and sum(counts) == seen and sum(counts) > counts[-1]
+                tokens = seen - counts[-1] if whole else seen
                 segments = store.segments[:-1] if whole else store.segments
                 sums[side][0] += sum(code_bits(segment, row) for segment in segments)
                 sums[side][1] += tokens
@@ -44,6 +45,8 @@ def code_bits(segment: Segment, row: int) -> float:
         segment: the segment.
         row: row of the batch.
     """
+    if isinstance(segment, Fp8Segment):
+        return 8.0 * segment.lengths[row]
     if isinstance(segment, HFSegment):
         return float(segment.backend.nbits) * segment.lengths[row]
     if not segment.packed:
