@@ -144,7 +144,7 @@ def with_formats(method: M, form: str, takes: Sequence[str]) -> M:
     Raises:
         ConfigError: the method does not take a preset.
     """
-    name, usable = type(method).__name__.lower(), [preset for preset in takes if preset != "none"]
+    name, usable = type(method).__module__.rpartition(".")[2], [preset for preset in takes if preset != "none"]
     for preset in dict.fromkeys(form.split("/")):
         if preset in usable and form.count("/") < 2:
             continue

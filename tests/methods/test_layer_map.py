@@ -147,3 +147,8 @@ def test_a_map_is_part_of_the_identity_but_only_if_there_is_one():
     assert method == load_method("kivi", quantizer="int4", layers=("0:fp16", "1:int8/int4"))
     first, second = method.layer_identity()
     assert first == [0, 0, None] and [side["bits"] for side in second[2]] == [8, 4]
+
+
+def test_a_method_is_called_what_one_types():
+    with pytest.raises(ConfigError, match=r"with method=hf_quantized, whose layers are all of its own format"):
+        load_method("hf_quantized", layers="0:int4")
