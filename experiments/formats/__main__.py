@@ -131,8 +131,9 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def main(given: Sequence[str]) -> int:
+def main() -> int:
     """Run what is missing, write the tables, and return the exit code."""
+    given = sys.argv[1:]
     arguments, failed = parse(given), 0
     if not arguments.fold_only:
         if arguments.jobs == 1:
@@ -149,4 +150,4 @@ def main(given: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
