@@ -19,6 +19,7 @@ from kvbench.methods import KeepMethod, Method, RecencyMethod, ScoredMethod, loa
 from kvbench.util.confdir import options
 from tests import slow, zoo
 
+SLOW = pytest.mark.slow
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "configs"
 if str(EXAMPLES) not in sys.path:
     sys.path.append(str(EXAMPLES))  # as --config-dir does
@@ -68,11 +69,18 @@ VARIANTS = {
 
 
 def cases() -> list:
-    """Every method with the first two quantizers that its YAML takes, and variants that place tokens otherwise."""
-    found = [pytest.param(name, None, id=name.replace(":", "-")) for name in VARIANTS]
+    """Every method with the first two quantizers that its YAML takes, and variants that place tokens otherwise.
+
+    Of a method's quantizers the second one is slow, and so is the variant that takes longest.
+    """
+    found = [
+        pytest.param(name, None, id=name.replace(":", "-"), marks=SLOW if name == "kvquant:authors" else ())
+        for name in VARIANTS
+    ]
     for name in [*options("method"), *map(str, TOYS)]:
-        for quantizer in load_method(name).takes[:2]:
+        for number, quantizer in enumerate(load_method(name).takes[:2]):
             marks = [pytest.mark.skipif(bool(MISSING.get(name)), reason=MISSING.get(name, ""))]
+            marks += [SLOW] * number
             found.append(pytest.param(name, quantizer, id=f"{Path(name).stem}-{quantizer}", marks=marks))
     return found
 
@@ -135,7 +143,7 @@ def llama():
 
 
 @pytest.mark.parametrize(("name", "quantizer"), CASES)
-@pytest.mark.parametrize("architecture", ["llama", "mistral"])
+@pytest.mark.parametrize("architecture", ["llama", pytest.param("mistral", marks=SLOW)])
 def test_a_left_padded_row_equals_the_row_alone(name, quantizer, architecture):
     model, method = zoo.model(architecture), make(name, quantizer)
     ids, mask = zoo.padded_batch(LENGTHS)

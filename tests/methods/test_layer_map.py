@@ -125,6 +125,7 @@ def test_a_layer_holds_what_it_would_hold_in_a_cache_of_its_format(name):
     assert padded.tokens[0] == again[0]
 
 
+@pytest.mark.slow  # 2 s
 def test_perplexity_of_a_mixed_cache_is_that_of_single_steps():
     """Two formats whose segments are equally long, packed at different times."""
     model, (ids, _) = zoo.model("llama"), zoo.padded_batch([150], seed=3)

@@ -116,6 +116,7 @@ def test_stored_tokens_are_rotated_also_in_windows_and_codes():
 
 
 @pytest.mark.parametrize("setting", ["kivi:int4:residual=32", "atom:int4_token:prefill=quantized:rope=post"])
+@pytest.mark.slow  # 5 s
 def test_perplexity_of_a_rotated_cache_is_the_same_by_turn_and_token_by_token(setting):
     """Known tokens in one pass, of which some are packed on the way; token by token; and in a simulated pass."""
     model, (ids, _) = zoo.model("llama"), zoo.padded_batch([120], seed=3)

@@ -47,6 +47,7 @@ def same_metrics(one: dict, other: dict) -> None:
         assert one[key] == other[key], key
 
 
+@pytest.mark.slow  # 13 s
 def test_killed_twenty_times_and_resumed(driven):
     undisturbed, killed = driven["whole"], driven["kill"]
     assert killed["status"] == 0
@@ -59,6 +60,7 @@ def test_killed_twenty_times_and_resumed(driven):
         same_metrics(json.loads((directory / "metrics.json").read_text()), undisturbed)
 
 
+@pytest.mark.slow  # shares its runs with the test above
 def test_two_processes_on_one_run(driven):
     undisturbed = driven["whole"]
     assert driven["race"] == [0, 0]

@@ -102,6 +102,7 @@ def light(patch: Callable[[Any, str, Any], None]) -> None:
 
 
 if __name__ == "__main__":  # a run on two workers whose last sample never ends
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
     light(setattr)
     target = {"_target_": "tests.runner.workers_support.Deadly", "limit": 7, "folder": sys.argv[1]}
     made = config(sys.argv[1], dataset={**target, "victim": "second/5", "waits": True})
