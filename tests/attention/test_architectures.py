@@ -97,6 +97,7 @@ def check_rotated(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
+@pytest.mark.slow  # all models: 8 s
 def test_rotated_heads_give_the_logits_of_fp16(name):
     check_rotated(architectures.model(name))
 

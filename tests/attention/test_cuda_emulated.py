@@ -266,6 +266,7 @@ def test_largest_and_smallest_factors_of_values(factor: float, tmp_path: Path) -
         (150, (150, 32), 64, FP16),  # two groups a tile
     ],
 )
+@pytest.mark.slow  # 3 s
 def test_windows_as_integers(
     window: int, groups: tuple[int, int], channels: int, dtype: torch.dtype, tmp_path: Path
 ) -> None:

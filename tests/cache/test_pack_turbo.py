@@ -35,6 +35,7 @@ def test_fp16_tokens_of_several_rows_and_heads_of_96_channels(quantizer, side):
 
 @pytest.mark.parametrize("channels", [80, 256])
 @pytest.mark.parametrize(("quantizer", "side"), FORMATS[:1] + FORMATS[4:], ids=str)
+@pytest.mark.slow  # 4 s
 def test_heads_of_80_and_256_channels(quantizer, side, channels):
     both(quantizer, side, [tokens(3, channels, torch.bfloat16, 1)])
 

@@ -126,6 +126,7 @@ def test_passes_keep_a_sliding_window(name, architecture):
         ("quantspec", {}),
     ],
 )
+@pytest.mark.slow  # 6 s
 def test_on_the_bundled_model_only_codes_at_a_border_differ(name, options):
     """In fp32, products over one row and over many round differently, so that now and then a code is one off.
 

@@ -223,6 +223,7 @@ def test_the_host_updates_the_cache_before_a_round_only_to_pack(oracle: None, mo
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, 0.95, 7)], ids=["greedy", "sampled"])
 @torch.inference_mode()
+@pytest.mark.slow  # 5 s
 def test_a_forced_acceptance_is_drawn_from_the_rows_generators(sampling: Sampling, oracle: None) -> None:
     """Eager and captured rounds accept the same numbers: all, none, or as chance has it."""
     for forced in (0.0, 0.6, 1.0):

@@ -81,6 +81,7 @@ def test_rows_of_a_batch_accept_by_themselves_and_equal_the_rows_alone(model, na
         assert own.bill().used == cache.bill(row).used
 
 
+@pytest.mark.slow  # 2 s
 def test_rows_that_come_to_hold_equally_many_tokens_are_not_taken_for_one_another(model):
     """Their windows have moved at different rounds, so they lie at different places of their buffers."""
     method = small(32, gamma=3, target="fp16", draft="streamingllm", draft_options={"budget": 32})

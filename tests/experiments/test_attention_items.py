@@ -84,6 +84,7 @@ def test_every_item_is_folded_written_and_drawn(name, folded, tmp_path):
         assert (folder / "figure.png").stat().st_size > 5000 and (folder / "figure.svg").is_file()
 
 
+@pytest.mark.slow  # 2 s
 def test_an_analysis_is_made_once_and_a_killed_one_goes_on(monkeypatch, tmp_path):
     """On the bundled model with one short prompt of each of three bundled tasks."""
     from experiments.fold import analyses

@@ -75,6 +75,7 @@ def test_cocktail_as_typed(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None
     assert not hub.downloads() and "8 samples" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # 3 s
 def test_a_checkpoint_in_4_bits_as_typed(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     """No package but kvbench's own dependencies is needed, and the weights keep their 4 bits."""
     task = ["dataset=longbench_logquant", "dataset.tasks=[musique]", "dataset.limit=1"]
@@ -150,6 +151,7 @@ def test_a_run_does_not_go_on_with_weights_of_another_commit(
         hub.repositories[name].main = first
 
 
+@pytest.mark.slow  # 7 s
 def test_every_data_set_is_fetched_and_read(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     names = sorted({name.split()[0] for name in datasets() if not name.startswith("longbench/")})  # longbench has them
     assert fetch.main([f"dataset={','.join(names)}"]) == 0

@@ -68,6 +68,7 @@ def test_without_quantization_the_logits_are_those_of_fp16(channels, key):
     ("name", "architecture"),
     [(name, "mistral" if name in ("kivi", "streamingllm", "quantspec", "snapkv") else "llama") for name in EXACT],
 )
+@pytest.mark.slow  # 8 s
 def test_methods_place_observe_and_drop_the_same_tokens(name, architecture):
     """Padded rows, a sliding window, prompts that are observed, sinks whose positions change, a draft's own cache."""
     model, (ids, mask) = zoo.model(architecture), zoo.padded_batch([90, 71], seed=5)

@@ -108,6 +108,7 @@ def few(folder: Path, limit: int = 3, **groups: Any) -> list[dict[str, Any]]:
     return configs(folder, dataset={"limit": limit, "words": 4, "new_tokens": 2}, **groups)[:3]
 
 
+@pytest.mark.slow  # 2 s
 def test_a_run_that_is_ahead_waits_for_the_others(tmp_path: Path, prefills: list[int]) -> None:
     runs = few(tmp_path)
     run({**runs[0], "dataset": {**runs[0]["dataset"], "limit": 1}})
