@@ -101,6 +101,7 @@ def test_tasks_that_longbench_e_lacks_and_missing_classes_are_refused(
         assert "trec.jsonl line 1: trec is scored by class" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # 6 s
 def test_published_outputs_as_a_folder() -> None:
     pytest.importorskip("jieba")
     folder = data_dir("longbench_preds", "llama2-7b-chat")

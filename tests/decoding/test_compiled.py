@@ -267,6 +267,7 @@ def test_joined_4_bit_layers_are_slices_of_one_product(llama: nn.Module) -> None
 
 
 @torch.inference_mode()
+@pytest.mark.slow  # 4 s
 def test_draft_and_verification_are_compiled_apart(llama: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens of eager rounds; a draft has four products a layer and the head's in 4 bits, a verification four in 16."""
     monkeypatch.setattr(phases, "part", part)

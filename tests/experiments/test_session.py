@@ -56,6 +56,7 @@ def plan_in(folder):
     return Plan(models=("tiny",), data="mini", device="cpu", runs=folder / "runs", out=folder / "out", **lengths)
 
 
+@pytest.mark.slow  # 5 s
 def test_from_runs_to_files_and_on_where_it_stopped(plan, capsys, monkeypatch):
     made = []
     whole = runs.execute_all

@@ -19,6 +19,7 @@ def tiny():
     return evaluate.load(TINY, torch.device("cpu"))
 
 
+@pytest.mark.slow  # 5 s
 def test_bundled_model_is_small_and_answers(tiny):
     assert sum(path.stat().st_size for path in TINY.iterdir()) <= 26e6
     model, tokenizer = tiny

@@ -102,6 +102,7 @@ def test_all_tasks_of_ruler(hub: Hub) -> None:
     assert ids == {"baber/paul_graham_essays", "rajpurkar/squad_v2", "hotpotqa/hotpot_qa"}
 
 
+@pytest.mark.slow  # 2 s
 def test_quantspec_as_typed(hub: Hub) -> None:
     """A branch, not a commit: the first fetch records it, and a run keeps it."""
     size = [
@@ -127,6 +128,7 @@ def test_quantspec_as_typed(hub: Hub) -> None:
     assert len(origin["data"][0]["sha256"]) == 2  # both shards
 
 
+@pytest.mark.slow  # 5 s
 def test_a_run_does_not_go_on_with_weights_of_another_commit(
     hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

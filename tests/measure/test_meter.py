@@ -135,6 +135,7 @@ def test_memory_that_ends_inside_onednn_is_an_end_too(tmp_path, monkeypatch):
     assert seen.count(False) == 2  # the census and the whole generation of the point that is lost share its block
 
 
+@pytest.mark.slow  # 3 s
 def test_resumed_runs_do_what_is_missing(tmp_path, small):
     calls = small(2)
     run(settings(tmp_path, grid={"prompts": [48], "repeats": 1}))

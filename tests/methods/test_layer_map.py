@@ -104,6 +104,7 @@ def test_the_bill_of_a_mixed_cache_is_the_sum_of_its_layers_in_each_format(name)
 
 
 @pytest.mark.parametrize("name", MIXED)
+@pytest.mark.slow  # 8 s
 def test_a_layer_holds_what_it_would_hold_in_a_cache_of_its_format(name):
     """The first layer, whose keys and values do not depend on other layers' formats; and rows padded or alone."""
     model, (ids, mask) = zoo.model("llama"), zoo.padded_batch([200, 131], seed=4)
