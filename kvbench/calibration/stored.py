@@ -30,7 +30,7 @@ SAME = 0.01
 
 @dataclass
 class Stored:
-    """What a method knows of one model, as a calibration file holds it; each method's kind of file is a subclass.
+    """The calibration of a method for one model, as its file holds it; each method's kind of file is a subclass.
 
     Args:
         info: how the calibration was made, all as strings: ``format``, ``model``, ``layers``, ``kv_heads``,

@@ -15,7 +15,7 @@ RESTARTING = frozenset({"jamba"})
 
 @dataclass(frozen=True)
 class LayerKind:
-    """What one layer keeps of earlier tokens.
+    """The state that one layer keeps of earlier tokens.
 
     Args:
         attends: True if it keeps keys and values.

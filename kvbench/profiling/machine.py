@@ -54,8 +54,8 @@ _SM, _MEMORY, _SENSOR = 1, 2, 0
 _READ: dict[str, Callable[[Board], Any]] = {
     "name": lambda board: board.read("GetName"),
     "uuid": lambda board: board.read("GetUUID"),
-    "driver": lambda board: board.library.nvmlSystemGetDriverVersion(),
-    "cuda_driver": lambda board: _version(board.library.nvmlSystemGetCudaDriverVersion()),
+    "driver": lambda board: board.nvml.nvmlSystemGetDriverVersion(),
+    "cuda_driver": lambda board: _version(board.nvml.nvmlSystemGetCudaDriverVersion()),
     "sm_mhz": lambda board: board.read("GetClockInfo", _SM),
     "memory_mhz": lambda board: board.read("GetClockInfo", _MEMORY),
     "sm_max_mhz": lambda board: board.read("GetMaxClockInfo", _SM),
@@ -116,7 +116,7 @@ def from_nvml(board: Board) -> tuple[Record, dict[str, str]]:
             figures[name] = read(board)
         except Unavailable as error:
             figures[name], missing[name] = None, str(error)
-        except (board.library.NVMLError, AttributeError) as error:
+        except (board.nvml.NVMLError, AttributeError) as error:
             figures[name], missing[name] = None, f"NVML: {error}"
     return figures, missing
 

@@ -21,11 +21,11 @@ class Board:
     """One GPU as NVML sees it.
 
     Args:
-        library: the module ``pynvml``, initialised.
+        nvml: the module ``pynvml``, initialised.
         handle: NVML's handle of the GPU.
     """
 
-    library: Any
+    nvml: Any
     handle: Any
 
     def read(self, function: str, *arguments: Any) -> Any:
@@ -38,12 +38,12 @@ class Board:
         Raises:
             Unavailable: this NVML does not have the function, or the GPU does not support it.
         """
-        call = getattr(self.library, f"nvmlDevice{function}", None)
+        call = getattr(self.nvml, f"nvmlDevice{function}", None)
         if call is None:
             raise Unavailable(f"this nvidia-ml-py does not have nvmlDevice{function}")
         try:
             return call(self.handle, *arguments)
-        except self.library.NVMLError as error:
+        except self.nvml.NVMLError as error:
             raise Unavailable(f"NVML, {function}: {error}") from None
 
 

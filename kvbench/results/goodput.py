@@ -68,7 +68,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Server:
-    """What was recorded of a method: the time of a prefill, and that of a step by the number of sequences.
+    """The recorded times of a method: that of a prefill, and that of a step by the number of sequences.
 
     Args:
         prefill_s: seconds of the prefill of one request.

@@ -1,4 +1,4 @@
-"""What the code that launches packing kernels shares: the segments as it sees them, waiting jobs, a record of NaN."""
+"""Types shared by the launchers of packing kernels: segments as kernels see them, waiting jobs, a record of NaN."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ LLAMA_CPP = ("hadamard", "blocks:64", 64)
 
 @dataclass(frozen=True)
 class Layout:
-    """What an engine stores for the key, or the value, of a token and head.
+    """The form in which an engine stores the key, or the value, of a token and head.
 
     Args:
         bits: bits per code.
