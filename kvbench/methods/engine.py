@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvbench.errors import ConfigError
 from kvbench.methods.base import SIDES, Method, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.layer_map import EXACT
 from kvbench.methods.layer_map import parse as entries
-from kvbench.methods.recency import RecencyMethod
+from kvbench.methods.tokenwise import StoredFormat, TokenMethod
 from kvbench.quantizers.engine.formats import EngineFormat, Layout, parse
 from kvbench.quantizers.spec import FormatSpec
 from kvbench.rotation.spec import RotationSpec
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from kvbench.cache import KVCache, Prompts
     from kvbench.cache.layer import KVLayer
-    from kvbench.cache.segments.base import Segment
     from kvbench.models.spec import ModelConfig
     from kvbench.quantizers.affine import AffineQuantizer
     from kvbench.rotation import Transform
@@ -52,15 +51,8 @@ class EngineRotation(RotationSpec):
     extra: ClassVar[dict[Side, tuple[str, ...]]] = {"key": (OWN,), "value": (OWN,)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredFormat(FormatSpec):
-    """The format of keys or of values, which says which of the two it is."""
-
-    side: Side = "key"
-
-
 @dataclass(kw_only=True)
-class Engine(RecencyMethod):
+class Engine(TokenMethod):
     """A cache format of an inference engine, in which every token is packed by itself.
 
     Args:
@@ -78,36 +70,11 @@ class Engine(RecencyMethod):
 
     format: str = "int4_per_token_head"
     rotation: EngineRotation = field(default_factory=EngineRotation)
-    sinks: int = 0
-    window: int = 0
-    prefill: Literal["exact", "quantized"] = "exact"
-    own: Literal["stored", "exact"] = "stored"
     key_scale: float = 1.0
     value_scale: float = 1.0
     rope_dim: int | None = None
     #: share of a head's channels to which the model applies RoPE, set when the model is known
     rope_share: float = field(default=1.0, init=False, repr=False, compare=False)
-
-    needs_quantizer: ClassVar[bool] = False
-
-    @property
-    def by_token(self) -> bool:  # type: ignore[override]
-        """True without a window: whether a token is packed then depends on its position alone."""
-        return self.window == 0
-
-    @property
-    def quantized_prefill(self) -> bool:
-        """True for ``prefill=quantized``: prompt tokens attend to quantized keys and values."""
-        return self.prefill == "quantized"
-
-    @property
-    def eager(self) -> bool:
-        """True for ``own=stored`` without a window: a decode step packs its tokens before it computes attention."""
-        return self.own == "stored" and self.window == 0
-
-    def exact(self, n: int) -> int:
-        """Return min(n, `window`): without a window, no token is in full precision between two decode steps."""
-        return min(n, self.window)
 
     # -- formats of single layers -----------------------------------------------------------------------------------
 
@@ -182,12 +149,6 @@ class Engine(RecencyMethod):
             rotated=self.rotation_of(side, channels) != "none",
         )
 
-    def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return an empty full-precision segment with room for the window and the token of one decode step."""
-        if not self._packs(layer):
-            return super().exact_segment(layer, side)
-        return self.full(layer, side, capacity=self.window + 16 if self.window else 1, slack=16 if self.window else 0)
-
     def packed_bytes(self, at: Setting, count: int, form: FormatSpec) -> KVBytes:
         """Return the bytes of `count` packed tokens by the engine's formula, counting only their keys or their values.
 
@@ -205,9 +166,6 @@ class Engine(RecencyMethod):
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if there is no such format, or if it does not fit heads of `head_dim` channels."""
         parse(self.format)
-        for name in ("sinks", "window"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"method.{name}", getattr(self, name), "must not be negative", allowed="0 or greater")
         for side in SIDES:
             scale = getattr(self, f"{side}_scale")
             if not 0 < scale < float("inf"):
@@ -227,13 +185,6 @@ class Engine(RecencyMethod):
                 "is not a number of channels of a head",
                 allowed=f"0 to {most}, or null for the model's own",
                 hint="method.rope_dim=null",
-            )
-        if self.window and self.prefill == "quantized":
-            raise ConfigError(
-                "method.window",
-                self.window,
-                "needs method.prefill=exact: with prefill=quantized every token is packed before its own step",
-                hint="method.prefill=exact",
             )
         super().check(head_dim, max_length)
         if head_dim:

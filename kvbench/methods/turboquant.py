@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.base import SIDES, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
-from kvbench.methods.engine import OWN, StoredFormat
-from kvbench.methods.recency import RecencyMethod
+from kvbench.methods.engine import OWN
+from kvbench.methods.tokenwise import StoredFormat, TokenMethod
 from kvbench.quantizers.spec import FormatSpec
 from kvbench.rotation.spec import RotationSpec
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from kvbench.cache import KVCache, Prompts
     from kvbench.cache.layer import KVLayer
-    from kvbench.cache.segments.base import Segment
     from kvbench.models.spec import ModelConfig
     from kvbench.quantizers.affine import AffineQuantizer
     from kvbench.rotation import Transform
@@ -56,7 +55,7 @@ class TurboRotation(RotationSpec):
 
 
 @dataclass(kw_only=True)
-class TurboQuant(RecencyMethod):
+class TurboQuant(TokenMethod):
     """TurboQuant as vLLM serves it: every token is packed by itself, except in the first and the last layers.
 
     Args:
@@ -82,34 +81,9 @@ class TurboQuant(RecencyMethod):
     qjl: bool = False
     boundary: int = 2
     rotation: TurboRotation = field(default_factory=TurboRotation)
-    sinks: int = 0
-    window: int = 0
-    prefill: Literal["exact", "quantized"] = "exact"
-    own: Literal["stored", "exact"] = "stored"
     seed: int = 0
     #: True if the model also has layers without softmax attention, set when the model is known
     hybrid: bool = field(default=False, init=False, repr=False, compare=False)
-
-    needs_quantizer: ClassVar[bool] = False
-
-    @property
-    def by_token(self) -> bool:  # type: ignore[override]
-        """True without a window: whether a token is packed then depends on its position alone."""
-        return self.window == 0
-
-    @property
-    def quantized_prefill(self) -> bool:
-        """True for ``prefill=quantized``: prompt tokens attend to quantized keys and values."""
-        return self.prefill == "quantized"
-
-    @property
-    def eager(self) -> bool:
-        """True for ``own=stored`` without a window: a decode step packs its tokens before it computes attention."""
-        return self.own == "stored" and self.window == 0
-
-    def exact(self, n: int) -> int:
-        """Return min(n, `window`): without a window, no token is in full precision between two decode steps."""
-        return min(n, self.window)
 
     # -- layers -----------------------------------------------------------------------------------------------------
 
@@ -175,12 +149,6 @@ class TurboQuant(RecencyMethod):
             return random_rotation(channels, self.seed, str(layer.device))
         return transform(name, side, channels, layer.device, layer.index)
 
-    def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return an empty full-precision segment with room for the window and the token of one decode step."""
-        if not self._packs(layer):
-            return super().exact_segment(layer, side)
-        return self.full(layer, side, capacity=self.window + 16 if self.window else 1, slack=16 if self.window else 0)
-
     def packed_bytes(self, at: Setting, count: int, form: FormatSpec) -> KVBytes:
         """Return the bytes of `count` packed tokens in a format, counting only their keys or only their values.
 
@@ -203,9 +171,8 @@ class TurboQuant(RecencyMethod):
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if a hyper-parameter is out of range, or does not go with another one."""
-        for name in ("sinks", "window", "boundary"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"method.{name}", getattr(self, name), "must not be negative", allowed="0 or greater")
+        if self.boundary < 0:
+            raise ConfigError("method.boundary", self.boundary, "must not be negative", allowed="0 or greater")
         if self.format not in FORMATS:
             raise ConfigError("method.format", self.format, "is not a preset of vLLM", allowed=tuple(FORMATS))
         if self.nc_at not in ("read", "write", "none"):
@@ -223,13 +190,6 @@ class TurboQuant(RecencyMethod):
                 self.qjl,
                 f"leaves no levels to normalise, but nc_at={self.nc_at}: the sketch estimates what they lack",
                 hint="method.nc_at=none",
-            )
-        if self.window and self.prefill == "quantized":
-            raise ConfigError(
-                "method.window",
-                self.window,
-                "needs method.prefill=exact: with prefill=quantized every token is packed before its own step",
-                hint="method.prefill=exact",
             )
         super().check(head_dim, max_length)
 
