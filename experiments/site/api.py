@@ -39,6 +39,8 @@ PAGES = {
             "kvbench.methods.base.Method",
             "kvbench.methods.recency.RecencyMethod",
             "kvbench.methods.scored.ScoredMethod",
+            "kvbench.methods.rules.Rules",
+            "kvbench.methods.stores.Stores",
             "kvbench.methods.traits.Traits",
             "kvbench.methods.bytes.kv_bytes",
             "kvbench.methods.byte_parts",
