@@ -22,7 +22,8 @@ from kvbench.analysis.compare import Errors, compare, exact_outputs
 from kvbench.analysis.exact import SPIKE, Profile, profile
 from kvbench.attention import observe, reference
 from kvbench.attention.logits import logits_of
-from kvbench.attention.register import mask, prompt, see_padding, step
+from kvbench.attention.over_stores import step
+from kvbench.attention.register import mask, prompt, see_padding
 from kvbench.attention.rope import pre_rope
 from kvbench.cache import KVCache
 from kvbench.cache.layer import Handle, KVLayer

@@ -20,8 +20,8 @@ from transformers.cache_utils import Cache
 
 from kvbench.attention.logits import PLAIN, SINKS, SOFTCAP, Logits, logits_of
 from kvbench.attention.phases import NotServed
-from kvbench.attention.register import UNSERVED
 from kvbench.attention.rope.pre_rope import HOOKED
+from kvbench.attention.served import UNSERVED
 from kvbench.util.attachment import attached
 
 NAME = "kvbench_recorded"

@@ -2,15 +2,14 @@
 
 Models call ``fn(module, query, key, value, mask, ...)`` with what ``Cache.update`` returned, which for a kvbench cache
 is a handle (:class:`kvbench.cache.layer.Handle`). During prefill the function runs torch's SDPA on keys and values in
-full precision. During decoding it appends the new tokens to the stores and computes attention to all stored tokens.
-With any other cache, or none, it does what transformers' own ``sdpa`` does. The mask function must be registered too:
-without it transformers passes no mask at all, and padded rows give wrong results without an error.
+full precision. During decoding it appends the new tokens to the stores and computes attention to all stored tokens
+(:mod:`kvbench.attention.over_stores`). With any other cache, or none, it does what transformers' own ``sdpa`` does. The
+mask function must be registered too: without it transformers passes no mask at all, and padded rows give wrong results
+without an error.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,24 +17,18 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from kvbench.attention import foreseen, fused, observe, prefill, reference
-from kvbench.attention.logits import Logits, hands_over, logits_of
+from kvbench.attention import observe, prefill
+from kvbench.attention.logits import logits_of
+from kvbench.attention.over_stores import step, stored_prompt
 from kvbench.attention.rope import pre_rope
+from kvbench.attention.served import UNSERVED, check_served
 from kvbench.cache.layer import Handle, KVLayer
 from kvbench.cache.rope import rotated_prompt
-from kvbench.errors import CacheError, ModelError
+from kvbench.errors import CacheError
 from kvbench.models import int4
-from kvbench.models.layers import LayerKind, layer_kinds
-from kvbench.models.served import INSTEAD, unserved
 from kvbench.util.attachment import attached, attachment, release
 
 NAME = "kvbench"
-
-#: queries of a prompt that are computed at a time if they attend to the stores (``method.quantized_prefill``)
-QUERIES = 1024
-
-#: arguments that some models pass to attention and that kvbench's stores cannot serve
-UNSERVED = ("position_bias",)
 
 
 def attention(
@@ -152,164 +145,6 @@ def prompt(
     return out
 
 
-def stored_prompt(
-    module: torch.nn.Module,
-    layer: KVLayer,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    scaling: float,
-    logits: Logits,
-) -> Tensor:
-    """Quantize and store new prompt tokens, then compute their attention over all stored tokens.
-
-    This is the prefill of methods that set ``quantized_prefill``: the attention of the prompt reads quantized keys and
-    values too, including those of the token itself.
-
-    Args:
-        module: the model's attention module.
-        layer: layer that stores the new tokens.
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
-        values: values of the new tokens, ``[B, H, q, Dv]``.
-        mask: mask of the new queries, as :func:`kvbench.attention.prefill.attend` takes it.
-        scaling: factor by which scores are multiplied.
-        logits: the model's softcap and sinks.
-
-    Returns:
-        The output ``[B, q, Hq, Dv]``.
-    """
-    layer.progress.prefill.path = "stored"
-    layer.place_chunk(keys, values)
-    query = layer.rotated_queries(query)
-    count, outs = query.shape[2], []
-    for first in range(0, count, QUERIES):
-        last = min(first + QUERIES, count)
-        visible = prefill.rows_of(mask, first, last, layer.seen)
-        if visible is None:
-            seen = torch.arange(layer.seen, device=query.device)
-            visible = (seen <= seen[layer.seen - count + first : layer.seen - count + last, None])[None, None]
-        outs.append(reference.attend(module, layer, query[:, :, first:last], visible, scaling, logits))
-    return layer.restored(torch.cat(outs, 1))
-
-
-def step(
-    module: torch.nn.Module,
-    layer: KVLayer,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    scaling: float,
-    logits: Logits,
-) -> Tensor:
-    """Append the new tokens of a decode step to a layer's stores, and compute their attention over all cached tokens.
-
-    If ``layer.progress.span`` is set (for perplexity, :func:`kvbench.decoding.perplexity.decode_nll`), one call with
-    many tokens gives the same results as one call for each so many of them. If it is known in advance when the method
-    packs or drops each token, they are processed in one pass (:mod:`kvbench.attention.foreseen`). Otherwise, they are
-    processed that many at a time, and the method may pack or drop tokens in between.
-
-    Args:
-        module: the model's attention module.
-        layer: layer that stores the new tokens.
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
-        values: values of the new tokens, ``[B, H, q, Dv]``.
-        mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
-            dropped tokens; None for causal attention.
-        scaling: factor by which scores are multiplied.
-        logits: the model's softcap and sinks.
-
-    Returns:
-        The output ``[B, q, Hq, Dv]``.
-    """
-    count, span = query.shape[2], layer.progress.span
-    if layer.index == 0:
-        layer.progress.check_step(mask, layer.batch, count)
-    query = layer.rotated_queries(query)
-    if span is None or span >= count:
-        out = append_and_attend(module, layer, query, keys, values, mask, scaling, logits)
-    else:
-        out = in_spans(module, layer, query, keys, values, mask, scaling, logits, span)
-    return layer.restored(out)
-
-
-def in_spans(
-    module: torch.nn.Module,
-    layer: KVLayer,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    scaling: float,
-    logits: Logits,
-    span: int,
-) -> Tensor:
-    """Append many new tokens, and compute their attention as if they had come `span` at a time; as :func:`step` does.
-
-    Queries and output are in the basis in which the layer stores keys and values.
-    """
-    count = query.shape[2]
-    if not layer.method.eager:  # a form by turn is that before a token's own step; these pack it first
-        together = foreseen.attend(layer, query, keys, values, mask, scaling, logits)
-        if together is not None:
-            return together
-    outs, last = [], layer.seen
-    plain = fused.plain(layer, mask, count)
-    for begin in range(0, count, span):
-        end = min(begin + span, count)
-        layer.seen = last - count + begin
-        if begin:  # as before every step; for the first span it was done when the tokens arrived
-            layer.settle()
-        layer.seen = last - count + end
-        part = slice(begin, end)
-        visible = None if plain else prefill.rows_of(mask, begin, end, last)
-        visible = None if visible is None else visible[..., : layer.seen]
-        q, k, v = (x[:, :, part] for x in (query, keys, values))
-        outs.append(append_and_attend(module, layer, q, k, v, visible, scaling, logits))
-    return torch.cat(outs, 1)
-
-
-def append_and_attend(
-    module: torch.nn.Module,
-    layer: KVLayer,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    scaling: float,
-    logits: Logits,
-) -> Tensor:
-    """Append new tokens to a layer's stores, and compute their attention in one pass, without packing in between.
-
-    Queries and output are in the basis in which the layer stores keys and values.
-
-    New tokens see each other in full precision, unless the method sets ``eager``, which packs them before their
-    attention is computed.
-
-    Args:
-        module: the model's attention module.
-        layer: layer that stores the new tokens.
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
-        values: values of the new tokens, ``[B, H, q, Dv]``.
-        mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
-            dropped tokens; None for causal attention.
-        scaling: factor by which scores are multiplied.
-        logits: the model's softcap and sinks.
-
-    Returns:
-        The output ``[B, q, Hq, Dv]``.
-    """
-    layer.append(keys, values)
-    if layer.method.eager:
-        layer.settle(forget=False)
-    out = fused.attend(layer, query, mask, scaling, logits)
-    return reference.attend(module, layer, query, mask, scaling, logits) if out is None else out
-
-
 def mask(*args: Any, **kwargs: Any) -> Tensor | None:
     """Create the attention mask of a forward pass; transformers calls this as its mask function.
 
@@ -330,86 +165,6 @@ def register() -> None:
     """Register ``attn_implementation="kvbench"`` with transformers; repeated calls are harmless."""
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask)
-
-
-def check_served(model: PreTrainedModel) -> None:
-    """Raise ModelError if kvbench does not support a model's attention; the message gives the reason."""
-    config, name = model.config.get_text_config(decoder=True), type(model).__name__
-    if "num_attention_heads" not in config.to_dict() and not hasattr(config, "num_attention_heads"):
-        raise ModelError(f"{name} has no attention heads, so it has no keys and values to cache; {INSTEAD}")
-    reason = unserved(config, name)
-    if not reason and getattr(model.config, "is_encoder_decoder", False):
-        reason = f"{name} is an encoder-decoder model, whose cross-attention kvbench does not support; {INSTEAD}"
-    if not reason and not uses_interface(model):
-        reason = f"{name} does not use transformers' attention interface; {INSTEAD}"
-    if not reason and not any(kind.attends for kind in layer_kinds(model.config)):
-        reason = f"{name} has no layers with softmax attention, so no keys and values to cache; {INSTEAD}"
-    if not reason and any(sees_later_tokens(module) for module in model.modules()):
-        reason = f"{name} also attends to later tokens, so a cache of earlier tokens is not enough; {INSTEAD}"
-    if not reason and not one_size(config):
-        reason = f"{name} has layers with different head sizes or numbers of heads; {INSTEAD}"
-    classes = {type(module) for module in model.modules()} if not reason else ()
-    asked = {argument for kind in classes for argument in UNSERVED if hands_over(kind, argument)}
-    if asked:
-        reason = f"{name} hands '{min(asked)}' to its attention, which kvbench does not support; {INSTEAD}"
-    if reason:
-        raise ModelError(reason)
-
-
-def check_speculation(speculation: Any, kinds: Sequence[LayerKind], name: str) -> None:
-    """Raise ModelError if a method speculates on a hybrid model, whose layers cannot take rejected tokens back.
-
-    Args:
-        speculation: the method's speculative decoding; None if it does not speculate.
-        kinds: kinds of the model's layers.
-        name: name of the model's class for the message.
-    """
-    if speculation is not None and any(kind.states for kind in kinds):
-        raise ModelError(
-            f"{name} has layers with a state of fixed size (linear attention, Mamba or convolution), which cannot go "
-            "back over rejected drafts, so it cannot decode speculatively.\n"
-            "  hint: choose a method without speculation, such as method=kivi"
-        )
-
-
-def uses_interface(model: PreTrainedModel) -> bool:
-    """Return True if a model computes attention through transformers' attention interface.
-
-    Many hybrid models do without saying so (``_supports_attention_backend``). This looks for the interface's name in
-    the byte code of their attention modules.
-
-    Args:
-        model: the model.
-    """
-    if getattr(model, "_supports_attention_backend", False):
-        return True
-    classes = {type(module) for module in model.modules() if getattr(module, "is_causal", None) is not None}
-    codes = [getattr(inspect.unwrap(kind.forward), "__code__", None) for kind in classes]
-    return bool(codes) and all(code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names for code in codes)
-
-
-def sees_later_tokens(module: torch.nn.Module) -> bool:
-    """Return True if a module is an attention module in which tokens also attend to later tokens.
-
-    This is so in BERT-like models, unless they are configured as decoders.
-
-    Args:
-        module: any module of the model.
-    """
-    return getattr(module, "is_causal", None) is False and getattr(module, "layer_idx", None) is not None
-
-
-def one_size(config: Any) -> bool:
-    """Return True if all layers of a model have the same number of heads and the same head size.
-
-    Args:
-        config: the text model's configuration. Transformers raises an error on reading an attribute that differs
-            between layers; this function then returns False.
-    """
-    try:
-        return isinstance(getattr(config, "head_dim", None) or 1, int) and isinstance(config.num_attention_heads, int)
-    except Exception:  # transformers' AmbiguousGlobalPerLayerAttributeError
-        return False
 
 
 def attach(model: PreTrainedModel) -> None:

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from kvbench.attention import prefill
-from kvbench.attention.register import check_served
+from kvbench.attention.served import check_served
 from kvbench.errors import ModelError
 from kvbench.models.layers import attending
 

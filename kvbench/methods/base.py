@@ -154,8 +154,7 @@ class Method(Stores):
 
     def check_reach(self, max_length: int) -> None:
         """Raise ConfigError if nothing would be packed or dropped in a sequence of `max_length` tokens."""
-        reach = self.reach()
-        if reach is not None:
+        if (reach := self.reach()) is not None:
             reach.check(max_length)
 
     def check_windows(self, mode: str, prompt: int) -> None:
@@ -265,7 +264,8 @@ class Method(Stores):
                 number of channels per head.
             ModelError: kvbench does not support the model, or the method speculates and the model is a hybrid.
         """
-        from kvbench.attention.register import attach, check_served, check_speculation
+        from kvbench.attention.register import attach
+        from kvbench.attention.served import check_served, check_speculation
         from kvbench.cache import KVCache
         from kvbench.models.layers import layer_kinds
 

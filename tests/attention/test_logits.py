@@ -149,7 +149,7 @@ def test_every_step_is_stocks_attention_over_what_is_stored(model, name, monkeyp
         checked.append(layer.index)
         return out
 
-    monkeypatch.setattr(register.reference, "attend", both)
+    monkeypatch.setattr(reference, "attend", both)
     ids, mask = zoo.padded_batch(LENGTHS)
     told = Prompts.from_batch(ids[:, :100], mask[:, :100], decode=lambda ids: " ".join(map(str, ids)))
     cache = method.new_cache(model, told)

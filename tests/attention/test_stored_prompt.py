@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvbench.attention import register
+from kvbench.attention import over_stores
 from kvbench.cache import Prompts
 from kvbench.methods import load_method
 from tests import zoo
@@ -15,7 +15,7 @@ METHODS = {
 
 
 def logits_of(model, method, ids, mask, pieces, queries, monkeypatch):
-    monkeypatch.setattr(register, "QUERIES", queries)
+    monkeypatch.setattr(over_stores, "QUERIES", queries)
     cache, outs, first = method.new_cache(model, Prompts.from_batch(ids, mask)), [], 0
     with torch.no_grad():
         for count in pieces:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AttentionInterface, DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from kvbench.attention import observe, prefill, reference, register
+from kvbench.attention import observe, over_stores, prefill, reference, register
 from kvbench.cache import Prompts
 from kvbench.cache.segments import base as segments
 from kvbench.cache.segments import codebook as nuq
@@ -29,7 +29,7 @@ def scaled(monkeypatch):
     monkeypatch.setattr(packed, "ENCODED", 128)  # groups of 128 tokens are not cut
     monkeypatch.setattr(nuq, "ENCODED", 32)
     monkeypatch.setattr(segments, "GATHERED", 128)
-    monkeypatch.setattr(register, "QUERIES", 64)
+    monkeypatch.setattr(over_stores, "QUERIES", 64)
     monkeypatch.setattr(reference, "BLOCK", 64)
     monkeypatch.setattr(reference, "ELEMENTS", 1)
     monkeypatch.setattr(observe, "SCORES", {"cpu": 1 << 15})

@@ -1,0 +1,98 @@
+"""Checks that kvbench supports a model's attention, based on the loaded model itself: its configuration and modules."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from kvbench.attention.logits import hands_over
+from kvbench.errors import ModelError
+from kvbench.models.layers import LayerKind, layer_kinds
+from kvbench.models.served import INSTEAD, unserved
+
+#: arguments that some models pass to attention and that kvbench's stores cannot serve
+UNSERVED = ("position_bias",)
+
+
+def check_served(model: PreTrainedModel) -> None:
+    """Raise ModelError if kvbench does not support a model's attention; the message gives the reason."""
+    config, name = model.config.get_text_config(decoder=True), type(model).__name__
+    if "num_attention_heads" not in config.to_dict() and not hasattr(config, "num_attention_heads"):
+        raise ModelError(f"{name} has no attention heads, so it has no keys and values to cache; {INSTEAD}")
+    reason = unserved(config, name)
+    if not reason and getattr(model.config, "is_encoder_decoder", False):
+        reason = f"{name} is an encoder-decoder model, whose cross-attention kvbench does not support; {INSTEAD}"
+    if not reason and not uses_interface(model):
+        reason = f"{name} does not use transformers' attention interface; {INSTEAD}"
+    if not reason and not any(kind.attends for kind in layer_kinds(model.config)):
+        reason = f"{name} has no layers with softmax attention, so no keys and values to cache; {INSTEAD}"
+    if not reason and any(sees_later_tokens(module) for module in model.modules()):
+        reason = f"{name} also attends to later tokens, so a cache of earlier tokens is not enough; {INSTEAD}"
+    if not reason and not one_size(config):
+        reason = f"{name} has layers with different head sizes or numbers of heads; {INSTEAD}"
+    classes = {type(module) for module in model.modules()} if not reason else ()
+    asked = {argument for kind in classes for argument in UNSERVED if hands_over(kind, argument)}
+    if asked:
+        reason = f"{name} hands '{min(asked)}' to its attention, which kvbench does not support; {INSTEAD}"
+    if reason:
+        raise ModelError(reason)
+
+
+def check_speculation(speculation: Any, kinds: Sequence[LayerKind], name: str) -> None:
+    """Raise ModelError if a method speculates on a hybrid model, whose layers cannot take rejected tokens back.
+
+    Args:
+        speculation: the method's speculative decoding; None if it does not speculate.
+        kinds: kinds of the model's layers.
+        name: name of the model's class for the message.
+    """
+    if speculation is not None and any(kind.states for kind in kinds):
+        raise ModelError(
+            f"{name} has layers with a state of fixed size (linear attention, Mamba or convolution), which cannot go "
+            "back over rejected drafts, so it cannot decode speculatively.\n"
+            "  hint: choose a method without speculation, such as method=kivi"
+        )
+
+
+def uses_interface(model: PreTrainedModel) -> bool:
+    """Return True if a model computes attention through transformers' attention interface.
+
+    Many hybrid models do without saying so (``_supports_attention_backend``). This looks for the interface's name in
+    the byte code of their attention modules.
+
+    Args:
+        model: the model.
+    """
+    if getattr(model, "_supports_attention_backend", False):
+        return True
+    classes = {type(module) for module in model.modules() if getattr(module, "is_causal", None) is not None}
+    codes = [getattr(inspect.unwrap(kind.forward), "__code__", None) for kind in classes]
+    return bool(codes) and all(code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names for code in codes)
+
+
+def sees_later_tokens(module: torch.nn.Module) -> bool:
+    """Return True if a module is an attention module in which tokens also attend to later tokens.
+
+    This is so in BERT-like models, unless they are configured as decoders.
+
+    Args:
+        module: any module of the model.
+    """
+    return getattr(module, "is_causal", None) is False and getattr(module, "layer_idx", None) is not None
+
+
+def one_size(config: Any) -> bool:
+    """Return True if all layers of a model have the same number of heads and the same head size.
+
+    Args:
+        config: the text model's configuration. Transformers raises an error on reading an attribute that differs
+            between layers; this function then returns False.
+    """
+    try:
+        return isinstance(getattr(config, "head_dim", None) or 1, int) and isinstance(config.num_attention_heads, int)
+    except Exception:  # transformers' AmbiguousGlobalPerLayerAttributeError
+        return False
