@@ -167,9 +167,9 @@ def test_a_window_longer_than_the_model_and_sampling_are_refused(tmp_path, text)
 
 def test_a_state_that_is_not_a_number_is_an_error(tmp_path, text, monkeypatch, capsys) -> None:
     """A prediction of NaN after the prompt has no divergence, so the batch has no rows."""
-    from kvbench.runner import fidelity
+    from kvbench.runner import fidelity_passes
 
-    follow = fidelity.follow
+    follow = fidelity_passes.follow
 
     def broken(*args: Any, **options: Any) -> Any:
         states, logits = follow(*args, **options)
@@ -177,6 +177,6 @@ def test_a_state_that_is_not_a_number_is_an_error(tmp_path, text, monkeypatch, c
         states[1, 3] = float("nan")
         return states, logits
 
-    monkeypatch.setattr(fidelity, "follow", broken)
+    monkeypatch.setattr(fidelity_passes, "follow", broken)
     assert run(windows(tmp_path, text, reference="live"))["status"] == "error"
     assert "text@80/1: a final hidden state of the model contains NaN" in capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""Batches of ``dataset=fidelity``: prompts, and the tokens that are decoded after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvbench.cache.prompts import Prompts
+from kvbench.config.run_config import RunConfig
+from kvbench.errors import ConfigError
+from kvbench.methods.base import QUERY_TOKENS
+from kvbench.models.load import LoadedModel
+from kvbench.runner.prompting import answer_ids, encode, own_limit, pad, prompt_limit
+from kvbench.runner.references import digest
+from kvbench.tasks.base import Sample
+from kvbench.tasks.work import CompareTokens
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts of a batch, and the tokens that are decoded after them.
+
+    Args:
+        input_ids: prompts ``[B, T]``, padded on the left.
+        mask: attention mask ``[B, T]``; None: no padding.
+        prompts: facts about the prompts, for the method; None for a text without a prompt.
+        tokens: for each row, the given tokens after the prompt; None: fp16's own greedy answer.
+        new_tokens: largest number of tokens after a prompt.
+    """
+
+    input_ids: Tensor
+    mask: Tensor | None
+    prompts: Prompts | None
+    tokens: list[list[int]] | None
+    new_tokens: int
+
+    def name(self, index: int) -> str:
+        """Return the digest of a row's prompt, and of the tokens after it if these are given.
+
+        Args:
+            index: row of the batch.
+        """
+        given = self.tokens[index] if self.tokens is not None else []
+        return digest(self.input_ids[index, self._padding(index) :].tolist(), given)
+
+    def alone(self, index: int, new_tokens: int) -> Batch:
+        """Return one row as a batch of its own, without padding and without tokens after the prompt.
+
+        Args:
+            index: row of the batch.
+            new_tokens: largest number of tokens after the prompt.
+        """
+        ids = self.input_ids[index : index + 1, self._padding(index) :]
+        return Batch(ids, None, _one_prompt(self.prompts, index, ids), None, new_tokens)
+
+    def length(self, index: int) -> int:
+        """Return the number of tokens of a row's prompt, without padding."""
+        return int(self.input_ids.shape[1]) - self._padding(index)
+
+    def _padding(self, index: int) -> int:
+        return 0 if self.mask is None else int((self.mask[index] == 0).sum())
+
+
+def batch_of(samples: Sequence[Sample], config: RunConfig, loaded: LoadedModel) -> Batch:
+    """Return the batch of samples of one kind: windows of a text, or prompts.
+
+    Args:
+        samples: the samples.
+        config: configuration of the run.
+        loaded: the loaded model, which gives tokenizer, device and limit.
+
+    Raises:
+        ConfigError: a window of text is longer than the model's limit.
+    """
+    return _prompts(samples, config, loaded) if work_of(samples[0]).ids is None else _windows(samples, loaded)
+
+
+def _windows(samples: Sequence[Sample], loaded: LoadedModel) -> Batch:
+    works = [work_of(sample) for sample in samples]
+    ids = torch.tensor([work.ids for work in works], device=loaded.device)
+    width, longest = ids.shape[1], loaded.max_length
+    if width > longest:
+        raise ConfigError("dataset.window", width, f"exceeds the model's limit (model.max_length={longest})")
+    prompt, count, decode = works[0].prefill, len(samples), loaded.tokenizer.decode
+    # the text after the prompt takes the place of the question
+    queries = [decode(row[prompt : prompt + QUERY_TOKENS].tolist()) for row in ids]
+    prompts = Prompts([0] * count, [prompt] * count, [(0, prompt)] * count, queries, ids[:, :prompt], decode)
+    if works[0].mode == "simulated":
+        return Batch(ids, None, None, ids[:, prompt + 1 :].tolist(), width - prompt)
+    return Batch(ids[:, :prompt], None, prompts, ids[:, prompt:].tolist(), width - prompt)
+
+
+def _prompts(samples: Sequence[Sample], config: RunConfig, loaded: LoadedModel) -> Batch:
+    model, longest, tokenizer = config.model, loaded.max_length, loaded.tokenizer
+    new_tokens = config.decoding.max_new_tokens or samples[0].max_new_tokens
+    room = prompt_limit(None, longest, new_tokens)
+    encoded = [
+        encode(
+            sample,
+            tokenizer,
+            chat=model.chat,
+            limit=prompt_limit(own_limit(sample, model), longest, new_tokens),
+            room=room,
+        )
+        for sample in samples
+    ]
+    queries, sources_ = [sample.query for sample in samples], [sample.query_source for sample in samples]
+    input_ids, mask, prompts = pad(
+        encoded, queries, tokenizer.pad_token_id or 0, loaded.device, tokenizer.decode, sources_
+    )
+    tokens = None
+    if work_of(samples[0]).answers == "task":
+        tokens = [answer_ids(sample, tokenizer)[:new_tokens] for sample in samples]
+    return Batch(input_ids, mask, prompts, tokens, new_tokens)
+
+
+def _one_prompt(prompts: Prompts | None, index: int, ids: Tensor) -> Prompts | None:
+    """Return the facts about one prompt of a batch.
+
+    Args:
+        prompts: the batch's prompts; None without prompts.
+        index: row of the prompt.
+        ids: the prompt without padding, ``[1, T]``.
+    """
+    if prompts is None:
+        return None
+
+    def part(values: Any) -> Any:
+        return None if values is None else [values[index]]
+
+    return Prompts(
+        [0],
+        [prompts.lengths[index]],
+        part(prompts.context_spans),
+        part(prompts.queries),
+        ids,
+        prompts.decode,
+        part(prompts.query_sources),
+    )
+
+
+def work_of(sample: Sample) -> CompareTokens:
+    """Return the work of a sample: the tokens to decode, and how to compare the predictions."""
+    assert isinstance(sample.work, CompareTokens)
+    return sample.work
