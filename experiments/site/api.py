@@ -80,7 +80,16 @@ PAGES = {
     "results": ApiPage(
         "Results",
         "Files of runs: reading, comparing, tables.",
-        ("kvbench.results.load", "kvbench.results.record", "kvbench.results.compare", "kvbench.results.identity"),
+        (
+            "kvbench.results.load",
+            "kvbench.results.record",
+            "kvbench.results.record_scores",
+            "kvbench.results.record_cost",
+            "kvbench.results.record_machine",
+            "kvbench.results.record_errors",
+            "kvbench.results.compare",
+            "kvbench.results.identity",
+        ),
     ),
     "metrics": ApiPage(
         "Metrics",

@@ -254,7 +254,7 @@ def own_head(model: nn.Module) -> bool:
 
 
 def described(model: nn.Module) -> dict[str, Any] | None:
-    """Describe a model's own weights in 4 bits, as :class:`kvbench.results.record.Weights`; None if there are none."""
+    """Return the content of :class:`kvbench.results.record_machine.Weights` for weights in 4 bits; None without any."""
     layers = own_layers(model).values()
     if not layers:
         return None

@@ -153,7 +153,7 @@ def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the size in bytes of one sequence's KV cache at the end of its answer, averaged over the samples.
 
     Returns:
-        A dict with the keys of :class:`kvbench.results.record.KvBytes`. ``used`` (bytes of the cached tokens) and
+        A dict with the keys of :class:`kvbench.results.record_cost.KvBytes`. ``used`` (bytes of the cached tokens) and
         ``reserved`` (bytes of the allocated buffers) are dicts with ``total`` and its parts ``codes``, ``scales``,
         ``window``, ``index`` and ``state``. ``fp16_equivalent`` is the size of the same tokens and states at 16 bits
         per element. ``ratio``

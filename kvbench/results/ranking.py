@@ -9,7 +9,8 @@ from typing import Any
 
 from kvbench.results.identity import rounded_weights, short_name
 from kvbench.results.points import has_points
-from kvbench.results.record import Config, KvBytes, Metrics, Parts, PeakBytes, Samples, Tpot, Ttft
+from kvbench.results.record import Config, Metrics, Samples
+from kvbench.results.record_cost import KvBytes, Parts, PeakBytes, Tpot, Ttft
 from kvbench.results.record_scores import Mean
 from kvbench.results.store import DONE
 from kvbench.results.typed import plain

@@ -1,7 +1,8 @@
 """The content of `metrics.json` as nested dataclasses.
 
 Keys that an older version did not write get defaults when read, so that every run can be shown. To add a key, add a
-field here, then run ``python -m kvbench.results.record``, which writes `metrics.schema.json` next to this file.
+field here, or in one of the modules of its parts (`record_scores`, `record_cost` and so on), then run
+``python -m kvbench.results.record``, which writes `metrics.schema.json` next to this file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvbench.results import typed
-from kvbench.results.record_scores import Mean, RoundTimes, Score
+from kvbench.results.record_cost import InterToken, KvBytes, PeakBytes, Speculation, Times, Tpot, Ttft
+from kvbench.results.record_errors import Failure, Oom
+from kvbench.results.record_machine import Env
+from kvbench.results.record_scores import Mean, Score
 from kvbench.results.typed import ShapeError, key
 
 #: incremented when keys of metrics.json are added or change their meaning. Since version 2, rows record the code that
@@ -24,116 +28,6 @@ SCHEMA = Path(__file__).with_name("metrics.schema.json")
 
 #: ``older``: all samples are done, but older code made some of them
 Status = Literal["ok", "older", "oom", "error", "interrupted"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """Size of one sequence's cache in bytes, averaged over samples: the total and its parts.
-
-    Args:
-        total: sum of the parts.
-        codes: packed codes.
-        scales: scales, minima and zero points of the codes.
-        window: tokens in full precision.
-        index: bookkeeping, such as the positions of tokens.
-        state: states of fixed size of a hybrid model's layers without attention.
-    """
-
-    total: int | None = key(default=None, minimum=0)
-    codes: int | None = key(default=None, minimum=0)
-    scales: int | None = key(default=None, minimum=0)
-    window: int | None = key(default=None, minimum=0)
-    index: int | None = key(default=None, minimum=0)
-    state: int | None = key(default=None, minimum=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class KvBytes:
-    """Size of one sequence's KV cache in bytes, averaged over samples.
-
-    Args:
-        used: bytes of the tokens that the cache holds.
-        reserved: bytes of the buffers allocated for them, which may have room for more tokens.
-        fp16_equivalent: bytes of the same tokens at 16 bits per element.
-        ratio: bytes that method=fp16 needs for the same tokens in the model's dtype, divided by the total of `used`.
-    """
-
-    used: Parts
-    reserved: Parts
-    fp16_equivalent: int | None = key(default=None, minimum=0)
-    ratio: float | None = key(
-        "bytes that method=fp16 needs for the same tokens, divided by those used", default=None, minimum=0
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeakBytes:
-    """Largest memory peaks that any sample of a run reached, in bytes.
-
-    Args:
-        prefill: peak during prefill.
-        decode: peak during decoding.
-        kind: how these peaks were measured: ``cuda_allocator``, or ``cpu_live_tensors``, the sizes of live tensors on a
-            CPU.
-        rss: peak of the process's resident memory.
-        n: number of samples with a measured peak.
-    """
-
-    prefill: int | None = key(default=None, minimum=0)
-    decode: int | None = key(default=None, minimum=0)
-    kind: Literal["cuda_allocator", "cpu_live_tensors"] | None = None
-    rss: int | None = key(default=None, minimum=0)
-    n: int | None = key(default=0, minimum=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ttft:
-    """Time to first token in seconds, from the start of prefill, without warm-up samples.
-
-    Args:
-        median: median over samples.
-        n: number of samples.
-        shared: number of these samples whose prompt was read once for several methods (``runtime.shared_prefill``);
-            their time is that of the shared prefill and of the method's own placing.
-    """
-
-    median: float | None = key(default=None, minimum=0)
-    n: int = key(default=1, minimum=0)
-    shared: int = key(default=0, minimum=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tpot:
-    """Time per output token in seconds, without warm-up samples.
-
-    Args:
-        median: median over decode steps, without the first step of each sample.
-        p99: 99th percentile over the same steps.
-        first_step: median of the samples' first steps.
-        n: number of steps in `median`.
-    """
-
-    median: float | None = key(default=None, minimum=0)
-    p99: float | None = key(default=None, minimum=0)
-    first_step: float | None = key(default=None, minimum=0)
-    n: int | None = key(default=0, minimum=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Times:
-    """Timings of the samples that a run generated on one device.
-
-    Args:
-        ttft_s: time to first token.
-        tpot_s: time per output token.
-        tokens_per_s: tokens generated per second of decoding.
-        n: number of samples.
-    """
-
-    ttft_s: Ttft
-    tpot_s: Tpot
-    tokens_per_s: float | None = key(minimum=0)
-    n: int | None = key(default=0, minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,89 +100,6 @@ class Attention:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Oom:
-    """The allocation with which a run ran out of memory.
-
-    Args:
-        bytes_asked: size of the allocation that failed.
-        sample: id of the sample that was running.
-        message: text of the error.
-        code: digests of the code that was running, by part.
-    """
-
-    bytes_asked: int | None = key(minimum=0)
-    sample: str | None = None
-    message: str = ""
-    code: dict[str, str | None] | None = key("digests of the code that ran out of memory", optional=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """An error during a run.
-
-    Args:
-        sample: id of the sample that raised it; None if no sample was running.
-        type: name of the exception's class.
-        message: text of the error.
-        traceback: Python's traceback.
-    """
-
-    sample: str | None = None
-    type: str = ""
-    message: str = ""
-    traceback: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speculation:
-    """Acceptance and speed of a run with speculative decoding.
-
-    Args:
-        gamma: number of tokens drafted per round; ``auto``: chosen for each round.
-        draft: the cache that the draft reads, for example ``upper`` (QuantSpec's ``draft`` option).
-        draft_weights: the weights that the draft uses, for example ``same`` (the target's).
-        acceptance_rate: number of accepted tokens divided by the number of drafted ones.
-        stderr: standard error of `acceptance_rate`.
-        tokens_per_round: mean number of tokens that a round of drafting and verification produces.
-        rounds: number of rounds.
-        drafted: number of drafted tokens.
-        accepted: number of accepted tokens.
-        tokens: number of tokens that all rounds produced.
-        n: number of samples.
-        speedup: time per token of the fp16 run divided by this run's.
-        expected_speedup: time per token of the fp16 run divided by that which `round_times` predicts.
-        round_times: mean times of a round by part, and the time per token that they and the acceptance predict.
-    """
-
-    gamma: Any = None
-    draft: str | None = None
-    draft_weights: str | None = None
-    acceptance_rate: float | None
-    stderr: float | None = None
-    tokens_per_round: float | None = None
-    rounds: int | None = None
-    drafted: int | None = None
-    accepted: int | None = None
-    tokens: int | None = None
-    n: int | None = None
-    speedup: float | None = None
-    expected_speedup: float | None = None
-    round_times: RoundTimes | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class InterToken:
-    """A line fitted to the time per token of decoding: ``slope_s * length + intercept_s`` seconds.
-
-    ``length`` is the number of tokens in the cache; ``lengths`` is the number of different prompt lengths in the fit.
-    """
-
-    slope_s: float = key("seconds per token of length")
-    intercept_s: float = key("seconds at length 0")
-    lengths: int = key("number of lengths that the line is fitted to", minimum=2)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Untouched:
     """The option that kept all tokens in full precision, so that a run's method neither quantized nor dropped any.
 
@@ -316,70 +127,6 @@ class Older:
 
     samples: int = key(minimum=0)
     parts: list[str] = key("parts of the code that have changed since; 'unknown' if the rows do not record it")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """Load of the machine while the samples were run (:func:`kvbench.results.load.between`).
-
-    Args:
-        cpus: number of processors.
-        average: load average at start and end.
-        mhz: mean clock frequency of the processors in MHz, at start and end.
-        own_cpus: how many processors this process kept busy on average.
-        other_cpus: how many processors all other processes kept busy on average.
-        held_back: fraction of the time for which the container's CPU limit throttled it.
-    """
-
-    cpus: int = key(minimum=1)
-    average: list[float | None] = key(factory=list, minItems=2, maxItems=2, minimum=0)
-    mhz: list[float | None] = key(factory=list, minItems=2, maxItems=2, minimum=0)
-    own_cpus: float = key(default=0.0, minimum=0)
-    other_cpus: float | None = key(default=None, minimum=0)
-    held_back: float | None = key(default=None, minimum=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Weights:
-    """The model's weights of a run in which they have 4 bits.
-
-    Args:
-        source: ``awq`` or ``gptq`` if the checkpoint has 4 bits, ``rounded`` if ``model.weights`` asked for it.
-        bits: bits per weight of linear layers, without scales and zero points.
-        groups: numbers of input channels that share a scale and a zero point.
-        head: True if the output head has 4 bits too.
-        bytes: size of all weights of this process, including those with 16 bits.
-    """
-
-    source: Literal["rounded", "awq", "gptq"]
-    bits: int = key(minimum=1)
-    groups: list[int] = key(factory=list, minimum=1)
-    head: bool
-    bytes: int = key(minimum=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Env:
-    """Machine and software versions of a run, and how its model was loaded."""
-
-    device: str | None = None
-    device_name: str | None = None
-    dtype: str | None = None
-    cpu: str | None = None
-    cpu_count: int | None = key(default=None, minimum=0)
-    platform: str | None = None
-    python: str | None = None
-    kvbench: str | None = None
-    commit: str | None = None
-    torch: str | None = None
-    transformers: str | None = None
-    tokenizers: str | None = None
-    numpy: str | None = None
-    triton: str | None = None
-    devices: list[str] | None = key(optional=True)
-    layout: Literal["one device", "device_map", "tensor_parallel"] | None = key(optional=True)
-    weights: Weights | None = key(optional=True)
-    load: Load | None = key(optional=True)
 
 
 @dataclass(frozen=True, kw_only=True)

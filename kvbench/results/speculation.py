@@ -22,10 +22,11 @@ def speculation(rows: Sequence[Row], method: Mapping[str, Any]) -> dict[str, Any
         method: options of the method.
 
     Returns:
-        The content of :class:`kvbench.results.record.Speculation`. ``acceptance_rate`` is the number of accepted tokens
-        divided by the number of drafted ones, both summed over all samples (in the paper, accepted / (gamma * rounds)),
-        and ``stderr`` its standard error, clustered by sample. ``round_times`` leaves out warm-up samples, as all times
-        do. ``speedup`` and ``expected_speedup`` are None; the caller sets them (:func:`add_speedups`).
+        The content of :class:`kvbench.results.record_cost.Speculation`. ``acceptance_rate`` is the number of accepted
+        tokens divided by the number of drafted ones, both summed over all samples (in the paper,
+        accepted / (gamma * rounds)), and ``stderr`` its standard error, clustered by sample. ``round_times`` leaves out
+        warm-up samples, as all times do. ``speedup`` and ``expected_speedup`` are None; the caller sets them
+        (:func:`add_speedups`).
     """
     drafts = [row["speculation"] for row in rows if row.get("speculation") and row["speculation"]["rounds"]]
     if not drafts:

@@ -1,0 +1,168 @@
+"""Records of cost in `metrics.json`: bytes, memory peaks, times and speculation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvbench.results.record_scores import RoundTimes
+from kvbench.results.typed import key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Size of one sequence's cache in bytes, averaged over samples: the total and its parts.
+
+    Args:
+        total: sum of the parts.
+        codes: packed codes.
+        scales: scales, minima and zero points of the codes.
+        window: tokens in full precision.
+        index: bookkeeping, such as the positions of tokens.
+        state: states of fixed size of a hybrid model's layers without attention.
+    """
+
+    total: int | None = key(default=None, minimum=0)
+    codes: int | None = key(default=None, minimum=0)
+    scales: int | None = key(default=None, minimum=0)
+    window: int | None = key(default=None, minimum=0)
+    index: int | None = key(default=None, minimum=0)
+    state: int | None = key(default=None, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvBytes:
+    """Size of one sequence's KV cache in bytes, averaged over samples.
+
+    Args:
+        used: bytes of the tokens that the cache holds.
+        reserved: bytes of the buffers allocated for them, which may have room for more tokens.
+        fp16_equivalent: bytes of the same tokens at 16 bits per element.
+        ratio: bytes that method=fp16 needs for the same tokens in the model's dtype, divided by the total of `used`.
+    """
+
+    used: Parts
+    reserved: Parts
+    fp16_equivalent: int | None = key(default=None, minimum=0)
+    ratio: float | None = key(
+        "bytes that method=fp16 needs for the same tokens, divided by those used", default=None, minimum=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakBytes:
+    """Largest memory peaks that any sample of a run reached, in bytes.
+
+    Args:
+        prefill: peak during prefill.
+        decode: peak during decoding.
+        kind: how these peaks were measured: ``cuda_allocator``, or ``cpu_live_tensors``, the sizes of live tensors on a
+            CPU.
+        rss: peak of the process's resident memory.
+        n: number of samples with a measured peak.
+    """
+
+    prefill: int | None = key(default=None, minimum=0)
+    decode: int | None = key(default=None, minimum=0)
+    kind: Literal["cuda_allocator", "cpu_live_tensors"] | None = None
+    rss: int | None = key(default=None, minimum=0)
+    n: int | None = key(default=0, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ttft:
+    """Time to first token in seconds, from the start of prefill, without warm-up samples.
+
+    Args:
+        median: median over samples.
+        n: number of samples.
+        shared: number of these samples whose prompt was read once for several methods (``runtime.shared_prefill``);
+            their time is that of the shared prefill and of the method's own placing.
+    """
+
+    median: float | None = key(default=None, minimum=0)
+    n: int = key(default=1, minimum=0)
+    shared: int = key(default=0, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tpot:
+    """Time per output token in seconds, without warm-up samples.
+
+    Args:
+        median: median over decode steps, without the first step of each sample.
+        p99: 99th percentile over the same steps.
+        first_step: median of the samples' first steps.
+        n: number of steps in `median`.
+    """
+
+    median: float | None = key(default=None, minimum=0)
+    p99: float | None = key(default=None, minimum=0)
+    first_step: float | None = key(default=None, minimum=0)
+    n: int | None = key(default=0, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Timings of the samples that a run generated on one device.
+
+    Args:
+        ttft_s: time to first token.
+        tpot_s: time per output token.
+        tokens_per_s: tokens generated per second of decoding.
+        n: number of samples.
+    """
+
+    ttft_s: Ttft
+    tpot_s: Tpot
+    tokens_per_s: float | None = key(minimum=0)
+    n: int | None = key(default=0, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterToken:
+    """A line fitted to the time per token of decoding: ``slope_s * length + intercept_s`` seconds.
+
+    ``length`` is the number of tokens in the cache; ``lengths`` is the number of different prompt lengths in the fit.
+    """
+
+    slope_s: float = key("seconds per token of length")
+    intercept_s: float = key("seconds at length 0")
+    lengths: int = key("number of lengths that the line is fitted to", minimum=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculation:
+    """Acceptance and speed of a run with speculative decoding.
+
+    Args:
+        gamma: number of tokens drafted per round; ``auto``: chosen for each round.
+        draft: the cache that the draft reads, for example ``upper`` (QuantSpec's ``draft`` option).
+        draft_weights: the weights that the draft uses, for example ``same`` (the target's).
+        acceptance_rate: number of accepted tokens divided by the number of drafted ones.
+        stderr: standard error of `acceptance_rate`.
+        tokens_per_round: mean number of tokens that a round of drafting and verification produces.
+        rounds: number of rounds.
+        drafted: number of drafted tokens.
+        accepted: number of accepted tokens.
+        tokens: number of tokens that all rounds produced.
+        n: number of samples.
+        speedup: time per token of the fp16 run divided by this run's.
+        expected_speedup: time per token of the fp16 run divided by that which `round_times` predicts.
+        round_times: mean times of a round by part, and the time per token that they and the acceptance predict.
+    """
+
+    gamma: Any = None
+    draft: str | None = None
+    draft_weights: str | None = None
+    acceptance_rate: float | None
+    stderr: float | None = None
+    tokens_per_round: float | None = None
+    rounds: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    tokens: int | None = None
+    n: int | None = None
+    speedup: float | None = None
+    expected_speedup: float | None = None
+    round_times: RoundTimes | None = None

@@ -1,0 +1,72 @@
+"""Records of the machine in `metrics.json`: its software, its load, and the form of the model's weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.results.typed import key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Load of the machine while the samples were run (:func:`kvbench.results.load.between`).
+
+    Args:
+        cpus: number of processors.
+        average: load average at start and end.
+        mhz: mean clock frequency of the processors in MHz, at start and end.
+        own_cpus: how many processors this process kept busy on average.
+        other_cpus: how many processors all other processes kept busy on average.
+        held_back: fraction of the time for which the container's CPU limit throttled it.
+    """
+
+    cpus: int = key(minimum=1)
+    average: list[float | None] = key(factory=list, minItems=2, maxItems=2, minimum=0)
+    mhz: list[float | None] = key(factory=list, minItems=2, maxItems=2, minimum=0)
+    own_cpus: float = key(default=0.0, minimum=0)
+    other_cpus: float | None = key(default=None, minimum=0)
+    held_back: float | None = key(default=None, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The model's weights of a run in which they have 4 bits.
+
+    Args:
+        source: ``awq`` or ``gptq`` if the checkpoint has 4 bits, ``rounded`` if ``model.weights`` asked for it.
+        bits: bits per weight of linear layers, without scales and zero points.
+        groups: numbers of input channels that share a scale and a zero point.
+        head: True if the output head has 4 bits too.
+        bytes: size of all weights of this process, including those with 16 bits.
+    """
+
+    source: Literal["rounded", "awq", "gptq"]
+    bits: int = key(minimum=1)
+    groups: list[int] = key(factory=list, minimum=1)
+    head: bool
+    bytes: int = key(minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Env:
+    """Machine and software versions of a run, and how its model was loaded."""
+
+    device: str | None = None
+    device_name: str | None = None
+    dtype: str | None = None
+    cpu: str | None = None
+    cpu_count: int | None = key(default=None, minimum=0)
+    platform: str | None = None
+    python: str | None = None
+    kvbench: str | None = None
+    commit: str | None = None
+    torch: str | None = None
+    transformers: str | None = None
+    tokenizers: str | None = None
+    numpy: str | None = None
+    triton: str | None = None
+    devices: list[str] | None = key(optional=True)
+    layout: Literal["one device", "device_map", "tensor_parallel"] | None = key(optional=True)
+    weights: Weights | None = key(optional=True)
+    load: Load | None = key(optional=True)
