@@ -132,7 +132,20 @@ def share(text: str) -> float:
 
 
 def shape_of(name: str) -> Shape:
-    """Return the dimensions of a model, read from its configuration.
+    """Return the dimensions of a model for the roofline.
+
+    Args:
+        name: a model, as for :func:`numbers_of`.
+
+    Raises:
+        ConfigError: there is no such model, or its configuration does not state the dimensions, or the roofline does
+            not describe it.
+    """
+    return Shape.of(numbers_of(name))
+
+
+def numbers_of(name: str) -> dict[str, Any]:
+    """Return the dimensions of a model by transformers' names, read from its configuration.
 
     Args:
         name: a preset, a YAML file in the form of the presets, a repository of the hub (``OWNER/NAME``), a folder with
@@ -148,17 +161,17 @@ def shape_of(name: str) -> Shape:
     if name not in options("model") and path.is_file():
         group = read(path)
         if path.name == "config.json":
-            return Shape.of(group)
+            return group
     else:  # any max_length will do: a Shape does not use it, but a preset may require one
         group = by_name.group(name, {"weights": "random", "max_length": 16}, "--model")
     if group.get("architecture"):
-        return Shape.of(group["architecture"])
+        return dict(group["architecture"])
     folder = local_folder(group.get("path"))
     if folder is None or not (folder / "config.json").is_file():
         raise ConfigError(
             "model.architecture", None, f"is missing in {path}", hint="use --model FOLDER with a complete config.json"
         )
-    return Shape.of(read(folder / "config.json"))
+    return read(folder / "config.json")
 
 
 def read(path: Path) -> dict[str, Any]:

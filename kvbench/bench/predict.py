@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from kvbench.bench import choices
-from kvbench.bench.choices import duration, method_of, number, positive, shape_of, share, tokens
+from kvbench.bench import choices, predict_bytes
+from kvbench.bench.choices import duration, method_of, number, numbers_of, positive, share, tokens
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.methods.base import Method
 from kvbench.methods.byte_parts import KVBytes, View
@@ -378,14 +378,34 @@ def _packed(elements: int) -> int:
     return elements // 2 + 4 * elements // 128
 
 
+def byte_rows(args: argparse.Namespace) -> list[predict_bytes.BytesRow]:
+    """Predict the bytes of the caches of models that the roofline does not describe (:mod:`.predict_bytes`).
+
+    Raises:
+        ConfigError: a model or method is unknown, or a method cannot run with a model.
+    """
+    lines: list[predict_bytes.BytesRow] = []
+    for name in args.model:
+        numbers = numbers_of(name)
+        if predict_bytes.outside_the_roofline(numbers):
+            methods = {text: method_of(text) for text in args.methods}
+            lines += predict_bytes.rows(name, numbers, methods, args.contexts, args.batches, args.new_tokens)
+    return lines
+
+
 def rows(args: argparse.Namespace) -> list[Row]:
     """Predict times and memory for each combination of model, GPU, context, batch and method, and return the rows.
+
+    Models that the roofline does not describe are left out.
 
     Raises:
         ConfigError: a model, GPU or method is unknown, or a method cannot run with a model.
     """
     gpus, methods = gpus_of(args), {text: method_of(text) for text in args.methods}
-    shapes = {name: shape_of(name) for name in args.model}
+    configs = {name: numbers_of(name) for name in args.model}
+    shapes = {
+        name: Shape.of(numbers) for name, numbers in configs.items() if not predict_bytes.outside_the_roofline(numbers)
+    }
     for method in methods.values():
         for shape in shapes.values():
             method.check(shape.channels)
@@ -409,12 +429,13 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.out is not None:
             check_writable(str(args.out), "--out")
-        lines = rows(args)
-        print(shown(lines, args))
+        lines, only_bytes = rows(args), byte_rows(args)
+        print("\n\n".join([shown(lines, args)] * bool(lines) + [predict_bytes.shown(only_bytes)] * bool(only_bytes)))
         if args.out is not None:
             path = args.out / f"{args.name or 'predict'}.json"
             gpus = {gpu.name: {**asdict(gpu), "read": gpu.read, "matmul": gpu.matmul} for gpu in gpus_of(args)}
             content = {"argv": args.argv, "gpus": gpus, "rows": [asdict(row) for row in lines]}
+            content |= {"bytes": [asdict(row) for row in only_bytes]} if only_bytes else {}
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic.write(path, (json.dumps(content, indent=1) + "\n").encode())
             print(f"\n{path}")

@@ -144,6 +144,8 @@ class Progress:
         frozen: True while nothing may be packed or dropped, because the newest tokens may still be taken back
             (speculative decoding).
         upper: True while attention decodes only the upper 4 bits of each 8-bit code, as QuantSpec's draft does.
+        rank: under tensor parallelism, the number of this process and the number of processes among which the KV heads
+            are divided; ``(0, 1)`` for a process that has all heads.
         span: number of tokens after which a forward pass over known tokens (perplexity) stops to let the method pack or
             drop tokens, so that it gives the same results as decoding token by token. None: no stops, so the new tokens
             of a step see each other in full precision.
@@ -170,6 +172,7 @@ class Progress:
     method_state: MethodState | None = None
     frozen: bool = False
     upper: bool = False
+    rank: tuple[int, int] = (0, 1)
     span: int | None = None
     watches: Watches = field(init=False, default_factory=Watches)
     packs: Deferred[Job | Thin] = field(init=False, default_factory=Deferred)

@@ -135,18 +135,22 @@ class LayerState:
     def transform(self, side: Side) -> Transform | None:
         """Return the basis in which the layer stores its keys or its values (``Method.transform``); None: the model's.
 
+        Under tensor parallelism, a process gets the matrices of its own KV heads.
+
         Args:
             side: ``key`` or ``value``.
 
         Raises:
             ConfigError: the basis has a matrix per KV head, for another number of heads.
         """
-        basis = self.method.transform(self, side)
+        basis, (rank, ranks) = self.method.transform(self, side), self.progress.rank
+        if basis is not None and ranks > 1 and basis.heads == ranks * self.heads:
+            return basis.of_heads(rank * self.heads, self.heads)
         if basis is not None and basis.heads not in (None, 1, self.heads):
             raise ConfigError(
                 f"method.rotation.{side}",
                 None,
-                f"the file has matrices for {basis.heads} KV heads, but layer {self.index} has {self.heads}",
+                f"the file has matrices for {basis.heads} KV heads, but layer {self.index} has {ranks * self.heads}",
                 hint="calibrate for this model",
             )
         return basis

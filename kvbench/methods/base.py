@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.layer_map import EXACT, EXACT_TARGET, Layers, forms, parse, with_formats, written
+from kvbench.methods.layer_map import KEY as LAYERS
 from kvbench.methods.python_hints import for_python
 from kvbench.methods.reach import Reach
 from kvbench.methods.rules import ALWAYS, SIDES, Side
@@ -187,12 +188,20 @@ class Method(Stores):
         """Return the group sizes that are reduced because the configured ones do not divide `head_dim` channels.
 
         Returns:
-            The sizes in use by configuration key, for example ``{"quantizer.value.group_size": 16}``; empty if all
-            configured sizes divide the head. Results and labels show these sizes (``kivi int2+value.group_size=16``).
+            The sizes in use by configuration key, for example ``{"quantizer.value.group_size": 16}``; for a format of
+            :attr:`layers`, its name is part of the key: ``method.layers.int8.value.group_size``. Empty if all
+            configured sizes divide the head. Results and labels show these sizes (``kivi int2+value.group_size=16``),
+            those of :attr:`layers` only a message.
         """
-        return (
-            {} if self.quantizer is None else {f"quantizer.{k}": v for k, v in self.quantizer.fitted(head_dim).items()}
-        )
+        specs = {"quantizer": self.quantizer}
+        for form in dict.fromkeys(entry.form for entry in parse(self.layers) if entry.form != EXACT):
+            specs[f"{LAYERS}.{form}"] = self.in_format(form).quantizer
+        return {
+            f"{key}.{name}": size
+            for key, spec in specs.items()
+            if spec is not None
+            for name, size in spec.fitted(head_dim).items()
+        }
 
     def packages(self) -> tuple[Package, ...]:
         """Return the optional packages that the method needs with these hyper-parameters."""
@@ -268,6 +277,7 @@ class Method(Stores):
         from kvbench.attention.served import check_served, check_speculation
         from kvbench.cache import KVCache
         from kvbench.models.layers import layer_kinds
+        from kvbench.util.attachment import placement
 
         check_served(model)  # first: without softmax attention the check of groups would be misleading
         config = model.config.get_text_config(decoder=True)
@@ -283,6 +293,9 @@ class Method(Stores):
         cache = KVCache(self, len(kinds), prompts, max_length, kinds=kinds)
         for layer, own in zip(cache.kv_layers, methods, strict=True):
             layer.method = own
+        team = placement(model).team
+        if team is not None:
+            cache.progress.rank = team.rank, team.size
         if self.keys_before_rope:
             from kvbench.attention.rope import pre_rope
 

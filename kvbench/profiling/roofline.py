@@ -111,7 +111,7 @@ class Shape:
             vocabulary=get("vocab_size"),
             tied=bool(get("tie_word_embeddings", False)),
             qkv_bias=get("model_type") == "qwen2" or bool(get("attention_bias", False)),
-            windows=_windows(get),
+            windows=sliding_windows(get),
         )
 
     @property
@@ -176,10 +176,13 @@ class Shape:
         return 2 * self.heads * self.channels * visible * width
 
 
-def _windows(get: Callable[..., Any]) -> tuple[int | None, ...] | None:
+def sliding_windows(get: Callable[..., Any]) -> tuple[int | None, ...] | None:
     """Return the sliding window of each layer, or None if no layer has one.
 
     Newer models list the kind of each layer (``layer_types``); for older ones a rule per model family decides.
+
+    Args:
+        get: function that returns the value of a configuration key, or a default for a missing key.
     """
     window, layers = get("sliding_window"), get("num_hidden_layers")
     if not window or get("use_sliding_window", True) is False:

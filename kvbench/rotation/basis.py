@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -54,6 +55,15 @@ class Transform:
         """Number of KV heads with a matrix each; None if one matrix serves all heads."""
         return self.forward.shape[0] if self.forward.ndim == 3 else None
 
+    def of_heads(self, first: int, count: int) -> Transform:
+        """Return the transform of some of the KV heads. Repeated calls return the same object.
+
+        Args:
+            first: index of the first of these heads.
+            count: number of heads.
+        """
+        return _of_heads(self, first, count)
+
     def keys(self, keys: Tensor) -> Tensor:
         """Return keys ``[B, H, n, D]`` as the cache stores them."""
         return self._product(keys, "forward")
@@ -83,6 +93,13 @@ class Transform:
         batch, heads, count, channels = x.shape  # the query heads of a KV head are adjacent
         grouped = x.reshape(batch, len(matrix), heads // len(matrix) * count, channels)
         return _product(grouped, matrix).reshape(batch, heads, count, channels)
+
+
+@lru_cache(maxsize=1024)
+@torch.inference_mode(False)
+def _of_heads(transform: Transform, first: int, count: int) -> Transform:
+    own = slice(first, first + count)
+    return Transform(transform.forward[own].contiguous(), transform.dual[own].contiguous())
 
 
 def _product(x: Tensor, matrix: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvbench.config.run_config import RunConfig
+from kvbench.methods.layer_map import KEY as LAYERS
 from kvbench.methods.load import true_name
 from kvbench.quantizers.spec import QuantizerSpec
 from kvbench.results.identity import identity, short_name
@@ -56,7 +57,8 @@ def fitted(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
         checked: the same configuration, checked and typed.
     """
     head_dim, record = checked.model.head_dim(), dict(config)
-    groups = checked.method.fitted(head_dim) if head_dim else {}
+    sizes = checked.method.fitted(head_dim) if head_dim else {}
+    groups = {key: size for key, size in sizes.items() if not key.startswith(f"{LAYERS}.")}
     for key, size in groups.items():
         group, *path = key.split(".")
         record[group] = _with(record[group], path, size)
@@ -65,9 +67,10 @@ def fitted(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
         if name == "none":  # the method's own formats
             name = ",".join(f"{key.partition('.')[2]}={size}" for key, size in groups.items())
         record["quantizer"] = {**record["quantizer"], "name": name}
+    if sizes:
         say(
             f"{short_name(record)}: the default group sizes do not divide the model's head size of "
-            f"{head_dim} channels; " + "using " + ", ".join(f"{key}={size}" for key, size in groups.items())
+            f"{head_dim} channels; " + "using " + ", ".join(f"{key}={size}" for key, size in sizes.items())
         )
     return record
 

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from kvbench.cache import KVCache, Prompts
+from kvbench.bench.predict_bytes import CacheShape
+from kvbench.cache import Prompts
 from kvbench.decoding.passes import prefill
 from kvbench.errors import ConfigError, ModelError
 from kvbench.methods import load_method
-from kvbench.methods.bytes import kv_bytes
-from kvbench.models.layers import layer_kinds
-from kvbench.models.load import shape_of
 from tests import architectures, zoo
 
 LENGTHS, STEPS = [38, 20], 2
@@ -39,22 +37,11 @@ def logits(model: PreTrainedModel, cache: Any, ids: Tensor, mask: Tensor) -> Ten
     return torch.stack(results)
 
 
-def formula(model: PreTrainedModel, method: Any, cache: KVCache, row: int) -> dict[str, int]:
-    """The predicted bytes of a row, and the state that its layers without attention hold."""
-    shape = shape_of(model.config)
-    predicted = kv_bytes(
-        method,
-        LENGTHS[row] + STEPS,
-        prompt=LENGTHS[row],
-        layers=shape.layers,
-        query_heads=shape.heads,
-        heads=shape.kv_heads,
-        channels=shape.head_dim,
-        width=4,
-        windows=[kind.window for kind in layer_kinds(model.config) if kind.attends],
-    )
-    state = sum(x[row].nbytes for layer in cache.state_layers for x in layer.states())
-    return {**vars(predicted), "state": state}
+def formula(model: PreTrainedModel, method: Any, row: int) -> dict[str, int]:
+    """The bytes of a row, predicted from the model's configuration alone: keys, values and states."""
+    names = ("num_attention_heads", "hidden_size", "num_hidden_layers")  # gpt2's file has other ones
+    shape = CacheShape.of({**model.config.to_dict(), **{name: getattr(model.config, name) for name in names}}, width=4)
+    return vars(shape.bytes(method, LENGTHS[row] + STEPS, LENGTHS[row], width=4))
 
 
 def check(name: str) -> None:
@@ -74,7 +61,7 @@ def check(name: str) -> None:
             assert packed.isfinite().all() and cache.reads_packed
             assert kind == "kivi" or not torch.equal(packed, stock)
             for row in range(len(LENGTHS)):
-                assert vars(cache.bill(row).used) == formula(model, method, cache, row)
+                assert vars(cache.bill(row).used) == formula(model, method, row)
     finally:
         exact.detach(model)
 
@@ -162,7 +149,7 @@ def test_every_method_runs(name, kind):
         assert logits(model, cache, ids, mask).isfinite().all()
         for row in range(len(LENGTHS)):
             try:
-                expected = formula(model, method, cache, row)
+                expected = formula(model, method, row)
             except ConfigError:
                 continue  # a method without a formula
             assert vars(cache.bill(row).used) == expected

@@ -209,7 +209,12 @@ def test_shapes_by_name_file_and_folder(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"hidden_size": 8, "num_local_experts": 4}', "num_local_experts=4"),
+        ('{"hidden_size": 8, "num_local_experts": 4}', "model.num_attention_heads"),
+        ('{"model_type": "deepseek_v3", "kv_lora_rank": 512}', "multi-head latent attention"),
+        (
+            '{"hidden_size": 8, "num_attention_heads": 2, "layer_types": ["mamba", "attention"], "ssm_state_size": 8}',
+            "mamba_num_heads",
+        ),
         ('{"n_embd": 768}', "model.hidden_size"),
         ('{"hidden_size":', "cannot be read"),
         ("a sentence", "does not contain the keys"),
@@ -228,6 +233,25 @@ def shape_config():
     from kvbench.util.schema import build
 
     return build(Architecture, yaml.safe_load((ROOT / "conf/model/llama2-7b.yaml").read_text())["architecture"])
+
+
+def test_of_a_hybrid_and_a_mixture_of_experts_only_bytes_are_predicted(tmp_path, capsys):
+    common = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2}
+    hybrid = {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "conv_L_cache": 3}
+    for name, more in (("hybrid", hybrid), ("experts", {"model_type": "mixtral", "num_local_experts": 4})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({**common, **more}))
+    models = [str(tmp_path / name) for name in ("hybrid", "experts")]
+    asked = ["predict", "--methods", "fp16", "engine:format=fp8", "--contexts", "100", "--batches", "2"]
+    assert command.main([*asked, "--model", *models, "--out", str(tmp_path)]) == 0
+    assert "Bytes only" in capsys.readouterr().out
+    content = json.loads((tmp_path / "predict.json").read_text())
+    assert content["rows"] == []
+    keys = 2 * 2 * 100 * 32  # of a layer with one byte an element: two sequences, keys and values
+    sizes = [(row["kv_bytes"], row["state_bytes"]) for row in content["bytes"]]
+    assert sizes == [(2 * keys, 2 * 64 * 3 * 2), (keys, 2 * 64 * 3 * 2), (4 * keys, 0), (2 * keys, 0)]
+    assert command.main([*asked[:2], "quantspec", "--model", models[0]]) == 2
+    assert "cannot go back over rejected drafts" in capsys.readouterr().err
 
 
 def test_methods_as_typed():

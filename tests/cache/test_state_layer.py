@@ -177,3 +177,16 @@ def test_random_fills_leave_the_states_empty(model):
     cache = load_method("kivi", quantizer="int4", residual=32).new_cache(model)
     assert len(go_on(model, cache, 2, 70, max_new_tokens=3, sampling=Sampling()).tokens[0]) == 3
     assert cache.get_seq_length() == 72 and cache.bill().used.codes and cache.bill().used.state
+
+
+@pytest.mark.parametrize("name", ["jamba", "lfm2"])  # transformers refuses the first itself, without a reason
+@pytest.mark.parametrize("kind", ["assistant", "prompt lookup"])
+def test_assisted_generation_is_refused_with_the_reason_and_a_remedy(name, kind):
+    model, method = architectures.model(name), load_method("fp16")
+    ids, mask = zoo.padded_batch([20])
+    more = {"assistant_model": architectures.model("llama")} if kind == "assistant" else {"prompt_lookup_num_tokens": 3}
+    cache = method.new_cache(model)
+    with pytest.raises(CacheError, match=r"state of fixed size (.|\n)*hint: .*(without|prompt lookup)"):
+        model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=8, do_sample=False, **more)
+    method.detach(model)
+    assert "_validate_generation_mode" not in vars(model), "nothing is left behind"

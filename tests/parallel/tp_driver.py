@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 import kvbench
 from kvbench.cache import Prompts
@@ -35,8 +36,22 @@ METHODS: dict[str, dict[str, Any]] = {
     "kvquant": {"outliers": 0.05},
     "h2o": {},
     "snapkv": {"budget": 0.25},
+    "rotated": {"residual": 32},  # KIVI, with a matrix per KV head from a file
 }
 NEW_TOKENS = 16
+
+
+def rotation(layers: int) -> str:
+    """A file with an orthogonal matrix for each layer, side and KV head, the same for both processes."""
+    torch.manual_seed(4)
+    matrices = {
+        f"{side}.{layer}": torch.linalg.qr(torch.randn(2, 64, 64))[0].contiguous()
+        for side in ("key", "value")
+        for layer in range(layers)
+    }
+    path = Path(sys.argv[1]) / f"rotation{os.getpid()}.safetensors"
+    save_file(matrices, path)
+    return str(path)
 
 
 def decoded(model: Any, name: str, sampling: Sampling | None = None) -> tuple[Any, Any]:
@@ -44,6 +59,9 @@ def decoded(model: Any, name: str, sampling: Sampling | None = None) -> tuple[An
     options = METHODS[name]
     if name == "kvquant":
         options = {**options, "calibration": zoo.calibrations("llama")}
+    if name == "rotated":
+        file = rotation(model.config.get_text_config().num_hidden_layers)
+        name, options = "kivi", {**options, "rotation": {"key": file, "value": file}}
     ids, mask = zoo.padded_batch([70, 45])
     method = kvbench.load_method(name, **options)
     cache = method.new_cache(model, Prompts.from_batch(ids, mask), max_length=ids.shape[1] + NEW_TOKENS)

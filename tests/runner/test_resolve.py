@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kvbench.config.run_config import check
+from kvbench.methods import load_method
 from kvbench.methods.kivi import Kivi
 from kvbench.quantizers.spec import QuantizerSpec
 from kvbench.results.environment import cpu_name
@@ -105,6 +106,14 @@ def test_a_methods_own_formats_get_a_name(tmp_path, capsys) -> None:
     assert recorded["method"]["value_group_size"] == 16 and recorded["method"]["group_size"] == 8
     assert recorded["quantizer"] == {"name": "value_group_size=16,group_size=8"}
     assert "using method.value_group_size=16, method.group_size=8" in capsys.readouterr().err
+
+
+def test_group_sizes_of_single_layers_are_said_and_the_map_stays_as_typed(tmp_path, capsys) -> None:
+    sizes = load_method("kivi", quantizer="int4", layers="0:int8,1:fp16").fitted(80)
+    assert sizes == {"quantizer.value.group_size": 16, "method.layers.int8.value.group_size": 16}
+    del sizes["quantizer.value.group_size"]
+    assert fitted(tmp_path, sizes) == config(tmp_path, "kivi")
+    assert "using method.layers.int8.value.group_size=16" in capsys.readouterr().err
 
 
 def test_nothing_is_fitted_to_heads_of_unknown_size(tmp_path, capsys) -> None:
