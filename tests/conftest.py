@@ -1,12 +1,18 @@
-"""Set-up of all tests: Triton's interpreter where there is no GPU, and a garbage collector that is quick."""
+"""Set-up of all tests: Triton's interpreter where there is no GPU, bytecode on disk, a quick garbage collector."""
 
 import gc
 import os
+import sys
 
 import pytest
 
 if not os.path.exists("/dev/nvidiactl"):  # must be known before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# tests start kvbench a hundred times; without bytecode on disk each of them, and each worker, compiles all source again
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.fsync = lambda descriptor: None  # nobody pulls the plug; a test of what waits for the disk sets its own
 
 #: files of few tests that take long: begun first, as the last file that begins holds up the end
 LONG = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,8 @@ FIXED = {
 }
 #: time limit in seconds for checking the jobs of a sweep in advance; other jobs are checked when they start
 CHECK_SECONDS = 1.5
+#: configurations of choices of this package, see Composer._choices_alone
+_COMPOSED: dict[tuple[str, ...], Mapping[str, Any]] = {}
 
 
 class Composer:
@@ -281,9 +283,20 @@ class Composer:
         for choice in itertools.islice(_combinations(chosen), MAX_COMBINATIONS):
             if time.monotonic() - began > CHECK_SECONDS:
                 break  # each job is checked again when it starts
-            config = to_plain(self.compose(choice, fill=False), resolve=False)
+            config = self._choices_alone(tuple(choice))
             for override in leaves:
                 self.keys.check_path(config, override, " ".join(choice))
+
+    def _choices_alone(self, texts: tuple[str, ...]) -> Mapping[str, Any]:
+        """Return the configuration of some choices, without interpolations resolved; to be read, not changed.
+
+        Choices of this package are composed once in a process, as its files stay; those of ``--config-dir`` may change.
+        """
+        if self.extra is not None:
+            return to_plain(self.compose(texts, fill=False), resolve=False)
+        if texts not in _COMPOSED:
+            _COMPOSED[texts] = to_plain(self.compose(texts, fill=False), resolve=False)
+        return _COMPOSED[texts]
 
     def _check_jobs(self, jobs: Sequence[Sequence[str]], launcher: str | None) -> None:
         """Check the whole configuration of as many jobs as the time limit allows.
