@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvbench import loggers
 from kvbench.config.prerequisites import check_here
-from kvbench.config.run_config import RunConfig, check
+from kvbench.config.run_config import check
 from kvbench.models.locate import locate
 from kvbench.results import code as codes
-from kvbench.results import load, summary, tables
+from kvbench.results import load
 from kvbench.results.environment import environment
-from kvbench.results.identity import content_digest, run_id, short_name
+from kvbench.results.identity import run_id
 from kvbench.results.samples import MEASURED, DiskError, Row
 from kvbench.results.store import RunStore
-from kvbench.runner import origins, ranks, remarks, resolve, sources, stored, workers
+from kvbench.runner import origins, ranks, remarks, resolve, stored, workers
 from kvbench.runner.batching import check_any, check_ids
-from kvbench.runner.failures import Failures, lost
+from kvbench.runner.run_state import RunState
 from kvbench.runner.scoring import rescored
 from kvbench.runner.steps import Batch, Steps, alone
-from kvbench.tasks.base import Sample, Task
+from kvbench.tasks.base import Sample
 from kvbench.util.failures import describe, is_out_of_memory
 from kvbench.util.progress import Progress, say
 
 if TYPE_CHECKING:
-    from kvbench.parallel.team import Team
     from kvbench.runner.session import Session
     from kvbench.runner.workers import Outcome, Workers
 
@@ -76,29 +73,8 @@ def run(config: Mapping[str, Any], begun: Callable[[str], None] | None = None) -
                     team.on_failure = None
 
 
-class RunSteps:
-    """The state of one run while its directory is locked.
-
-    Args:
-        config: the composed configuration, with the group sizes that are really used.
-        checked: the same configuration, checked and typed.
-        task: data set of the run.
-        store: the run's directory, locked by the caller.
-        team: the ranks of the run; None for a single process.
-    """
-
-    def __init__(
-        self, config: Mapping[str, Any], checked: RunConfig, task: Task, store: RunStore, team: Team | None
-    ) -> None:
-        self.team = team
-        self.config, self.checked, self.task, self.store = config, checked, task, store
-        self.label = short_name(config)
-        self.environment = environment()
-        self.code = sources.code(config)
-        self.failures = Failures(self.label, self.code)
-        self.device: str | None = None
-        self._ending = threading.Lock()
-        self._ended: dict[str, Any] | None = None
+class RunSteps(RunState):
+    """The steps of one run while its directory is locked; arguments as for :class:`RunState`."""
 
     def steps(self) -> Steps:
         """Run the missing samples, and return the content of `metrics.json`.
@@ -146,15 +122,15 @@ class RunSteps:
             if missing:
                 yield from self._generate(missing)
         except KeyboardInterrupt:
-            self._finish("interrupted")
+            self.finish("interrupted")
             raise
         except Exception as error:
             self.failures.errors.append({"sample": None, **describe(error)})
             with suppress(DiskError):  # the error that is being raised may be the same full disk
-                self._finish("error")
+                self.finish("error")
             raise
         self.failures.say_repeats()
-        return self._finish(self.failures.status)
+        return self.finish(self.failures.status)
 
     def _missing(self) -> list[Sample]:
         """Return the samples that have no row and have not failed; an adaptive task derives them from the rows."""
@@ -213,7 +189,7 @@ class RunSteps:
             device = homes(self.checked.runtime)[0]
             self.environment = environment(str(device), device_name(device))
         if self.team is not None:
-            self.team.on_failure = self._lost
+            self.team.on_failure = self.lost
             self.team.tell([sample.id for sample in missing])
         with ExitStack() as stack:
             try:
@@ -236,7 +212,7 @@ class RunSteps:
             if others:
                 say(f"{self.label}: earlier samples ran in {', '.join(map(str, others))}, these run in {machine.dtype}")
             self.store.write_environment(self.environment)
-            stack.callback(self._note_load, load.Moment(), session)
+            stack.callback(self.note_load, load.Moment(), session)
             done = len(self.samples) - len(missing)
             bar = stack.enter_context(Progress(self.label, len(self.samples), done))
             if isinstance(session, workers.Workers):
@@ -245,7 +221,7 @@ class RunSteps:
                 session.report = bar.within
                 for left, batch in self._batches(session, missing):
                     bar.total = len(self.samples)
-                    if not self._keep((yield from _asked(Batch(self.team, session, batch, left))), bar):
+                    if not self.keep((yield from _asked(Batch(self.team, session, batch, left))), bar):
                         return
             origins.settle(self.store, self.checked, self.task)  # the first search may have fetched the encoder
 
@@ -256,12 +232,12 @@ class RunSteps:
         """
         try:
             for outcome in crew.outcomes():
-                if not self._keep(outcome, bar):
+                if not self.keep(outcome, bar):
                     crew.stop()
         except BaseException:
             for outcome in crew.unseen():
                 if outcome[0][0].id not in self.rows:
-                    self._keep(outcome, bar)
+                    self.keep(outcome, bar)
             raise
         finally:
             self.store.arrange(crew.order())
@@ -278,108 +254,6 @@ class RunSteps:
         while missing:
             yield len(missing) - 1, missing[:1]
             missing = self._missing()
-
-    def _note_load(self, start: load.Moment, session: Session | Workers) -> None:
-        """Record how busy the machine was since `start`, with a message if that distorts times."""
-        end, pids = load.Moment(), []
-        if isinstance(session, workers.Workers):
-            self.environment |= session.layout()  # now with the devices of all workers
-            pids = session.pids
-        self.environment["load"] = load.between(start, replace(end, own=end.own + load.cpu_seconds(pids)))
-        with suppress(DiskError):  # metrics.json holds it too, and raises if it cannot be written
-            self.store.write_environment(self.environment)
-        busy = load.busyness(self.environment["load"])
-        if busy:
-            say(f"{self.label}: {busy}")
-
-    def _keep(self, outcome: Outcome, bar: Progress) -> bool:
-        """Store the rows of a batch, or record its exception; return False if the run must end."""
-        batch, rows = outcome
-        if isinstance(rows, Exception):
-            if is_out_of_memory(rows):
-                self.failures.ran_out(rows, batch[0].id)
-                return False
-            return self.failures.add(batch[0].id, rows, bar.say) and not (self.team is not None and self.team.broken)
-        on_gpu = str(self.environment["device"]).startswith("cuda")
-        for row in rows:
-            row[MEASURED]["code"] = codes.used(self.code, on_gpu=on_gpu)
-        self.store.append(rows)
-        self.rows.update({row["id"]: row for row in rows})
-        samples = {sample.id: sample for sample in batch}
-        for row in rows:
-            self.logger.sample({**row, **remarks.shown(samples[row["id"]])})
-        bar.advance(len(rows), remarks.note(rows[-1]))
-        return True
-
-    def _lost(self, failure: Mapping[str, Any]) -> None:
-        """Record that another rank failed; this process then ends, as its main thread would wait for that rank forever.
-
-        Args:
-            failure: see :func:`kvbench.runner.failures.lost`.
-        """
-        self._finish(*lost(failure))
-
-    def _finish(
-        self, status: str, oom: dict[str, Any] | None = None, error: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Write the end of the run on the first call; later calls return what that one wrote.
-
-        Both the main thread and the one that watches the other ranks may call this.
-
-        Args:
-            status: the run's status.
-            oom: record of memory that ran out on another rank, if any.
-            error: record of an error on another rank, if any.
-        """
-        with self._ending:
-            if self._ended is None:
-                self.failures.oom = {**oom, "code": self.code} if oom else self.failures.oom
-                self.failures.errors += [error] if error else []
-                self._ended = self._write(status)
-            return self._ended
-
-    def _write(self, status: str) -> dict[str, Any]:
-        """Write `metrics.json`, send it to the logger, and return it; a failing logger cannot lose it."""
-        asked = {sample.id for sample in self.samples}
-        metrics = summary.build(
-            self.store,
-            self.config,
-            status=status,
-            rows=[self.rows[sample.id] for sample in self.samples if sample.id in self.rows],
-            left_out=[name for name, row in self.rows.items() if name not in asked and not row.get("warm_up")],
-            requested=sum(not sample.warm_up for sample in self.samples),
-            task_version=int(self.task.version),
-            environment=self.environment,
-            device=self.device,
-            oom=self.failures.oom,
-            errors=list(self.failures.errors),
-            code=self.code,
-            data={"identity": self.task.identity(), "notes": self.task.notes(), **origins.noted(self.store)},
-        )
-        metrics["untouched"] = remarks.untouched(
-            self.checked.method, [self.rows[sample.id] for sample in self.samples if sample.id in self.rows]
-        )
-        if metrics["untouched"]:
-            say(f"{self.label}: {tables.untouched(metrics)}")
-        self.store.write_metrics(metrics)
-        summary.pair_siblings(self.store)
-        self._deliver(metrics)
-        return {**metrics, "run_dir": str(self.store.path)}
-
-    def _deliver(self, metrics: Mapping[str, Any]) -> None:
-        """Send the metrics to the logger unless it has them already.
-
-        A delivery is recorded only after it has succeeded, so one that was cut off is repeated when the run is started
-        again.
-        """
-        place, digest = self.logger.destination(), content_digest(self.store.metrics() or metrics)
-        if place is not None and self.store.deliveries().get(place) == digest:
-            return
-        self.logger.finish(metrics)
-        place = self.logger.destination()  # differs from before if the service could not be reached
-        if place is not None and not self.logger.failed:
-            with suppress(DiskError):  # then it is sent once more
-                self.store.record_delivery(place, digest)
 
 
 def _asked(batch: Batch) -> Generator[Batch, list[Row], Outcome]:

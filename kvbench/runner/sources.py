@@ -28,8 +28,8 @@ _SCORING = "kvbench.runner.scoring"
 
 #: modules of the runner that decide which samples run and what is recorded, but not the outputs
 _RECORDING = (
-    *("run", "ranks", "remarks", "failures", "origins", "resolve", "sources", "modules", "stored", "scoring"),
-    *("steps", "together", "gate", "forecast", "workers"),
+    *("run", "run_state", "ranks", "remarks", "failures", "origins", "resolve", "sources", "modules", "stored"),
+    *("scoring", "steps", "together", "gate", "forecast", "workers"),
 )
 
 #: the parts that all runs share: for each, its packages, and the modules in them that do not affect outputs
