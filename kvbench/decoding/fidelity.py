@@ -18,7 +18,7 @@ from kvbench.cache import KVCache
 from kvbench.decoding.graphs import Captured, Graphs, NotCaptured, refuses
 from kvbench.decoding.passes import Rows, check_cache, forward, prefill
 from kvbench.decoding.perplexity import simulated_logits
-from kvbench.decoding.step import Recorded
+from kvbench.decoding.recorded import Recorded
 from kvbench.errors import ModelError
 
 #: called before a step with its number, counted from 1, and the cache

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
 from kvbench.decoding.graphs import Captured, Graphs, NotCaptured, refuses
-from kvbench.decoding.step import Recorded
+from kvbench.decoding.recorded import Recorded
 
 #: number of steps between two reports of progress, each of which waits for the device
 REPORTED = 256

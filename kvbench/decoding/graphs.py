@@ -25,9 +25,10 @@ from kvbench.attention.phases import NotServed
 from kvbench.cache import KVCache
 from kvbench.decoding import compiled
 from kvbench.decoding.passes import check_cache
+from kvbench.decoding.recordable import STATES
+from kvbench.decoding.recorded import Recorded
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.segments import Segments, aside
-from kvbench.decoding.step import STATES, Recorded
 from kvbench.decoding.stopping import Stopping
 from kvbench.errors import CacheError
 from kvbench.methods.speculation import Speculation

@@ -19,9 +19,9 @@ from kvbench.attention.logits import PLAIN, Logits
 from kvbench.cache.kernels.append import append
 from kvbench.decoding.acceptance import accept_greedy, accept_sampled, chance
 from kvbench.decoding.ledger import Ledger
+from kvbench.decoding.recorded import Recorded
 from kvbench.decoding.sampling import Sampling, draw, probabilities
 from kvbench.decoding.segments import Twins
-from kvbench.decoding.step import Recorded
 from kvbench.decoding.tables import Layout, Numbers, Upload
 
 

@@ -32,6 +32,9 @@ _RECORDING = (
     *("scoring", "steps", "together", "gate", "forecast", "workers"),
 )
 
+#: modules of decoding that serve captured steps alone, which only a GPU has
+_CAPTURED = ("captured", "graphs", "compiled", "replay", "recordable", "recorded", "step")
+
 #: the parts that all runs share: for each, its packages, and the modules in them that do not affect outputs
 SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cache": (("kvbench.cache",), ("kvbench.cache.kernels",)),
@@ -47,7 +50,7 @@ SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "decoding": (
         ("kvbench.decoding",),
-        tuple(f"kvbench.decoding.{name}" for name in ("captured", "graphs", "compiled", "replay", "step")),
+        tuple(f"kvbench.decoding.{name}" for name in _CAPTURED),
     ),
     "runner": (
         ("kvbench.runner",),
@@ -66,7 +69,7 @@ SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "kvbench.attention.triton",
             "kvbench.attention.cuda",
             "kvbench.linear",
-            *(f"kvbench.decoding.{name}" for name in ("captured", "graphs", "compiled", "replay", "step")),
+            *(f"kvbench.decoding.{name}" for name in _CAPTURED),
         ),
         (),
     ),

@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kvbench.attention import fused, phases
-from kvbench.decoding import graphs, round_passes
-from kvbench.decoding import step as steps
+from kvbench.decoding import graphs, recorded, round_passes
 from kvbench.decoding.segments import Segments
 from tests.decoding.recorded_oracle import Oracle, part
 
@@ -103,5 +102,5 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "pick", lambda query, work, wanted: ("oracle", Kernel))
     monkeypatch.setattr(graphs, "Segments", Taped)
     monkeypatch.setattr(graphs, "aside", lambda devices: nullcontext())
-    for module in (steps, round_passes):
+    for module in (recorded, round_passes):
         monkeypatch.setattr(module, "append", opaque(module.append))

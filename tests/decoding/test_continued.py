@@ -10,8 +10,7 @@ import torch
 
 from kvbench.attention import fused, phases
 from kvbench.cache.kernels import roll_together
-from kvbench.decoding import graphs, rounds
-from kvbench.decoding import step as steps
+from kvbench.decoding import graphs, recorded, rounds
 from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.sampling import Sampling
@@ -176,7 +175,7 @@ def test_tokens_arrive_in_the_order_of_their_steps() -> None:
 def test_kernels_are_compiled_once_for_each_kind_of_segment(oracle: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first step: keys and values of one format each, though there are two layers of them."""
     packs: list[Any] = []
-    monkeypatch.setattr(steps, "warm", lambda segment, x: packs.append((segment.side, tuple(x.shape))))
+    monkeypatch.setattr(recorded, "warm", lambda segment, x: packs.append((segment.side, tuple(x.shape))))
     _, captured = started(load_method("kivi", quantizer="int4", residual=32))
     captured.step.warm()
     assert packs == [("key", (2, 2, 1, 64)), ("value", (2, 2, 1, 64))]
@@ -199,7 +198,7 @@ def test_a_model_that_skips_a_layer_is_refused(oracle: None) -> None:
     with pytest.raises(phases.NotServed, match="the model ran attention 0 times for 2 layers"):
         captured.step.forward()
     with pytest.raises(NotImplementedError, match="Recorded must define"):
-        steps.Recorded.run(steps.Recorded.__new__(steps.Recorded))
+        recorded.Recorded.run(recorded.Recorded.__new__(recorded.Recorded))
 
 
 @torch.inference_mode()

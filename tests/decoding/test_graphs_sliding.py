@@ -12,8 +12,8 @@ from kvbench.attention.phases import NotServed
 from kvbench.cache.layer import KVLayer
 from kvbench.decoding import graphs
 from kvbench.decoding.autoregressive import generate
+from kvbench.decoding.recorded import settle
 from kvbench.decoding.sampling import Sampling
-from kvbench.decoding.step import settle
 from kvbench.methods import load_method
 from tests import zoo
 from tests.decoding.recorded_oracle import Oracle, part

@@ -12,10 +12,10 @@ from kvbench.attention import fused, phases
 from kvbench.decoding import speculative
 from kvbench.decoding.graphs import Captured, NotCaptured
 from kvbench.decoding.passes import prefill
+from kvbench.decoding.recorded import Recorded
 from kvbench.decoding.replay import replay
 from kvbench.decoding.rounds import CapturedRounds
 from kvbench.decoding.sampling import Sampling
-from kvbench.decoding.step import Recorded
 from kvbench.decoding.stopping import Stopping
 from kvbench.errors import CacheError, NonFiniteError
 from kvbench.methods import load_method

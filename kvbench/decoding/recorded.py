@@ -1,0 +1,294 @@
+"""A forward pass of new tokens over buffers at fixed addresses, which a CUDA graph can record.
+
+Before each pass the host does the bookkeeping (:meth:`Recorded.advance`): it lets the method pack or drop tokens,
+reserves room for the new tokens in every layer, and sends lengths and places to the device in one small copy for all
+layers. The device does the rest (:meth:`Recorded.run`) without waiting for the host: the model's forward pass,
+appending, attention over everything stored, and the choice of the next token and its position.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvbench.attention import fused, phases
+from kvbench.attention.logits import PLAIN, Logits
+from kvbench.attention.phases import FIELDS, NotServed, Work, assembled
+from kvbench.attention.recorded import PassThrough, recording
+from kvbench.cache import KVCache
+from kvbench.cache.kernels import at_once, roll_together
+from kvbench.cache.kernels.append import append
+from kvbench.cache.kernels.pack import warm
+from kvbench.cache.kernels.pack_together import together
+from kvbench.cache.layer import KVLayer
+from kvbench.cache.segments.packed import PackedSegment
+from kvbench.decoding.recordable import check, expected
+from kvbench.decoding.segments import Spanning, Twins
+from kvbench.decoding.tables import Layout, Upload, laid_out
+from kvbench.rotation.step import step as rotate
+
+
+@dataclass
+class Place:
+    """One layer of the cache in a captured step, with the buffers that the step reads and writes.
+
+    Args:
+        layer: the layer.
+        work: the layer's stored keys and values, in the form that kernels take. Its table, which tells kernels where
+            each run of tokens in one format begins and how long it is, is a view of a buffer in device memory that the
+            host updates before each step.
+        places: for each row, the index in the buffers at which its next key and its next value are written, int32
+            ``[B, 2]``; also a view of that buffer.
+        sent: the same numbers in the first device's buffer, which the host updates; `places` itself if the layer is on
+            the first device.
+        kernel: name and module of the kernel that computes attention in the layer; None before the first pass.
+    """
+
+    layer: KVLayer
+    work: Work
+    places: Tensor
+    sent: Tensor
+    kernel: tuple[str, ModuleType] | None = None
+
+
+class Recorded(Spanning):
+    """Base class of forward passes over a few new tokens per row that can be recorded as a CUDA graph.
+
+    A subclass defines :meth:`run`, the pass itself. Before each pass, call :meth:`advance`.
+
+    Args:
+        model: causal language model. :meth:`run` must be called inside :meth:`recording`.
+        cache: the cache, which already contains the prompts.
+        batch: number of rows.
+        count: number of new tokens per row.
+        device: device of tokens and positions: the first one, if layers are spread over several.
+        upper: True: attention reads only the upper nibble of codes with two nibbles (QuantSpec's draft).
+
+    Attributes:
+        tokens, positions: input of the next pass, ``[B, count]``, at fixed addresses.
+        state: tables of all layers on the first device, int32.
+        version: number that increases when buffers have been reallocated, after which earlier recordings are invalid.
+    """
+
+    #: True if the method settles before every pass, so that it can add the attention of the pass before
+    observed = False
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: KVCache,
+        batch: int,
+        count: int,
+        device: torch.device,
+        *,
+        upper: bool = False,
+    ) -> None:
+        super().__init__(cache.kv_layers, device)
+        self.model, self.cache, self.count, self.upper = model, cache, count, upper
+        with torch.inference_mode(False):
+            self.tokens = torch.zeros(batch, count, dtype=torch.long, device=device)
+            self.positions = torch.zeros_like(self.tokens)
+        self.through = PassThrough()
+        self.version = 0
+        self.layers: list[Place] = []
+        self._layout: Layout | None = None
+        self._turn = 0
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Return a context in which the model's attention is computed by :meth:`serve`."""
+        before_rope = [layer.rope is not None for layer in self.cache.kv_layers]
+        windows = [layer.window for layer in self.cache.kv_layers]
+        return recording(self.model, self.serve, before_rope=before_rope, windows=windows)
+
+    def run(self) -> None:
+        """Queue the forward pass on the device; a subclass must define this method.
+
+        The pass must use the same memory every time, and the host must not wait for the device.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define the method run(), its forward pass")
+
+    def changed(self) -> list[Tensor]:
+        """Return the input tensors that a pass changes, so that their values can be restored after a warm-up."""
+        return [self.tokens, self.positions, *(place.sent for place in self._packing())]
+
+    def pretend(self) -> None:
+        """Make the next passes store no tokens where storing them twice would do harm, until :meth:`changed` is undone.
+
+        Tokens in full precision, and codes, may be overwritten; outliers would be added a second time.
+        """
+        for place in self._packing():
+            place.sent.fill_(-1)
+
+    def _packing(self) -> list[Place]:
+        return [place for place in self.layers if place.layer.packed_at_once() is not None]
+
+    def begin(self, token: Tensor, lengths: Tensor) -> None:
+        """Set the input of the next pass: its first token per row, and the positions of all its tokens.
+
+        Args:
+            token: last token of each row, not cached yet, ``[B]``.
+            lengths: number of cached tokens of each row, ``[B]``.
+        """
+        self.tokens[:, :1].copy_(token[:, None])
+        self.positions.copy_(lengths[:, None] + torch.arange(self.count, device=self.device))
+
+    def forward(self, **keep: int) -> Tensor:
+        """Run the model on :attr:`tokens` and return its logits, ``[B, n, V]``.
+
+        Args:
+            keep: ``logits_to_keep=n`` to return the logits of the last n tokens only; without it, logits of all tokens
+                are returned.
+
+        Raises:
+            NotServed: the model did not run attention exactly once per layer.
+        """
+        self._turn = 0
+        with self.moving():
+            logits: Tensor = self.model(
+                input_ids=self.tokens,
+                position_ids=self.positions,
+                past_key_values=self.through,
+                use_cache=True,
+                **keep,
+            ).logits
+        if self._turn != len(self.layers):
+            raise NotServed(f"the model ran attention {self._turn} times for {len(self.layers)} layers")
+        return logits
+
+    def check(self) -> None:
+        """Raise NotServed if a layer of the cache cannot be served by a recorded pass.
+
+        Only problems that can be found without running the model are reported here.
+        """
+        check(self.cache, self.count, upper=self.upper, observed=self.observed)
+
+    def warm(self) -> None:
+        """Compile the kernels that the method will need to pack tokens or move windows between steps."""
+        seen: set[Any] = set()
+        for layer in self.cache.kv_layers if self.cache.method.settles else ():
+            for window in layer.rolling():
+                roll = (window.sinks, window.channels, window.turn is None, window.device)
+                if roll not in seen:
+                    seen.add(roll)
+                    roll_together.warm(window)
+            # tokens that are packed before they attend never leave a window
+            for store in layer.stores() if layer.packed_at_once() is None else ():
+                for segment in store.segments:
+                    if isinstance(segment, PackedSegment) and store.tail.capacity:
+                        key = (segment.quantizer.bits, segment.quantizer.axis, segment.side, layer.device)
+                        if key not in seen:
+                            seen.add(key)
+                            warm(segment, store.tail.buffer[:, :, :1])
+
+    # -- the host's part --------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Prepare the cache, and the tables that the device reads, for the next pass.
+
+        The method packs or drops tokens, every layer reserves room for the new tokens, and the tables that tell kernels
+        the lengths and the places of new tokens are copied to the device.
+
+        Raises:
+            NotServed: a layer cannot be served by a recorded pass.
+            NonFiniteError: the method packed NaN or Inf.
+        """
+        if not self.cache.progress.frozen:
+            settle(self.cache)
+        layout = laid_out(self.cache, [layer.advance(self.count) for layer in self.cache.kv_layers])
+        if not layout.same_buffers(self._layout):
+            self.build(layout)
+            self._upload = Upload(self.state)
+        self._upload.send(layout.numbers)
+
+    def build(self, layout: Layout) -> None:
+        """Allocate the state in device memory, and make each layer's view of it; earlier recordings become invalid.
+
+        Args:
+            layout: where the tokens of the cache lie.
+
+        Raises:
+            NotServed: a layer cannot be served by a recorded pass.
+        """
+        batch = len(self.tokens)
+        with torch.inference_mode(False):
+            self.state = torch.zeros(len(layout.numbers), dtype=torch.int32, device=self.device)
+        self.layers, tables = [], Twins(self.state, self.cache.kv_layers)
+        self.twins = [tables]
+        views = zip(self.cache.kv_layers, layout.shape, layout.counts, layout.spans(batch), strict=True)
+        for layer, order, counts, (first, middle, last) in views:
+            fused.check(layer, None, self.count, expected(layer) + self.count)
+            state = tables.on(layer.device)
+            table = state[first:middle].view(batch, len(order), FIELDS)
+            work = assembled(layer, order, counts, table, self.upper)
+            if layer.method.observe_steps:
+                work.received = phases.receiving(layer, self.count)
+            places, sent = (x[middle:last].view(batch, 2) for x in (state, self.state))
+            self.layers.append(Place(layer, work, places, sent))
+        self._layout = layout
+        self.version += 1
+
+    # -- the device's part ------------------------------------------------------------------------------------------
+
+    def serve(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
+        """Append the new tokens to one layer of the cache, and return their attention to all tokens in that layer.
+
+        The model calls this method instead of its own attention, once per layer and in the order of the layers. The
+        layer is not an argument: each call is for the layer after that of the previous call.
+
+        Args:
+            query: queries of the new tokens, ``[B, Hq, q, D]``.
+            key: keys of the new tokens as the layer stores them, ``[B, H, q, D]``.
+            value: values of the new tokens, ``[B, H, q, Dv]``.
+            scaling: factor by which scores are multiplied.
+            logits: the model's softcap and attention sinks; they must be the same in every pass.
+
+        Returns:
+            The output of attention, ``[B, q, Hq, Dv]``.
+
+        Raises:
+            NotServed: no kernel can compute the attention of the layer.
+        """
+        place = self.layers[self._turn]
+        self._turn += 1
+        if place.kernel is None:
+            wanted = self.cache.options.kernels
+            if wanted == "reference":
+                raise NotServed("runtime.kernels=reference")
+            place.work.logits = logits
+            place.kernel = fused.pick(query, place.work, wanted)
+            place.layer.paths.update(fused.label(place.kernel[0], place.work))
+        keys, values = place.layer.stores()
+        packed = place.layer.packed_at_once()
+        transforms = place.layer.transforms()
+        if packed is None and query.is_cuda and transforms != (None, None):
+            # one launch, which also appends
+            query, _, _ = rotate(query, key, value, *transforms, keys.tail.buffer, values.tail.buffer, place.places)
+        else:
+            query, (key, value) = place.layer.rotated_queries(query), place.layer.rotated(key, value)
+            if packed is not None:
+                at_once.quantize(packed, key, value, place.places)
+            else:
+                append(key, value, keys.tail.buffer, values.tail.buffer, place.places)
+        with torch.cuda.device_of(query):  # kernels are launched on the current device
+            return place.layer.restored(place.kernel[1].attend(query, place.work, scaling))
+
+
+def settle(cache: KVCache) -> None:
+    """Let the method pack or drop tokens before a pass, without waiting for the device.
+
+    Raises:
+        NonFiniteError: the method packed NaN or Inf in an earlier step.
+    """
+    cache.progress.watches.poll()
+    sliding = any(layer.window is not None for layer in cache.kv_layers)
+    # tokens that leave a sliding window move the codes of others, which must have been written by then
+    deferred = cache.method.packs_together and not sliding
+    with together(cache.progress.packs) if deferred else nullcontext():
+        if cache.method.settles or sliding:
+            cache.settle_layers()
