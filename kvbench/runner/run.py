@@ -122,15 +122,15 @@ class RunSteps(RunState):
             if missing:
                 yield from self._generate(missing)
         except KeyboardInterrupt:
-            self.finish("interrupted")
+            self._finish("interrupted")
             raise
         except Exception as error:
             self.failures.errors.append({"sample": None, **describe(error)})
             with suppress(DiskError):  # the error that is being raised may be the same full disk
-                self.finish("error")
+                self._finish("error")
             raise
         self.failures.say_repeats()
-        return self.finish(self.failures.status)
+        return self._finish(self.failures.status)
 
     def _missing(self) -> list[Sample]:
         """Return the samples that have no row and have not failed; an adaptive task derives them from the rows."""
@@ -189,7 +189,7 @@ class RunSteps(RunState):
             device = homes(self.checked.runtime)[0]
             self.environment = environment(str(device), device_name(device))
         if self.team is not None:
-            self.team.on_failure = self.lost
+            self.team.on_failure = self._lost
             self.team.tell([sample.id for sample in missing])
         with ExitStack() as stack:
             try:
@@ -212,7 +212,7 @@ class RunSteps(RunState):
             if others:
                 say(f"{self.label}: earlier samples ran in {', '.join(map(str, others))}, these run in {machine.dtype}")
             self.store.write_environment(self.environment)
-            stack.callback(self.note_load, load.Moment(), session)
+            stack.callback(self._note_load, load.Moment(), session)
             done = len(self.samples) - len(missing)
             bar = stack.enter_context(Progress(self.label, len(self.samples), done))
             if isinstance(session, workers.Workers):
@@ -221,7 +221,7 @@ class RunSteps(RunState):
                 session.report = bar.within
                 for left, batch in self._batches(session, missing):
                     bar.total = len(self.samples)
-                    if not self.keep((yield from _asked(Batch(self.team, session, batch, left))), bar):
+                    if not self._keep((yield from _asked(Batch(self.team, session, batch, left))), bar):
                         return
             origins.settle(self.store, self.checked, self.task)  # the first search may have fetched the encoder
 
@@ -232,12 +232,12 @@ class RunSteps(RunState):
         """
         try:
             for outcome in crew.outcomes():
-                if not self.keep(outcome, bar):
+                if not self._keep(outcome, bar):
                     crew.stop()
         except BaseException:
             for outcome in crew.unseen():
                 if outcome[0][0].id not in self.rows:
-                    self.keep(outcome, bar)
+                    self._keep(outcome, bar)
             raise
         finally:
             self.store.arrange(crew.order())

@@ -56,7 +56,7 @@ class RunState:
         self._ending = threading.Lock()
         self._ended: dict[str, Any] | None = None
 
-    def keep(self, outcome: Outcome, bar: Progress) -> bool:
+    def _keep(self, outcome: Outcome, bar: Progress) -> bool:
         """Store the rows of a batch, or record its exception; return False if the run must end.
 
         Args:
@@ -80,7 +80,7 @@ class RunState:
         bar.advance(len(rows), remarks.note(rows[-1]))
         return True
 
-    def note_load(self, start: load.Moment, session: Session | Workers) -> None:
+    def _note_load(self, start: load.Moment, session: Session | Workers) -> None:
         """Record how busy the machine was since `start`, with a message if that distorts times.
 
         Args:
@@ -98,15 +98,15 @@ class RunState:
         if busy:
             say(f"{self.label}: {busy}")
 
-    def lost(self, failure: Mapping[str, Any]) -> None:
+    def _lost(self, failure: Mapping[str, Any]) -> None:
         """Record that another rank failed; this process then ends, as its main thread would wait for that rank forever.
 
         Args:
             failure: see :func:`kvbench.runner.failures.lost`.
         """
-        self.finish(*lost(failure))
+        self._finish(*lost(failure))
 
-    def finish(
+    def _finish(
         self, status: str, oom: dict[str, Any] | None = None, error: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """Write the end of the run on the first call; later calls return what that one wrote.
