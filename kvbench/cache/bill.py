@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvbench.cache.layer import KVLayer
+    from kvbench.cache.state_layer import StateLayer
 
 
 @dataclass
@@ -68,6 +74,16 @@ class Bill:
         """Compression ratio: bytes of a cache in the model's own dtype divided by used bytes; NaN if it is empty."""
         return self.fp16_equivalent * self.width / 2 / self.used.total if self.used.total else float("nan")
 
+    def add(self, draft: Bill) -> None:
+        """Add the bytes of a draft's own cache, which an unquantized cache would not have.
+
+        Args:
+            draft: the bill of the draft's cache.
+        """
+        for parts, others in ((self.used, draft.used), (self.reserved, draft.reserved)):
+            for part, count in asdict(others).items():
+                parts.add(part, count)
+
     def as_dict(self) -> dict[str, object]:
         """Return the bill as nested dictionaries of numbers, the form in ``metrics.json``; `width` is left out."""
         return {
@@ -75,3 +91,31 @@ class Bill:
             "reserved": self.reserved.as_dict(),
             "fp16_equivalent": self.fp16_equivalent,
         }
+
+
+def count_bytes(layers: Sequence[KVLayer], state_layers: Sequence[StateLayer], row: int | None = None) -> Bill:
+    """Return how many bytes the layers of a cache take, by part.
+
+    Args:
+        layers: the layers with keys and values.
+        state_layers: the layers with a state of fixed size.
+        row: row of the batch to count; None for the whole batch. The `reserved` bytes are always those of the whole
+            batch.
+    """
+    used, reserved, equivalent = Parts(), Parts(), 0
+    initialized = [layer for layer in layers if layer.is_initialized]
+    for layer in initialized:
+        rows: Sequence[int] = range(layer.batch) if row is None else [row]
+        for segment in layer.segments():
+            for part, buffer in segment.buffers():
+                reserved.add(part, buffer.untyped_storage().nbytes())
+            for r in rows:
+                for part, count in segment.used(r).items():
+                    used.add(part, count)
+        for r in rows:
+            equivalent += 2 * layer.heads * layer.visible_tokens(r) * (layer.key_dim + layer.value_dim)
+    for state in (x for state_layer in state_layers for x in state_layer.states()):
+        reserved.add("state", state.untyped_storage().nbytes())
+        used.add("state", state.nbytes if row is None else state[row].nbytes)
+    width = max((layer.dtype.itemsize for layer in initialized), default=2)
+    return Bill(used, reserved, equivalent + used.state * 2 // width, width)

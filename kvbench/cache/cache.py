@@ -7,21 +7,20 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from kvbench.cache import rope, together
-from kvbench.cache.bill import Bill, Parts
+from kvbench.cache import together
+from kvbench.cache.bill import Bill, count_bytes
+from kvbench.cache.follower import copy_newest
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.options import Options
 from kvbench.cache.progress import Prefill, Progress
 from kvbench.cache.prompts import Prompts
-from kvbench.cache.segments.base import Side
-from kvbench.cache.state_layer import KVStateLayer, StateLayer, empty_layer, no_rollback
+from kvbench.cache.state_layer import StateLayer, layers_of, no_rollback
 from kvbench.errors import CacheError
 from kvbench.models.layers import LayerKind
 
@@ -73,7 +72,7 @@ class KVCache(Cache):
         self.said_slow = False
         if kinds is None:
             kinds = [LayerKind(window=window) for window in ([None] * layers if windows is None else windows)]
-        super().__init__(layers=list(_layers(method, kinds, self.progress)))
+        super().__init__(layers=list(layers_of(method, kinds, self.progress)))
         for layer in self.kv_layers:
             layer.layers = len(self.kv_layers)
 
@@ -263,26 +262,8 @@ class KVCache(Cache):
                 f"{leader.get_seq_length()}, but they "
                 f"should differ by {most}. After the prompt, let only the speculative decoding loop use the two caches"
             )
-        for mine, source_layer in zip(self.kv_layers, leader.kv_layers, strict=True):
-            for store, source in zip(mine.stores(), source_layer.stores(), strict=True):
-                for row, count in enumerate(counts):
-                    one = slice(row, row + 1)
-                    newest = source.tail.view(one)
-                    newest = newest[:, :, newest.shape[2] - count :]
-                    side: Side = "key" if store is mine.keys_store else "value"
-                    theirs, own = source_layer.transform(side), mine.transform(side)
-                    if theirs is not own and theirs is not None:
-                        newest = theirs.back(newest)
-                    if side == "key":
-                        newest = rope.handed_on(source_layer, one, newest, source_layer.seen - count)
-                    if theirs is not own and own is not None:
-                        newest = own.keys(newest)
-                    store.tail.append(one, newest)
-            mine.seen += most
-            for row, order in enumerate(mine.order):
-                if order is not None:
-                    mine.order[row] = order + (most - counts[row])
-                mine.firm[row] += most - counts[row]
+        for layer, source in zip(self.kv_layers, leader.kv_layers, strict=True):
+            copy_newest(layer, source, counts)
         self.progress.padding.starts = list(leader.progress.padding.starts or [0] * len(counts))
         self.progress.positions = leader.progress.positions.clone()
 
@@ -357,30 +338,10 @@ class KVCache(Cache):
             NonFiniteError: a packed token contains NaN or Inf.
         """
         self.settle()
-        used, reserved, equivalent = Parts(), Parts(), 0
-        for layer in self.kv_layers:
-            if not layer.is_initialized:
-                continue
-            rows: Sequence[int] = range(layer.batch) if row is None else [row]
-            for segment in layer.segments():
-                for part, buffer in segment.buffers():
-                    reserved.add(part, buffer.untyped_storage().nbytes())
-                for r in rows:
-                    for part, count in segment.used(r).items():
-                        used.add(part, count)
-            for r in rows:
-                equivalent += 2 * layer.heads * layer.visible_tokens(r) * (layer.key_dim + layer.value_dim)
-        for state in (x for state_layer in self.state_layers for x in state_layer.states()):
-            reserved.add("state", state.untyped_storage().nbytes())
-            used.add("state", state.nbytes if row is None else state[row].nbytes)
+        bill = count_bytes(self.kv_layers, self.state_layers, row)
         if self.follower is not None:
-            other = self.follower.bill(row)
-            for mine, others in ((used, other.used), (reserved, other.reserved)):
-                for part, count in asdict(others).items():
-                    mine.add(part, count)
-        widths = [layer.dtype.itemsize for layer in self.kv_layers if layer.is_initialized]
-        width = max(widths, default=2)
-        return Bill(used, reserved, equivalent + used.state * 2 // width, width)
+            bill.add(self.follower.bill(row))
+        return bill
 
     def clone(self) -> KVCache:
         """Return an independent copy, for example to continue the same prompt in two ways."""
@@ -406,25 +367,3 @@ class KVCache(Cache):
         Examples are ``cuda``, ``triton`` and ``reference (REASON)``, where REASON says why no kernel could be used.
         """
         return "+".join(sorted({p for layer in self.kv_layers for p in layer.paths} - {"packed"})) or "none"
-
-
-def _layers(method: Policy[KVLayer], kinds: Sequence[LayerKind], progress: Progress) -> Iterator[Any]:
-    """Yield the cache's layers; those with keys and values are numbered without the others."""
-    index = 0
-    for place, kind in enumerate(kinds):
-        if not kind.attends:
-            yield StateLayer(kind.states, place, kind.one_by_one) if kind.states else empty_layer()
-            continue
-        if kind.states:
-            yield KVStateLayer(
-                method,
-                index,
-                progress,
-                kind.window,
-                number_of_states=kind.states,
-                place=place,
-                one_by_one=kind.one_by_one,
-            )
-        else:
-            yield KVLayer(method, index, progress, kind.window)
-        index += 1

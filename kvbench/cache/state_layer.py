@@ -1,4 +1,4 @@
-"""Layers with a state of fixed size: linear attention, Mamba and convolutions in hybrid models.
+"""Layers with a state of fixed size (linear attention, Mamba and convolutions), and all layers of hybrid models.
 
 The state is transformers' own: kvbench counts its bytes and copies it, and changes nothing about it. It cannot go back
 to an earlier token, so a cache with such layers refuses to remove tokens.
@@ -6,6 +6,7 @@ to an earlier token, so a cache with such layers refuses to remove tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ from kvbench.cache.layer import KVLayer
 from kvbench.cache.policy import Policy
 from kvbench.cache.progress import Progress
 from kvbench.errors import CacheError
+from kvbench.models.layers import LayerKind
 
 
 class StateLayer(LinearAttentionLayer):
@@ -202,6 +204,34 @@ class KVStateLayer(StateLayer, KVLayer):
         twin = KVLayer.clone(self, progress)
         twin.take_state(self)
         return twin
+
+
+def layers_of(method: Policy[KVLayer], kinds: Sequence[LayerKind], progress: Progress) -> Iterator[Any]:
+    """Yield the layers of an empty cache; those with keys and values are numbered without the others.
+
+    Args:
+        method: the method, which decides in which format each token is stored.
+        kinds: for each layer of the model, what it keeps of earlier tokens.
+        progress: state that the layers share.
+    """
+    index = 0
+    for place, kind in enumerate(kinds):
+        if not kind.attends:
+            yield StateLayer(kind.states, place, kind.one_by_one) if kind.states else empty_layer()
+            continue
+        if kind.states:
+            yield KVStateLayer(
+                method,
+                index,
+                progress,
+                kind.window,
+                number_of_states=kind.states,
+                place=place,
+                one_by_one=kind.one_by_one,
+            )
+        else:
+            yield KVLayer(method, index, progress, kind.window)
+        index += 1
 
 
 def no_rollback() -> str:

@@ -1,0 +1,39 @@
+"""Copies of the newest tokens from the target's cache to the draft's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvbench.cache import rope
+from kvbench.cache.layer import KVLayer
+from kvbench.cache.segments.base import Side
+
+
+def copy_newest(layer: KVLayer, source: KVLayer, counts: Sequence[int]) -> None:
+    """Append the newest tokens of one layer to another one, in the basis and with the positions of the latter.
+
+    Args:
+        layer: layer of the draft's cache.
+        source: the same layer of the target's cache; it still holds these tokens in full precision.
+        counts: for each row, the number of tokens to copy.
+    """
+    sides: tuple[Side, Side] = ("key", "value")
+    for side, store, source_store in zip(sides, layer.stores(), source.stores(), strict=True):
+        transform, source_transform = layer.transform(side), source.transform(side)
+        for row, count in enumerate(counts):
+            one = slice(row, row + 1)
+            newest = source_store.tail.view(one)
+            newest = newest[:, :, newest.shape[2] - count :]
+            if source_transform is not transform and source_transform is not None:
+                newest = source_transform.back(newest)
+            if side == "key":
+                newest = rope.handed_on(source, one, newest, source.seen - count)
+            if source_transform is not transform and transform is not None:
+                newest = transform.keys(newest)
+            store.tail.append(one, newest)
+    most = max(counts)
+    layer.seen += most
+    for row, order in enumerate(layer.order):
+        if order is not None:
+            layer.order[row] = order + (most - counts[row])
+        layer.firm[row] += most - counts[row]
