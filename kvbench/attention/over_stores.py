@@ -145,24 +145,10 @@ def append_and_attend(
 ) -> Tensor:
     """Append new tokens to a layer's stores, and compute their attention in one pass, without packing in between.
 
-    Queries and output are in the basis in which the layer stores keys and values.
+    Arguments and result are those of :func:`step`, but in the basis in which the layer stores keys and values.
 
     New tokens see each other in full precision, unless the method sets ``eager``, which packs them before their
     attention is computed.
-
-    Args:
-        module: the model's attention module.
-        layer: layer that stores the new tokens.
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
-        values: values of the new tokens, ``[B, H, q, Dv]``.
-        mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
-            dropped tokens; None for causal attention.
-        scaling: factor by which scores are multiplied.
-        logits: the model's softcap and sinks.
-
-    Returns:
-        The output ``[B, q, Hq, Dv]``.
     """
     layer.append(keys, values)
     if layer.method.eager:

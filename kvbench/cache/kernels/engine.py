@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels.forms import Form, programs
-from kvbench.cache.kernels.jobs import Job, Packed, alone
-from kvbench.cache.kernels.tables import addresses
+from kvbench.cache.kernels.forms import Form
+from kvbench.cache.kernels.jobs import Job, Packed, alone, plan, table
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.engine.llamacpp import Q8_0, Signed
 from kvbench.quantizers.engine.nvfp4 import NVFP4
@@ -92,11 +91,10 @@ def launch(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, co
     """Quantize tokens and write them into a segment; the arguments are those of ``kvbench.cache.kernels.pack.pack``."""
     from kvbench.cache.kernels.engine_kernel import pack_tokens
 
-    rows, heads, _, channels = x.shape
     watch, tag = segment.watch or alone(x.device)
-    how, first, parts = programs(how, start, count)
+    how, grid, places = plan(segment, how, first_row, x, start, count)
     with torch.cuda.device_of(x):
-        pack_tokens[(rows * heads, parts)](
+        pack_tokens[grid](
             x,
             x if index is None else index,
             segment.words[0],
@@ -105,15 +103,9 @@ def launch(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, co
             params(segment, -1),
             watch.record,
             how.scale,
-            *x.stride()[:3],
-            start,
-            count,
-            first_row,
-            first,
-            heads,
-            segment.words[0].shape[2],
+            *places,
             tag,
-            *constants(how, channels, segment.side == "value"),
+            *constants(how, x.shape[-1], segment.side == "value"),
             index is not None,
             num_warps=how.warps,
             enable_fp_fusion=False,
@@ -125,26 +117,17 @@ def run(group: list[Job]) -> None:
     from kvbench.cache.kernels.engine_kernel import pack_tokens_of_layers
 
     job = group[0]
-    x, segment = job.x, job.segment
-    assert segment.watch is not None
-    rows, heads, count, channels = x.shape
-    how, first, parts = programs(job.how, job.start, count)
-    with torch.cuda.device_of(x):
-        pack_tokens_of_layers[(rows * heads, parts, len(group))](
-            addresses(tuple(member.addresses() for member in group), x.device),
-            x,
-            params(segment),
-            segment.watch[0].record,
-            x.storage_offset(),
+    how, grid, places = job.plan()
+    with torch.cuda.device_of(job.x):
+        pack_tokens_of_layers[(*grid, len(group))](
+            table(group),
+            job.x,
+            params(job.segment),
+            job.record(),
+            job.x.storage_offset(),
             how.scale,
-            *x.stride()[:3],
-            job.start,
-            count,
-            job.first_row,
-            first,
-            heads,
-            segment.words[0].shape[2],
-            *constants(how, channels, segment.side == "value"),
+            *places,
+            *constants(how, job.x.shape[-1], job.segment.side == "value"),
             num_warps=how.warps,
             enable_fp_fusion=False,
         )

@@ -1,17 +1,18 @@
-"""Types shared by the launchers of packing kernels: segments as kernels see them, waiting jobs, a record of NaN."""
+"""Parts shared by the launchers of packing kernels: segments as kernels see them, jobs, grids, a record of NaN."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from kvbench.cache.kernels.deferred import Deferred
-from kvbench.cache.kernels.forms import Form
+from kvbench.cache.kernels.forms import Form, programs
+from kvbench.cache.kernels.tables import addresses
 from kvbench.cache.segments.base import Side
 from kvbench.cache.watch import Watch, words
 from kvbench.quantizers.affine import AffineQuantizer
@@ -33,6 +34,40 @@ class Packed(Protocol):
     tiles: int
     watch: tuple[Watch, int] | None
     packs: Deferred[Any] | None
+
+
+class Plan(NamedTuple):
+    """Grid of a kernel that packs consecutive tokens, and the arguments that all such kernels have in common.
+
+    Attributes:
+        how: compile-time parameters of the kernel.
+        grid: number of programs: rows times KV heads, and parts of tiles.
+        places: strides of `x` for rows, heads and tokens; index of the first token, and number of tokens; first row;
+            programs to skip; KV heads; tiles of the segment.
+    """
+
+    how: Form
+    grid: tuple[int, int]
+    places: tuple[int, ...]
+
+
+def plan(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, count: int, unit: int = 1) -> Plan:
+    """Return the grid and the common arguments with which to pack consecutive tokens.
+
+    Args:
+        segment: segment that stores the tokens.
+        how: compile-time parameters of the kernel.
+        first_row: row of the batch, in the segment, to which row 0 of `x` belongs.
+        x: tokens in full precision, ``[rows, H, n, D]``.
+        start: index of the first token to write within the segment.
+        count: number of tokens to write.
+        unit: number of elements in which the kernel counts strides.
+    """
+    rows, heads = x.shape[:2]
+    how, first, parts = programs(how, start, count)
+    strides = [stride // unit for stride in x.stride()[:3]]
+    places = (*strides, start, count, first_row, first, heads, segment.words[0].shape[2])
+    return Plan(how, (rows * heads, parts), places)
 
 
 @dataclass(frozen=True)
@@ -61,6 +96,15 @@ class Job:
         shapes = (segment.words[0].shape, *(param.shape for param in segment.params))
         return (self.how, where, segment.side, shapes, id(segment.watch[0]))
 
+    def plan(self, unit: int = 1) -> Plan:
+        """Return the grid and the arguments with which to pack the tokens; `unit` as for :func:`plan`."""
+        return plan(self.segment, self.how, self.first_row, self.x, self.start, self.x.shape[2], unit)
+
+    def record(self) -> Tensor:
+        """Return the record in which the kernel notes NaN and Inf."""
+        assert self.segment.watch is not None
+        return self.segment.watch[0].record
+
     def addresses(self) -> tuple[int, ...]:
         """Return the job's buffer addresses and its segment's tag, as ``pack_layers`` expects them in its table."""
         segment = self.segment
@@ -68,6 +112,11 @@ class Job:
         params = segment.params or segment.words  # without parameters, the kernel ignores these addresses
         buffers = (segment.words[0], segment.words[-1], params[0], params[-1])
         return (self.x.untyped_storage().data_ptr(), *(b.data_ptr() for b in buffers), segment.watch[1])
+
+
+def table(group: Sequence[Job]) -> Tensor:
+    """Return the table of addresses of jobs that share a launch (:meth:`Job.addresses`), on their device."""
+    return addresses(tuple(job.addresses() for job in group), group[0].x.device)
 
 
 @lru_cache(maxsize=16)

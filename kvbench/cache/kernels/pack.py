@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvbench.cache.kernels import clipped, engine, kvarn, pack_together, thin_together
 from kvbench.cache.kernels.forms import Form, form, programs, windows
-from kvbench.cache.kernels.jobs import Packed
+from kvbench.cache.kernels.jobs import Packed, plan
 from kvbench.cache.kernels.jobs import alone as alone
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
@@ -165,14 +165,13 @@ def _launch(
     if how.kind == kvarn.KIND:
         kvarn.launch(segment, how, first_row, x, start, count, index)
         return
-    rows, heads, _, channels = x.shape
     watch, tag = segment.watch or alone(x.device)
-    how, first, parts = programs(how, start, count)
-    value = segment.side == "value"
+    how, grid, places = plan(segment, how, first_row, x, start, count, unit=2)
+    channels, value = x.shape[-1], segment.side == "value"
     tiled = (how.kind, how.bits, how.by_channel, how.group, channels, value, how.rows, how.channels)
     windowed = (how.bits, how.window, how.group, channels, value, how.channels)
     with torch.cuda.device_of(x):
-        (pack_windows if how.window else pack_tiles)[(rows * heads, parts)](
+        (pack_windows if how.window else pack_tiles)[grid](
             x,
             x if index is None else index,
             segment.words[0],
@@ -180,15 +179,7 @@ def _launch(
             segment.params[0],
             segment.params[1],
             watch.record,
-            x.stride(0) // 2,
-            x.stride(1) // 2,
-            x.stride(2) // 2,
-            start,
-            count,
-            first_row,
-            first,
-            heads,
-            segment.words[0].shape[2],
+            *places,
             segment.params[0].shape[2],
             tag,
             *(windowed if how.window else tiled),

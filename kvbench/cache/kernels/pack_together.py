@@ -12,10 +12,10 @@ from torch import Tensor
 
 from kvbench.cache.kernels import clipped, engine, kvarn, thin_together
 from kvbench.cache.kernels.deferred import Deferred
-from kvbench.cache.kernels.forms import Form, programs
+from kvbench.cache.kernels.forms import Form
 from kvbench.cache.kernels.jobs import Job as Job
 from kvbench.cache.kernels.jobs import Packed as Packed
-from kvbench.cache.kernels.tables import addresses
+from kvbench.cache.kernels.jobs import table
 from kvbench.cache.kernels.thin_together import Thin
 
 
@@ -103,30 +103,21 @@ def run(group: list[Job]) -> None:
     from kvbench.cache.kernels.pack_layers import pack_layers
 
     job = group[0]
-    x, segment = job.x, job.segment
-    assert segment.watch is not None
-    rows, heads, count, channels = x.shape
-    how, first, parts = programs(job.how, job.start, count)
-    with torch.cuda.device_of(x):
-        pack_layers[(rows * heads, parts, len(group))](
-            addresses(tuple(member.addresses() for member in group), x.device),
-            x,
-            segment.watch[0].record,
-            x.storage_offset(),
-            *(stride // 2 for stride in x.stride()[:3]),
-            job.start,
-            count,
-            job.first_row,
-            first,
-            heads,
-            segment.words[0].shape[2],
-            segment.params[0].shape[2],
+    how, grid, places = job.plan(unit=2)
+    with torch.cuda.device_of(job.x):
+        pack_layers[(*grid, len(group))](
+            table(group),
+            job.x,
+            job.record(),
+            job.x.storage_offset(),
+            *places,
+            job.segment.params[0].shape[2],
             how.kind,
             how.bits,
             how.by_channel,
             how.group,
-            channels,
-            segment.side == "value",
+            job.x.shape[-1],
+            job.segment.side == "value",
             how.rows,
             how.channels,
             how.window,
