@@ -255,8 +255,8 @@ def main() -> int:
     started = time.perf_counter()
     if "triton" in given.kernels and given.workers > 1:
         workers = min(given.workers, len(chosen))
-        each = [subprocess.Popen([*again, "--compile", f"{i}/{workers}"]) for i in range(workers)]
-        for process in each:
+        compilers = [subprocess.Popen([*again, "--compile", f"{i}/{workers}"]) for i in range(workers)]
+        for process in compilers:
             process.wait()
     print(f"# compiled after {time.perf_counter() - started:.0f} s", flush=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -112,11 +112,11 @@ def groups_of(form: Format, tokens: Tensor) -> Tensor:
     return tokens // form.window * cuts + inside[tokens % form.window]
 
 
-def read(held: Part, side: str, row: int, heads: slice, first: int, count: int, channels: int) -> Tensor:
+def read(part: Part, side: str, row: int, heads: slice, first: int, count: int, channels: int) -> Tensor:
     """Return consecutive tokens of one row of a segment, dequantized.
 
     Args:
-        held: the segment, as kernels read it.
+        part: the segment, as kernels read it.
         side: ``key`` or ``value``.
         row: row of the batch.
         heads: KV heads to return.
@@ -127,38 +127,38 @@ def read(held: Part, side: str, row: int, heads: slice, first: int, count: int, 
     Returns:
         fp32 ``[heads, count, channels]``.
     """
-    form = held.format
-    if held.buffer is not None:
-        return held.buffer[row, heads, first : first + count].float()
+    form = part.format
+    if part.buffer is not None:
+        return part.buffer[row, heads, first : first + count].float()
     planes = [
         TileLayout(width, "key" if side == "key" else "value").read(words[row, heads], first, first + count)
-        for width, words in zip(PLANES[form.bits], held.words, strict=True)
+        for width, words in zip(PLANES[form.bits], part.words, strict=True)
     ]
     joined = join_planes(planes, form.bits)
     if form.kind.startswith("levels"):
         quantizer = LevelQuantizer(form.bits, "read" if form.kind == "levels_read" else "none")
-        return quantizer.decode(joined, (held.params[0][row, heads, first : first + count],), torch.float32)
+        return quantizer.decode(joined, (part.params[0][row, heads, first : first + count],), torch.float32)
     if form.kind in FACTORED and not form.scale:
-        return elements(form, joined) * held.factor
+        return elements(form, joined) * part.factor
     if form.kind in FACTORED:
-        factor = held.params[0][row, heads, first : first + count]
+        factor = part.params[0][row, heads, first : first + count]
         factor = factor.view(torch.float8_e4m3fn) if form.scale == "e4m3" else factor
         factor = factor.float().repeat_interleave(form.group, -1)
         if form.kind == "folded":
             bits = factor.view(torch.int32)
             return (joined.float() - (bits & 15)) * (bits & -16).view(torch.float32)
-        return elements(form, joined) * factor * held.factor
+        return elements(form, joined) * factor * part.factor
     codes = joined.float()
     if form.axis == "channel":
         groups = groups_of(form, torch.arange(first, first + count, device=codes.device))
-        step, second = (param[row, heads].index_select(1, groups).float() for param in held.params[:2])
+        step, second = (param[row, heads].index_select(1, groups).float() for param in part.params[:2])
     else:
         step, second = (
             param[row, heads, first : first + count].float().repeat_interleave(form.group, -1)[..., :channels]
-            for param in held.params[:2]
+            for param in part.params[:2]
         )
     if form.kind == "cross":
-        return (codes * step + second) * cross_factors(held, row, heads, first, count)
+        return (codes * step + second) * cross_factors(part, row, heads, first, count)
     if form.kind == "atom":
         return (codes - second) * step
     if form.kind == "hierarchical":
@@ -166,18 +166,18 @@ def read(held: Part, side: str, row: int, heads: slice, first: int, count: int, 
     return codes * step + second
 
 
-def cross_factors(held: Part, row: int, heads: slice, first: int, count: int) -> Tensor:
+def cross_factors(part: Part, row: int, heads: slice, first: int, count: int) -> Tensor:
     """Return the cross factors of consecutive tokens, fp32 ``[heads, count, 1]`` or, of values, ``[heads, count, D]``.
 
     Args:
-        held: segment of the kind ``cross``.
+        part: segment of the kind ``cross``.
         row: row of the batch.
         heads: KV heads to return.
         first: index of the first token in the segment's buffer.
         count: number of tokens.
     """
-    cross = held.params[2][row, heads].float()
-    tile = held.words[0].shape[2] * TILE // cross.shape[1]  # 1 for keys
+    cross = part.params[2][row, heads].float()
+    tile = part.words[0].shape[2] * TILE // cross.shape[1]  # 1 for keys
     return cross.index_select(1, torch.arange(first, first + count, device=cross.device) // tile)
 
 
@@ -258,13 +258,13 @@ def exact(query: Tensor, work: Work, scaling: float, heads: slice | None = None)
     return out
 
 
-def error(found: Tensor, wanted: Tensor) -> float:
+def error(output: Tensor, wanted: Tensor) -> float:
     """Return the relative error of a result: the norm of the difference divided by the norm of the expected result.
 
     Args:
-        found: the result. If any element is not finite, the error is infinite.
+        output: the result. If any element is not finite, the error is infinite.
         wanted: the expected result, of the same shape.
     """
-    if not bool(torch.isfinite(found).all()):
+    if not bool(torch.isfinite(output).all()):
         return float("inf")
-    return float((found.float() - wanted).norm() / wanted.norm().clamp(min=1e-30))
+    return float((output.float() - wanted).norm() / wanted.norm().clamp(min=1e-30))

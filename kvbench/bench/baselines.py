@@ -77,13 +77,13 @@ def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | s
     return times
 
 
-def best(found: dict[str, Time | str]) -> tuple[str, float] | None:
+def best(measured: dict[str, Time | str]) -> tuple[str, float] | None:
     """Return the name of the fastest back end and its time in microseconds; None if none ran.
 
     Args:
-        found: result of :func:`measure`.
+        measured: result of :func:`measure`.
     """
-    times = [(time.us, name) for name, time in found.items() if isinstance(time, Time)]
+    times = [(time.us, name) for name, time in measured.items() if isinstance(time, Time)]
     if not times:
         return None
     us, name = min(times)

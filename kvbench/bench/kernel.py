@@ -82,13 +82,13 @@ def twin(work: Work) -> Work:
     """Copy a kernel's input, the stored keys and values of a layer, into new buffers."""
     copies: dict[int, Part] = {}
 
-    def copied(held: Part) -> Part:
-        if id(held) not in copies:
-            buffer = None if held.buffer is None else held.buffer.clone()
-            copies[id(held)] = replace(
-                held, words=[w.clone() for w in held.words], params=[p.clone() for p in held.params], buffer=buffer
+    def copied(part: Part) -> Part:
+        if id(part) not in copies:
+            buffer = None if part.buffer is None else part.buffer.clone()
+            copies[id(part)] = replace(
+                part, words=[w.clone() for w in part.words], params=[p.clone() for p in part.params], buffer=buffer
             )
-        return copies[id(held)]
+        return copies[id(part)]
 
     return replace(work, phases=[(copied(key), copied(value)) for key, value in work.phases])
 

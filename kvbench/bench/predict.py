@@ -445,11 +445,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def shown(found: list[Row], args: argparse.Namespace) -> str:
+def shown(rows: list[Row], args: argparse.Namespace) -> str:
     """Format predictions as a table, followed by notes on its columns.
 
     Args:
-        found: the predictions, one per line of the table.
+        rows: the predictions, one per line of the table.
         args: options of the command line, some of which the notes mention.
     """
     head = [
@@ -468,7 +468,7 @@ def shown(found: list[Row], args: argparse.Namespace) -> str:
     ]
     head += ["KV GiB", "KV %", "prefill GiB", "decode GiB", "fits", "max B"]
     lines = []
-    for row in found:
+    for row in rows:
         memory = (row.kv_bytes, row.prefill_peak_bytes, row.decode_peak_bytes)
         kv, prefill, decode = (size / 2**30 for size in memory)
         time = (row.ttft_s, 1e3 * row.tpot_s, 1e3 * row.expected_tpot_s, row.over_fp16, row.tokens_per_s)
@@ -484,7 +484,7 @@ def shown(found: list[Row], args: argparse.Namespace) -> str:
     notes += [
         f"KV %: bytes of keys and values as a share of fp16's; max B: largest number of sequences that fit{groups}."
     ]
-    if any(row.draft_s is not None for row in found):
+    if any(row.draft_s is not None for row in rows):
         notes.append(
             "Speculation: TPOT = (gamma * draft + verification) / E with an acceptance of "
             f"{args.acceptance:g} for each token; KV time % and bound refer to the verification."

@@ -95,8 +95,8 @@ def summed(times: dict[str, list[float]]) -> dict[str, Any]:
         ``busy_ms``, ``ms`` and ``kernels``, as in the result of :func:`profile`.
     """
     by_kind: dict[str, float] = {}
-    for name, each in times.items():
-        by_kind[kind(name)] = by_kind.get(kind(name), 0.0) + sum(each)
+    for name, seconds in times.items():
+        by_kind[kind(name)] = by_kind.get(kind(name), 0.0) + sum(seconds)
     longest = sorted(times, key=lambda name: -sum(times[name]))[:12]
     return {
         "busy_ms": round(sum(by_kind.values()), 4),

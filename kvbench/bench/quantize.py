@@ -126,16 +126,16 @@ def warps(count: int | None) -> Iterator[None]:
         packed.served = known
 
 
-def put(segment: PackedSegment, held: int, x: Tensor, index: Tensor | None = None) -> None:
+def put(segment: PackedSegment, first: int, x: Tensor, index: Tensor | None = None) -> None:
     """Pack tokens into a segment from a given slot on, and overwrite what the segment holds there.
 
     Args:
         segment: segment to pack into.
-        held: number of tokens that the segment is taken to hold, which is also the first slot to write.
+        first: number of tokens that the segment is taken to hold, which is also the first slot to write.
         x: new keys or values, ``[B, H, T, D]``.
         index: tokens of `x` to pack, in this order; None for all.
     """
-    segment.lengths = [held] * len(segment.lengths)
+    segment.lengths = [first] * len(segment.lengths)
     if index is None:
         segment.append(ALL, x)
     else:
@@ -156,11 +156,11 @@ def equal(format: str, at: Point, dtype: torch.dtype) -> bool:
     order = torch.randperm(4096, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
     for side in ("key", "value"):
         for index in (None, order[:2048]):
-            mine, theirs = (empty(format, side, at, dtype, 4096) for _ in range(2))
-            put(mine, 0, x, index)
+            ours, torchs = (empty(format, side, at, dtype, 4096) for _ in range(2))
+            put(ours, 0, x, index)
             with torchs_way():
-                put(theirs, 0, x, index)
-            for a, b in zip(mine.words + mine.params, theirs.words + theirs.params, strict=True):
+                put(torchs, 0, x, index)
+            for a, b in zip(ours.words + ours.params, torchs.words + torchs.params, strict=True):
                 if not torch.equal(a.view(torch.int16), b.view(torch.int16)):
                     return False
     return True
@@ -187,10 +187,10 @@ def both(format: str, at: Point, dtype: torch.dtype) -> list[Callable[[], None]]
     return calls
 
 
-def put_both(made: list[PackedSegment], keys: Tensor, values: Tensor) -> None:
+def put_both(segments: list[PackedSegment], keys: Tensor, values: Tensor) -> None:
     """Pack keys into the first and values into the second of two segments, beginning at slot 0."""
-    put(made[0], 0, keys)
-    put(made[1], 0, values)
+    put(segments[0], 0, keys)
+    put(segments[1], 0, values)
 
 
 def traffic(format: str, at: Point) -> int:
@@ -369,7 +369,7 @@ def packed_rows(
 
 
 def row_of(
-    at: Point, format: str, what: str, found: Time | str, size: int | None, rate: float | None
+    at: Point, format: str, what: str, measured: Time | str, size: int | None, rate: float | None
 ) -> dict[str, Any]:
     """Combine a time with what was timed into a row of the JSON file.
 
@@ -377,14 +377,14 @@ def row_of(
         at: model, batch and tokens.
         format: key of :data:`~kvbench.bench.shapes.FORMATS`.
         what: what was timed, for example ``kernel``.
-        found: the time, or the reason why there is none.
+        measured: the time, or the reason why there is none.
         size: bytes read and written; None if unknown.
         rate: bandwidth of plain reads, GB/s; None if the caller adds it later.
     """
     row: dict[str, Any] = {**asdict(at), "format": format, "what": what}
-    if isinstance(found, str):
-        return row | {"failed": found}
-    row.update(us=found.us, p10=found.p10, p90=found.p90, rounds=found.rounds, bytes=size)
+    if isinstance(measured, str):
+        return row | {"failed": measured}
+    row.update(us=measured.us, p10=measured.p10, p90=measured.p90, rounds=measured.rounds, bytes=size)
     if rate is not None:
         row["ceiling_GB_s"] = rate
     return row

@@ -97,7 +97,7 @@ class Ledger:
         if count:
             for layer in self.cache.kv_layers:
                 layer.advance(count)
-            self.cache.take_back([count - kept for kept in emitted])
+            self.cache.take_back([count - confirmed for confirmed in emitted])
             self.cache.progress.watches.poll()
 
     def add(self, counts: Tensor) -> None:

@@ -75,9 +75,9 @@ def layer_errors(
     return LayerErrors(own=passes[1], total=passes[0])
 
 
-def _error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+def _error(outputs: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     """Return the relative error over all passes but the first, which is the prefill."""
-    candidate, base = (torch.cat(list(parts[1:]), 1).double() for parts in (found, exact))
+    candidate, base = (torch.cat(list(parts[1:]), 1).double() for parts in (outputs, exact))
     return float((candidate - base).norm() / base.norm().clamp(min=1e-300))
 
 

@@ -93,10 +93,10 @@ class Build:
         if self.direct:  # the steps of a warp are made a multiple of the stages
             steps = 1 if self.bits == 4 else self.unit // 32
             units = -(-units * steps // self.stages) * self.stages // steps
-        kept = units * part if self.keep else 0
+        resident = units * part if self.keep else 0
         slot = self.slot + (0 if self.keep else part)
         sums = 2 * self.tiles * (2 if self.wide else 1) * 512
-        return self.warps * (sums + kept + (0 if self.direct else self.stages * slot))
+        return self.warps * (sums + resident + (0 if self.direct else self.stages * slot))
 
     @property
     def source(self) -> str:

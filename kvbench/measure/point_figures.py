@@ -129,7 +129,7 @@ def predicted(
     figures: Figures,
     prompt: int,
     batch: int,
-    held: int | None,
+    before: int | None,
     drafted: bool,
     together: int | None = None,
 ) -> Figures | None:
@@ -142,7 +142,7 @@ def predicted(
         figures: the point's figures so far, with ``kv_used``.
         prompt: tokens of each prompt.
         batch: number of sequences.
-        held: bytes in use in the cache before the first step; None: assume as many as after the last step.
+        before: bytes in use in the cache before the first step; None: assume as many as after the last step.
         drafted: True if the generation used speculative decoding. Its TPOT is not predicted (None).
         together: number of prompt tokens, over all sequences, in the largest forward pass of the prefill; None if a
             single pass processes the whole batch.
@@ -161,7 +161,7 @@ def predicted(
     used = figures["kv_used"]["total"]
     prediction = predict(
         shape,
-        used if held is None else (held + used) / 2,
+        used if before is None else (before + used) / 2,
         own_bytes(model),
         batch,
         prompt,

@@ -297,7 +297,7 @@ class RecencyMethod(Method):
             return 0
         exact = [store.tail.lengths[row] for store in layer.stores()]
         for more in range(1, TRIED + 1):
-            if any(now + more > kept for now, kept in zip(exact, self.windows(count + more), strict=True)):
+            if any(now + more > size for now, size in zip(exact, self.windows(count + more), strict=True)):
                 return more - 1
         return TRIED
 

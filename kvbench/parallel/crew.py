@@ -43,17 +43,17 @@ class _Worker:
     def __init__(self, number: int, start: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         self.number, self.ready = number, False
         self.request: int | None = None
-        ours, theirs = socket.socketpair()
+        own_end, worker_end = socket.socketpair()
         root = str(Path(__file__).parents[2])
         paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        with theirs:
+        with worker_end:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "kvbench.parallel.crew_worker", str(theirs.fileno())],
+                [sys.executable, "-m", "kvbench.parallel.crew_worker", str(worker_end.fileno())],
                 env={**os.environ, **environment, "PYTHONPATH": paths},
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[worker_end.fileno()],
             )
-        self.connection = Connection(ours.detach())
+        self.connection = Connection(own_end.detach())
         with suppress(OSError):  # a worker that is dead already is noticed by the first look at its connection
             self.connection.send({**start, "path": sys.path, "number": number})
 

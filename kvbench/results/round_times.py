@@ -46,7 +46,7 @@ def summed(totals: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
         for limit, count in entry["limits"].items():
             limits[limit] = limits.get(limit, 0) + count
     values = {name: [entry[name] for entry in entries] for name in names}
-    return {**{name: None if None in each else sum(each) for name, each in values.items()}, "limits": limits}
+    return {**{name: None if None in times else sum(times) for name, times in values.items()}, "limits": limits}
 
 
 def round_times(totals: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -48,7 +48,7 @@ def step(
         for x, target in ((key, key_target), (value, value_target))
     )
     programs = (query_heads if key_transform is not None else 0) + 2 * heads
-    transforms = [each for each in (key_transform, value_transform) if each is not None]
+    transforms = [basis for basis in (key_transform, value_transform) if basis is not None]
     tokens = per_program(programs * lines, any(transform.butterfly is None for transform in transforms))
     matrix, key_signs, key_scale, key_levels = _parts(key_transform, "forward", key)
     dual, _, dual_scale, _ = _parts(key_transform, "dual", key)

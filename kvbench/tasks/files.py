@@ -153,7 +153,7 @@ def utf8(content: bytes, place: str) -> str:
         raise DataError(f"{place} is not UTF-8 text: {error}.") from error
 
 
-def pieces(found: Found) -> Iterator[bytes]:
+def pieces(file: Found) -> Iterator[bytes]:
     """Yield the unpacked content of a file in pieces of at most 1 MiB.
 
     Raises:
@@ -161,37 +161,37 @@ def pieces(found: Found) -> Iterator[bytes]:
     """
     most = limit(MAX_FILE)
     try:
-        if not is_file(found.path, ""):
-            raise DataError(f"{found.path} is not a file.")
+        if not is_file(file.path, ""):
+            raise DataError(f"{file.path} is not a file.")
         total = 0
-        for piece in _unpacked(found, most):
+        for piece in _unpacked(file, most):
             total += len(piece)
             if total > most:
-                raise too_large(found)
+                raise too_large(file)
             yield piece
     except DAMAGE as error:
         reason = error.args[0] if isinstance(error, KeyError) and error.args else error
         raise DataError(
-            f"{found} cannot be read: {reason or type(error).__name__}.\n  hint: download the file again"
+            f"{file} cannot be read: {reason or type(error).__name__}.\n  hint: download the file again"
         ) from error
 
 
-def _unpacked(found: Found, most: int) -> Iterator[bytes]:
-    if found.member is not None:
-        with zipfile.ZipFile(found.path) as archive:
-            if archive.namelist().count(found.member) > 1:
-                raise DataError(f"{found.path} has several members named {found.member}.\n  hint: keep one of them")
-            if archive.getinfo(found.member).file_size > most:
-                raise too_large(found)
-            with archive.open(found.member) as stream:
+def _unpacked(file: Found, most: int) -> Iterator[bytes]:
+    if file.member is not None:
+        with zipfile.ZipFile(file.path) as archive:
+            if archive.namelist().count(file.member) > 1:
+                raise DataError(f"{file.path} has several members named {file.member}.\n  hint: keep one of them")
+            if archive.getinfo(file.member).file_size > most:
+                raise too_large(file)
+            with archive.open(file.member) as stream:
                 yield from _read(stream)
-    elif found.path.suffix == ".gz":
-        with gzip.open(found.path) as stream:
+    elif file.path.suffix == ".gz":
+        with gzip.open(file.path) as stream:
             yield from _read(stream)
     else:
-        with found.path.open("rb") as stream:
+        with file.path.open("rb") as stream:
             if os.fstat(stream.fileno()).st_size > most:
-                raise too_large(found)
+                raise too_large(file)
             yield from _read(stream)
 
 
@@ -200,15 +200,15 @@ def _read(stream: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
         yield piece
 
 
-def too_large(found: Found) -> DataError:
+def too_large(file: Found) -> DataError:
     """Return the error for a file that exceeds the limit :data:`MAX_FILE`."""
     most = limit(MAX_FILE) >> 20
     return DataError(
-        f"{found} exceeds the limit of {most} MiB after unpacking and parsing.\n"
+        f"{file} exceeds the limit of {most} MiB after unpacking and parsing.\n"
         f"  hint: if the file is meant to be that large, set {MAX_FILE}={4 * most} in the environment"
     )
 
 
-def no_memory(found: Found) -> DataError:
+def no_memory(file: Found) -> DataError:
     """Return the error for a file that does not fit into memory."""
-    return DataError(f"{found}: its content does not fit into memory.")
+    return DataError(f"{file}: its content does not fit into memory.")

@@ -22,14 +22,14 @@ _RECORD, _VALUE = 512, 32
 
 
 def read_records(
-    found: Found,
+    file: Found,
     fields: Iterable[str] | Mapping[str, Kind] = (),
     problem: Callable[[Record], str | None] | None = None,
 ) -> list[Record]:
     """Return the records of a file: JSON lines, a JSON list, CSV, or parquet.
 
     Args:
-        found: the file.
+        file: the file.
         fields: names of the fields that every record must have. If this is a mapping from names to kinds of values, the
             values are checked too, and the returned records contain only these fields.
         problem: an additional check: a function of a record that returns a description of what is wrong with it, or
@@ -40,7 +40,7 @@ def read_records(
             wrong kind, or fails the check `problem`.
     """
     records = []
-    for place, record in placed_records(found):
+    for place, record in placed_records(file):
         check_record(record, fields, place)
         if problem is not None and (reason := problem(record)):
             raise DataError(f"{place}: {reason}.")
@@ -48,7 +48,7 @@ def read_records(
     return records
 
 
-def placed_records(found: Found) -> Iterator[tuple[str, Record]]:
+def placed_records(file: Found) -> Iterator[tuple[str, Record]]:
     """Yield all records of a file, each with its place for error messages, as pairs ``(place, record)``.
 
     The place is a text: the file with the number of the line, or with the number of the record, counted from 0.
@@ -58,83 +58,83 @@ def placed_records(found: Found) -> Iterator[tuple[str, Record]]:
     """
     empty, most, total = True, limit(MAX_FILE), 0
     try:
-        for place, record in _numbered(found):
+        for place, record in _numbered(file):
             empty = False
             total += _RECORD
             if total > most:
-                raise too_large(found)
+                raise too_large(file)
             if not isinstance(record, dict):
                 raise DataError(f"{place}: expected a JSON object, not {type(record).__name__}.")
             yield place, record
     except MemoryError as error:
-        raise no_memory(found) from error
+        raise no_memory(file) from error
     if empty:
-        raise DataError(f"{found} contains no records.\n  hint: download the file again, or name another one")
+        raise DataError(f"{file} contains no records.\n  hint: download the file again, or name another one")
 
 
-def read_json(found: Found) -> Any:
+def read_json(file: Found) -> Any:
     """Return the content of a file that is one JSON value. Raises DataError if it is damaged, too large or not JSON."""
     try:
-        return _whole(found.content(), found)
+        return _whole(file.content(), file)
     except MemoryError as error:
-        raise no_memory(found) from error
+        raise no_memory(file) from error
 
 
-def read_text(found: Found) -> str:
+def read_text(file: Found) -> str:
     """Return the content of a text file.
 
     Raises:
         DataError: the file is damaged, too large, not UTF-8, or contains a NUL character, so that it must be binary.
     """
-    text = utf8(found.content(), str(found))
+    text = utf8(file.content(), str(file))
     if "\0" in text:
         raise DataError(
-            f"{found} is not a text file: character {text.index(chr(0))} is NUL.\n  hint: download the file again"
+            f"{file} is not a text file: character {text.index(chr(0))} is NUL.\n  hint: download the file again"
         )
     return text
 
 
-def _numbered(found: Found) -> Iterator[tuple[str, Any]]:
-    if found.more and found.ending != ".parquet":
-        for part in found.each():
+def _numbered(file: Found) -> Iterator[tuple[str, Any]]:
+    if file.more and file.ending != ".parquet":
+        for part in file.each():
             yield from _numbered(part)
         return
-    if found.ending == ".parquet":
-        values: Iterable[Any] = parquet_records(found)
-    elif found.ending == ".json" and (content := found.content()).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
-        values = _whole(content, found)
-    elif found.ending == ".csv":
-        yield from _csv(found)
+    if file.ending == ".parquet":
+        values: Iterable[Any] = parquet_records(file)
+    elif file.ending == ".json" and (content := file.content()).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
+        values = _whole(content, file)
+    elif file.ending == ".csv":
+        yield from _csv(file)
         return
     else:
-        for number, line in enumerate(_lines(found), start=1):
-            place = f"{found} line {number}"
+        for number, line in enumerate(_lines(file), start=1):
+            place = f"{file} line {number}"
             text = utf8(line, place)
             if text.strip():
                 yield place, _json(text, place)
         return
     for number, value in enumerate(values):
-        yield f"{found} record {number}", value
+        yield f"{file} record {number}", value
 
 
-def _lines(found: Found) -> Iterator[bytes]:
+def _lines(file: Found) -> Iterator[bytes]:
     """Yield the lines without their line feeds. Raises DataError if a line or their number exceeds its limit."""
     most, most_content = limit(MAX_LINE), limit(MAX_FILE)
     begun: list[bytes] = []
     size = number = 0
-    for piece in pieces(found):
+    for piece in pieces(file):
         for place, part in enumerate(piece.split(b"\n")):
             if place:
                 yield b"".join(begun)
                 number += 1
                 if number * _RECORD > most_content:  # blank lines take time
-                    raise too_large(found)
+                    raise too_large(file)
                 begun, size = [], 0
             begun.append(part)
             size += len(part)
             if size > most:
                 raise DataError(
-                    f"{found} line {number + 1}: the line exceeds the limit of {most >> 20} MiB.\n"
+                    f"{file} line {number + 1}: the line exceeds the limit of {most >> 20} MiB.\n"
                     f"  hint: if the line is meant to be that long, set {MAX_LINE}={4 * (most >> 20)} "
                     "in the environment"
                 )
@@ -151,29 +151,29 @@ def _json(text: str, place: str) -> Any:
         raise DataError(f"{place}: is not valid JSON ({error}).") from error
 
 
-def _whole(content: bytes, found: Found) -> Any:
+def _whole(content: bytes, file: Found) -> Any:
     """Parse content that is one JSON value. Raises DataError if it has more values than the limit allows."""
     if _VALUE * sum(map(content.count, (b",", b"[", b"{"))) > limit(MAX_FILE):
-        raise too_large(found)
-    return _json(utf8(content, str(found)), str(found))
+        raise too_large(file)
+    return _json(utf8(content, str(file)), str(file))
 
 
-def _csv(found: Found) -> Iterator[tuple[str, Record]]:
+def _csv(file: Found) -> Iterator[tuple[str, Record]]:
     """Yield each row with its place; the first line holds the names of the columns, and all values are texts."""
     before = csv.field_size_limit(limit(MAX_LINE))
     try:
-        reader = csv.reader(io.StringIO(utf8(found.content(), str(found)), newline=""), strict=True)
+        reader = csv.reader(io.StringIO(utf8(file.content(), str(file)), newline=""), strict=True)
         names = next(reader, [])
         if len(set(names)) < len(names) or not all(name.strip() for name in names):
-            raise DataError(f"{found} line 1: a column name occurs twice or is empty: {', '.join(map(repr, names))}.")
+            raise DataError(f"{file} line 1: a column name occurs twice or is empty: {', '.join(map(repr, names))}.")
         begin = reader.line_num + 1
         for row in reader:
-            place, begin = f"{found} line {begin}", reader.line_num + 1
+            place, begin = f"{file} line {begin}", reader.line_num + 1
             if row and len(row) != len(names):
                 raise DataError(f"{place}: the row has {len(row)} values for {len(names)} columns.")
             if row:
                 yield place, dict(zip(names, row, strict=True))
     except csv.Error as error:
-        raise DataError(f"{found} line {reader.line_num}: is not valid CSV ({error}).") from error
+        raise DataError(f"{file} line {reader.line_num}: is not valid CSV ({error}).") from error
     finally:
         csv.field_size_limit(before)

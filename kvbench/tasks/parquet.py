@@ -20,11 +20,11 @@ from kvbench.tasks.records import Record
 _ROWS = 16
 
 
-def parquet_records(found: Found) -> Iterator[Record]:
+def parquet_records(file: Found) -> Iterator[Record]:
     """Yield the rows of a parquet file, or of all shards of a split in order, as dicts.
 
     Args:
-        found: the file or shards, possibly gzipped or inside an archive.
+        file: the file or shards, possibly gzipped or inside an archive.
 
     Raises:
         DataError: the package `datasets` is not installed, a shard cannot be read, the shards have different columns,
@@ -35,13 +35,13 @@ def parquet_records(found: Found) -> Iterator[Record]:
         import pyarrow  # type: ignore[import-untyped]
         import pyarrow.dataset  # type: ignore[import-untyped]
     except ImportError as error:
-        raise DataError(f"{found}: reading parquet needs {error.name}.\n  hint: pip install datasets") from error
+        raise DataError(f"{file}: reading parquet needs {error.name}.\n  hint: pip install datasets") from error
     most, total = limit(MAX_FILE), 0
     try:
-        with tempfile.TemporaryDirectory() as folder, silenced(), _on_disk(found, Path(folder)) as files:
+        with tempfile.TemporaryDirectory() as folder, silenced(), _on_disk(file, Path(folder)) as files:
             stream = datasets.load_dataset(
                 "parquet",
-                data_files={"rows": [glob.escape(str(file)) for file in files]},
+                data_files={"rows": [glob.escape(str(path)) for path in files]},
                 split="rows",
                 streaming=True,
                 cache_dir=folder,
@@ -51,24 +51,24 @@ def parquet_records(found: Found) -> Iterator[Record]:
             for batch in stream.with_format("arrow").iter(batch_size=_ROWS):
                 total += batch.nbytes
                 if total > most:
-                    raise too_large(found)
+                    raise too_large(file)
                 yield from batch.to_pylist()
     except (*DAMAGE, pyarrow.ArrowException, TypeError, OverflowError) as error:
         if isinstance(error, MemoryError):
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{found} cannot be read: {reason}.\n  hint: download the file again") from error
+        raise DataError(f"{file} cannot be read: {reason}.\n  hint: download the file again") from error
 
 
 @contextmanager
-def _on_disk(found: Found, folder: Path) -> Iterator[list[Path]]:
+def _on_disk(file: Found, folder: Path) -> Iterator[list[Path]]:
     """Yield the paths of the shards; a member of an archive and a gzipped file are unpacked into `folder`.
 
     Raises:
         DataError: a file is missing or not regular, cannot be unpacked, or is larger than the limit.
     """
     files = []
-    for number, part in enumerate(found.each()):
+    for number, part in enumerate(file.each()):
         if part.member is None and part.path.suffix != ".gz":
             part.check()
             files.append(part.path.absolute())

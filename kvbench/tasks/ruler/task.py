@@ -254,10 +254,10 @@ class Ruler(TokenTask):
         """
         prompts, tokens = {}, {}
         for (name, length), (_, drafts) in self._drafts.items():
-            made = drafts[: self.limit]
-            if len(made) == self.limit:
-                prompts[f"{name}@{length}"] = checksum([draft.prompt for draft, _ in made])
-                tokens[f"{name}@{length}"] = sum(count for _, count in made) / len(made)
+            chosen = drafts[: self.limit]
+            if len(chosen) == self.limit:
+                prompts[f"{name}@{length}"] = checksum([draft.prompt for draft, _ in chosen])
+                tokens[f"{name}@{length}"] = sum(count for _, count in chosen) / len(chosen)
         return {
             "prompts_sha256": prompts,
             "tokens": tokens,

@@ -47,8 +47,8 @@ def essays(path: str | None, source: HubSource) -> str:
         DataError: the file is missing or damaged, or holds no words.
     """
     if path is None:
-        found = data.find(source, "train", None, "dataset ruler", remedy=_remedy("haystack", "TEXT_FILE"))
-        text = " ".join(str(record["text"]) for record in data.read_records(found, ("text",)))
+        file = data.find(source, "train", None, "dataset ruler", remedy=_remedy("haystack", "TEXT_FILE"))
+        text = " ".join(str(record["text"]) for record in data.read_records(file, ("text",)))
     else:
         place = _file(path, "dataset.haystack")
         text = data.read_text(Found(place))
@@ -107,13 +107,13 @@ def _squad_rows(path: str | None, source: HubSource) -> list[tuple[str, str, str
                     for paragraph in article["paragraphs"]
                     for question in paragraph["qas"]
                 ]
-        found = Found(place)
+        file = Found(place)
     else:
-        found = data.find(source, "validation", None, "dataset ruler", remedy=_remedy("squad", "dev-v2.0.json"))
+        file = data.find(source, "validation", None, "dataset ruler", remedy=_remedy("squad", "dev-v2.0.json"))
     fields = ("context", "title", "question", "answers")
     return [
         (record["context"], record["title"], record["question"], tuple(record["answers"]["text"]))
-        for record in data.read_records(found, fields)
+        for record in data.read_records(file, fields)
     ]
 
 
@@ -129,13 +129,13 @@ def hotpotqa(path: str | None, source: HubSource) -> tuple[list[str], list[Quest
         DataError: the file is missing or damaged.
     """
     if path is not None:
-        found = Found(_file(path, "dataset.hotpotqa"))
+        file = Found(_file(path, "dataset.hotpotqa"))
     else:
         remedy = _remedy("hotpotqa", "hotpot_dev_distractor_v1.json")
-        found = data.find(source, "validation", None, "dataset ruler", remedy=remedy)
+        file = data.find(source, "validation", None, "dataset ruler", remedy=remedy)
     rows: list[tuple[str, str, list[str]]] = []
     with _laid_out(path or str(source.hub_id), "HotpotQA's dev split (distractor)"):
-        for record in data.read_records(found, ("question", "answer", "context")):
+        for record in data.read_records(file, ("question", "answer", "context")):
             given = record["context"]
             parts = zip(given["title"], given["sentences"], strict=True) if isinstance(given, Mapping) else given
             own = [f"{title}\n{''.join(lines)}" for title, lines in parts]

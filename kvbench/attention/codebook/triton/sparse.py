@@ -100,15 +100,15 @@ def key_outliers(
     stand_in_ptr += cell * KEY_DIM
     segment = tl.arange(0, SEGMENTS)
     place = tl.arange(0, BLOCK)
-    each = tl.arange(0, EACH)
+    offset = tl.arange(0, EACH)
     for tile in tl.range(tl.program_id(0), tl.cdiv(count, 128), tl.num_programs(0), num_stages=1):
         start, length = entries_of(ends_ptr, sequence, head, heads, tile, blocks, count, BLOCK)
         added = ()
         for _ in tl.static_range(ROWS):
             added = added + (tl.zeros((SEGMENTS, BLOCK), tl.float32),)
         for done in tl.range(0, tl.max(length, 0), EACH, num_stages=1):
-            here = (done + each)[None, :] < length[:, None]
-            at = start[:, None] + (done + each)[None, :]
+            here = (done + offset)[None, :] < length[:, None]
+            at = start[:, None] + (done + offset)[None, :]
             entry = tl.load(indices_ptr + at, mask=here, other=0).to(tl.int32) & 0xFFFF
             x = tl.load(values_ptr + at, mask=here, other=0.0).to(tl.float32)
             token = tl.where(here, entry // WIDTH, 0)
@@ -223,7 +223,7 @@ def value_outliers(
         col = tl.arange(0, COLUMNS)
         d = tl.arange(0, VALUE_DIM)
         segment = tl.arange(0, SEGMENTS)
-        each = tl.arange(0, EACH)
+        offset = tl.arange(0, EACH)
         part = cell.to(tl.int64) * parts + index
         valid = col < ROWS
         top = tl.load(stat_ptr + part * (2 * BLOCK_ROWS) + col, mask=valid, other=0.0)
@@ -237,8 +237,8 @@ def value_outliers(
         for tile in tl.range(first, last, num_stages=1):
             start, length = entries_of(ends_ptr, sequence, head, heads, tile, blocks, count, BLOCK)
             for done in tl.range(0, tl.max(length, 0), EACH, num_stages=1):
-                here = (done + each)[None, :] < length[:, None]
-                at = start[:, None] + (done + each)[None, :]
+                here = (done + offset)[None, :] < length[:, None]
+                at = start[:, None] + (done + offset)[None, :]
                 entry = tl.load(indices_ptr + at, mask=here, other=0).to(tl.int32) & 0xFFFF
                 x = tl.load(values_ptr + at, mask=here, other=0.0).to(tl.float32)
                 channel = tl.where(here, entry % WIDTH - head * VALUE_DIM, 0)
