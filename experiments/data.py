@@ -101,10 +101,10 @@ def shortened(column: Column, plan: Plan, model: Model) -> str:
     """Return what differs in the lengths of a column's prompts from the paper's; empty if nothing does."""
     if column.data == POINTS:
         ours = scaled(column, plan, model)
-        theirs = column.prompts.get(model.preset, column.prompt)
-        if (ours.prompt, ours.new_tokens) == (theirs, column.new_tokens):
+        published = column.prompts.get(model.preset, column.prompt)
+        if (ours.prompt, ours.new_tokens) == (published, column.new_tokens):
             return ""
-        return f"{column.data} {ours.prompt} + {ours.new_tokens} tokens in place of {theirs} + {column.new_tokens}"
+        return f"{column.data} {ours.prompt} + {ours.new_tokens} tokens in place of {published} + {column.new_tokens}"
     texts = [f"dataset={column.data}", *column.options]
     fitted = _fitted(texts, column, plan, model)
     if fitted == texts:

@@ -81,27 +81,27 @@ def page(items: Sequence[Item], results: Path, expected: Mapping[str, Mapping[st
         "| item | of the paper | on one H200 with real weights | numbers here | claims |",
         "|:--|:--|:--|:--|:--|",
     ]
-    found = {item.id: scales(item, results) for item in items}
+    by_item = {item.id: scales(item, results) for item in items}
     for item in items:
-        measured = "; ".join(f"{one.title}: {one.numbers} of {len(one.content['cells'])}" for one in found[item.id])
+        measured = "; ".join(f"{one.title}: {one.numbers} of {len(one.content['cells'])}" for one in by_item[item.id])
         if isinstance(item, Computed) and item.compute.startswith("analytic:"):
             measured += " (computed, nothing measured)" if measured else ""
-        claims = "; ".join(f"{one.title}: {text}" for one in found[item.id] if (text := counted(one)))
+        claims = "; ".join(f"{one.title}: {text}" for one in by_item[item.id] if (text := counted(one)))
         time = needed(item, expected.get(item.id))
         name = f"[{item.id}](#{anchor(item)})"
         lines.append(f"| {name} | {item.number}: {item.title} | {time} | {measured or '-'} | {claims or '-'} |")
     for item in items:
-        lines += ["", f"### {item.id}", "", *section(item, found[item.id], results)]
+        lines += ["", f"### {item.id}", "", *section(item, by_item[item.id], results)]
     return "\n".join(lines)
 
 
-def section(item: Item, found: Sequence[Scale], results: Path) -> Iterator[str]:
+def section(item: Item, scales_: Sequence[Scale], results: Path) -> Iterator[str]:
     """Yield the lines of one item: command, tables, and claims with the numbers that decide them."""
     yield f"{item.number}: {item.title}. `python -m experiments {item.id}`"
-    if not found:
+    if not scales_:
         yield ""
         yield "Nothing was measured here."
-    for scale in found:
+    for scale in scales_:
         folder = scale.path.parent.relative_to(results)
         more = "".join(f", [{name}](../results/{folder}/{name})" for name in ("figure.png",) if _there(scale, name))
         yield ""

@@ -20,5 +20,5 @@ def rules() -> Iterator[Rule]:
     for page, lines in (("docs/speed.md", speculation.speeds(results)), ("README.md", speculation.brief(results))):
         for line in lines[2:]:
             label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-            values = [found[0] for cell in cells if (found := NUMBER.search(cell))]
+            values = [match[0] for cell in cells if (match := NUMBER.search(cell))]
             yield Row(page, speculation.BEGIN, label, values, SOURCE)

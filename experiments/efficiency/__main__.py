@@ -42,15 +42,15 @@ def main(argv: list[str] | None = None) -> int:
         status = bench([*GRIDS[args.run], "--out", str(args.out), "--name", args.run, *more])
         places.append(args.out / f"{args.run}.json")
     try:
-        found = read(places)
+        points = read(places)
     except (FileNotFoundError, KvbenchError) as error:
         print(f"error: {error}", file=sys.stderr)
         return status or 2
-    if not found:
+    if not points:
         print(f"error: there are no points in {', '.join(map(str, places))}", file=sys.stderr)
         return status or 2
     try:
-        print(fold(found, args.out))
+        print(fold(points, args.out))
     except OSError as error:
         print(
             f"error: {args.out} cannot be written: {error}\n  hint: name another folder with --out FOLDER",

@@ -52,8 +52,8 @@ def section(group: Sequence[Point]) -> str:
     rows = [reached(group, setting) for setting in dict.fromkeys(point.setting for point in group)]
     base = next((row for row in rows if row["setting"].split(" ")[0] == "fp16"), None)
     lines += [line(row, base) for row in rows]
-    said = [text for claim in CLAIMS for row in rows if (text := judged(claim, row, base))]
-    return "\n".join([*lines, "", *said, ""] if said else [*lines, ""])
+    judgements = [text for claim in CLAIMS for row in rows if (text := judged(claim, row, base))]
+    return "\n".join([*lines, "", *judgements, ""] if judgements else [*lines, ""])
 
 
 def reached(group: Sequence[Point], setting: str) -> Row:
@@ -99,8 +99,8 @@ def line(row: Row, base: Row | None) -> str:
         ratios = {figure: relative(figure, row, base) for figure in ("throughput", "batch", "tpot", "memory")}
 
     def beside(figure: str) -> str:
-        found = ratios.get(figure)
-        return "" if found is None else f", {1 + found[0]:.2f}x"
+        ratio = ratios.get(figure)
+        return "" if ratio is None else f", {1 + ratio[0]:.2f}x"
 
     if not row["points"]:
         return f"| {row['setting']} | none: {row['oom_batch']} did not fit |" + " - |" * 6
@@ -130,12 +130,12 @@ def judged(claim: Claim, row: Row, base: Row | None) -> str:
     """Return a claim with the measured change; empty where it is about another setting, or nothing was measured."""
     if base is None or row["setting"].split(":")[0].split(" ")[0] != claim.method:
         return ""
-    found = relative(claim.figure, row, base)
-    if found is None:
+    comparison = relative(claim.figure, row, base)
+    if comparison is None:
         return ""
-    change, batch = found
-    said = f"{claim.low:+.0%}" if claim.low == claim.high else f"{claim.low:+.0%} to {claim.high:+.0%}"
+    change, batch = comparison
+    claimed = f"{claim.low:+.0%}" if claim.low == claim.high else f"{claim.low:+.0%} to {claim.high:+.0%}"
     at = "" if batch is None else f" at batch {batch}"
     better = change > claim.high if claim.figure in ("throughput", "batch") else change < claim.low
     verdict = "better" if better else "as claimed" if claim.low <= change <= claim.high else "less"
-    return f"- {claim.where} claims {said} {claim.figure}; {row['setting']}: {change:+.0%}{at} ({verdict})"
+    return f"- {claim.where} claims {claimed} {claim.figure}; {row['setting']}: {change:+.0%}{at} ({verdict})"

@@ -23,7 +23,7 @@ def plot(points: Sequence[Point], out: Path) -> list[Path]:
     except ImportError:
         return []  # the numbers are in the table; the extra `plot` draws them
     matplotlib.use("Agg")
-    made = []
+    files = []
     for fixed, along in (("prompt", "batch"), ("batch", "prompt")):
         groups: dict[tuple[Any, ...], list[Point]] = {}
         for point in points:
@@ -31,8 +31,8 @@ def plot(points: Sequence[Point], out: Path) -> list[Path]:
             groups.setdefault(key, []).append(point)
         for key, group in groups.items():
             if len({getattr(point, along) for point in group}) > 1:
-                made += draw(group, fixed, along, key, out)
-    return made
+                files += draw(group, fixed, along, key, out)
+    return files
 
 
 def draw(group: Sequence[Point], fixed: str, along: str, key: tuple[Any, ...], out: Path) -> list[Path]:

@@ -120,17 +120,17 @@ def _folded(
     cells: list[Cell] = []
     numbers: Numbers = {}
     for model in models:
-        made = analyses[model.title]
+        analysis_ = analyses[model.title]
         for row, setting in rows.items():
             for heading, figure in columns.items():
                 paper = _published(item, plan, model, row, heading)
                 place = (model.title, row, heading.name)
-                if made.outcome is None:
-                    cells.append(Cell(model=place[0], row=row, column=place[2], paper=paper, reason=made.reason))
+                if analysis_.outcome is None:
+                    cells.append(Cell(model=place[0], row=row, column=place[2], paper=paper, reason=analysis_.reason))
                     continue
-                numbers[place] = figure(made.outcome, setting)
+                numbers[place] = figure(analysis_.outcome, setting)
                 base = numbers.get((model.title, options["base"], heading.name))
-                cells.append(_cell(place, numbers[place], base if row != options["base"] else None, paper, made))
+                cells.append(_cell(place, numbers[place], base if row != options["base"] else None, paper, analysis_))
     return Folded(
         headings=list(columns),
         rows=list(rows),
@@ -143,7 +143,7 @@ def _folded(
 
 
 def _cell(
-    place: tuple[str, str, str], own: np.ndarray, base: np.ndarray | None, paper: float | None, made: Analysis
+    place: tuple[str, str, str], own: np.ndarray, base: np.ndarray | None, paper: float | None, analysis_: Analysis
 ) -> Cell:
     ours, error = mean(own)
     gap, gap_error = (None, None) if base is None else mean(own - base)
@@ -157,7 +157,7 @@ def _cell(
         n=len(own),
         to_base=gap,
         to_base_stderr=_known(gap_error),
-        runs=(made.id,),
+        runs=(analysis_.id,),
     )
 
 

@@ -32,17 +32,17 @@ def density(item: Computed, plan: Plan) -> Folded:
     panels: list[dict[str, Any]] = []
     analyses = {}
     for model in plan.models_of(item):
-        made = analyses[model.title] = _analysis(item, plan, model)
-        if made.outcome is None:
-            cells += [Cell(model=model.title, row="spikes", column=h.name, reason=made.reason) for h in headings]
+        run = analyses[model.title] = _analysis(item, plan, model)
+        if run.outcome is None:
+            cells += [Cell(model=model.title, row="spikes", column=h.name, reason=run.reason) for h in headings]
             continue
-        spikes, visible, distances = _by_distance(made.outcome)
+        spikes, visible, distances = _by_distance(run.outcome)
         exponent, error = jackknifed(spikes, visible, distances)
         count = spikes.sum(1)
         near = 100 * spikes[:, distances < 128].sum(1) / np.maximum(count, 1e-9)
         figures = [(exponent, error), mean(count), mean(near)]
         cells += [
-            _cell(model, "spikes", heading, number, spread, len(spikes), made)
+            _cell(model, "spikes", heading, number, spread, len(spikes), run)
             for heading, (number, spread) in zip(headings, figures, strict=True)
         ]
         for text, bounds in (
@@ -51,7 +51,7 @@ def density(item: Computed, plan: Plan) -> Folded:
         ):
             known = None if math.isnan(error) else error
             verdicts.append(_verdict(text, model, exponent, known, len(spikes), *bounds))
-        panels += _density_panels(model, made.outcome, spikes, visible, distances, exponent)
+        panels += _density_panels(model, run.outcome, spikes, visible, distances, exponent)
     return Folded(
         headings=headings,
         rows=["spikes"],
@@ -76,18 +76,18 @@ def steps(item: Computed, plan: Plan) -> Folded:
     columns = (Column(name="mini", data="mini"),) if plan.data == "mini" else data
     for model in plan.models_of(item):
         for column in columns:
-            made = analysis(model, (column,), {}, plan, prompts=item.options["prompts"], steps=item.options["steps"])
-            analyses.append(made)
-            if made.outcome is None:
-                cells.append(Cell(model=model.title, row=column.name, column=heading.name, reason=made.reason))
+            run = analysis(model, (column,), {}, plan, prompts=item.options["prompts"], steps=item.options["steps"])
+            analyses.append(run)
+            if run.outcome is None:
+                cells.append(Cell(model=model.title, row=column.name, column=heading.name, reason=run.reason))
                 continue
-            shares = [shared(of_steps, highest, tokens) for of_steps, tokens in _positions(made.outcome, 2)]
+            shares = [shared(of_steps, highest, tokens) for of_steps, tokens in _positions(run.outcome, 2)]
             numbers = 100 * np.array(shares)
             figure = mean(numbers) if shares else (math.nan, math.nan)
-            cells.append(_cell(model, column.name, heading, *figure, len(numbers), made))
+            cells.append(_cell(model, column.name, heading, *figure, len(numbers), run))
             text = f"high positions change from step to step ({column.name}: fewer than {high:g} % are shared)"
             verdicts.append(judged(text, model.title, numbers, 0.0, -math.inf, high, unit="%"))
-            drawn.append(_step_panels(made.outcome, highest, f"{model.title}, {column.name}"))
+            drawn.append(_step_panels(run.outcome, highest, f"{model.title}, {column.name}"))
     across = max(1, min(2, len(drawn)))
     panels = [
         panel
@@ -118,18 +118,18 @@ def sinks(item: Computed, plan: Plan) -> Folded:
     boxes: dict[str, Any] = {}
     analyses = {}
     for model in plan.models_of(item):
-        made = analyses[model.title] = _analysis(item, plan, model)
-        if made.outcome is None:
-            cells += [Cell(model=model.title, row=name, column=heading.name, reason=made.reason) for name in names]
+        run = analyses[model.title] = _analysis(item, plan, model)
+        if run.outcome is None:
+            cells += [Cell(model=model.title, row=name, column=heading.name, reason=run.reason) for name in names]
             continue
-        mass = made.outcome.exact["mass"]  # [N, L, Hq, K]
-        near = mass[..., made.outcome.bins.newest(newest)].sum(-1)
+        mass = run.outcome.exact["mass"]  # [N, L, Hq, K]
+        near = mass[..., run.outcome.bins.newest(newest)].sum(-1)
         first = mass[..., :2].sum(-1)
         parts = [mass[..., 0], mass[..., 1], first, near, 1 - first - near]
         medians = {}
         for name, part in zip(names, parts, strict=True):
             medians[name] = np.median(part.reshape(len(part), -1), axis=1)
-            cells.append(_cell(model, name, heading, *mean(medians[name]), len(part), made))
+            cells.append(_cell(model, name, heading, *mean(medians[name]), len(part), run))
             label = name if len(plan.models_of(item)) == 1 else f"{model.title}\n{name}"
             boxes[label] = _rounded(part.mean(0).ravel())
         text = f"the sinks' median is greater than that of the newest {newest} tokens' sum"
@@ -270,12 +270,12 @@ def _stems(scores: np.ndarray) -> dict[str, Any]:
     return {"kind": "stems", "x": (seen + 2).tolist(), "y": _rounded(scores[seen])}
 
 
-def _cell(model: Model, row: str, heading: Heading, number: float, error: float, count: int, made: Analysis) -> Cell:
+def _cell(model: Model, row: str, heading: Heading, number: float, error: float, count: int, run: Analysis) -> Cell:
     place: dict[str, Any] = {"model": model.title, "row": row, "column": heading.name}
     if math.isnan(number):
-        return Cell(**place, reason="too few spikes, or too few decode steps, for this figure", runs=(made.id,))
+        return Cell(**place, reason="too few spikes, or too few decode steps, for this figure", runs=(run.id,))
     known = None if math.isnan(error) else error
-    return Cell(**place, ours=number, stderr=known, n=count, runs=(made.id,))
+    return Cell(**place, ours=number, stderr=known, n=count, runs=(run.id,))
 
 
 def _verdict(

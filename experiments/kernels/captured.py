@@ -70,12 +70,12 @@ def captured(
     lengths = torch.tensor([length], device=token.device)
     reason = graphs.refuses(model, cache, "always", count - 1, token.device)
     try:
-        made = None if reason else capture(model, cache, token, lengths, sampling, [], count - 1, compile)
+        graph = None if reason else capture(model, cache, token, lengths, sampling, [], count - 1, compile)
     except graphs.NotCaptured as error:
-        made, reason = None, str(error)
-    if made is None:
+        graph, reason = None, str(error)
+    if graph is None:
         return [], f"eager ({reason})"
-    graphs.decode(made, token, stopping, count)
+    graphs.decode(graph, token, stopping, count)
     return stopping.tokens[0], "graph"
 
 
@@ -90,19 +90,23 @@ def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, arguments: ar
     method = parse(METHODS[name]).load()
     ids, count = torch.tensor([prompt.ids], device=model.device), arguments.tokens
     spans = [prompt.span] if prompt.span else None
-    told = Prompts.from_batch(ids, None, context_spans=spans, queries=[prompt.query], decode=tokenizer.decode)
-    cache = method.new_cache(model, told, max_length=len(prompt.ids) + count)
+    prompts = Prompts.from_batch(ids, None, context_spans=spans, queries=[prompt.query], decode=tokenizer.decode)
+    cache = method.new_cache(model, prompts, max_length=len(prompt.ids) + count)
     length = len(prompt.ids)
     token = prefill(model, cache, ids, None).argmax(-1)
     row: dict[str, Any] = {"id": prompt.id, "method": name, "tokens": count, "prompt": length}
     cache.options = Options(kernels=arguments.kernels)
     twin = cache.clone()
-    found, row["how"] = captured(model, twin, token, length, count, False)
+    replayed, row["how"] = captured(model, twin, token, length, count, False)
     row["captured_path"], bill = twin.path, twin.bill().as_dict()
     if row["how"].startswith("graph"):
         twin = cache.clone()
         wanted, gaps = eager(model, twin, token, length, count)
-        row |= {"path": twin.path, "parted_at": parted(wanted, found), "same_bill": twin.bill().as_dict() == bill}
+        row |= {
+            "path": twin.path,
+            "parted_at": parted(wanted, replayed),
+            "same_bill": twin.bill().as_dict() == bill,
+        }
         others = (
             {"compiled": captured(model, cache.clone(), token, length, count, True)[0]} if arguments.compile else {}
         )

@@ -51,8 +51,8 @@ def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, count: int) -
     method = parse(METHODS[name]).load()
     ids = torch.tensor([prompt.ids], device=model.device)
     spans = [prompt.span] if prompt.span else None
-    told = Prompts.from_batch(ids, None, context_spans=spans, queries=[prompt.query], decode=tokenizer.decode)
-    cache = method.new_cache(model, told, max_length=len(prompt.ids) + count)
+    prompts = Prompts.from_batch(ids, None, context_spans=spans, queries=[prompt.query], decode=tokenizer.decode)
+    cache = method.new_cache(model, prompts, max_length=len(prompt.ids) + count)
     first = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].argmax(-1)[:, None]
     runs = {}
     for kernels in ("reference", "auto"):
@@ -66,8 +66,8 @@ def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, count: int) -
             gaps.append(float(two[0] - two[1]))
         runs[kernels] = (tokens, gaps, mine.path)
     method.detach(model)
-    (expected, gaps, _), (found, _, path) = runs["reference"], runs["auto"]
-    parted = next((i for i, (a, b) in enumerate(zip(expected, found, strict=True)) if a != b), None)
+    (expected, gaps, _), (kernel_tokens, _, path) = runs["reference"], runs["auto"]
+    parted = next((i for i, (a, b) in enumerate(zip(expected, kernel_tokens, strict=True)) if a != b), None)
     return {
         "id": prompt.id,
         "method": name,

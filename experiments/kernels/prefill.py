@@ -101,7 +101,7 @@ def attention(model: Model, count: int, device: torch.device, dtype: torch.dtype
         torch.randn(1, count, heads, model.channels, device=device, dtype=dtype).transpose(1, 2)
         for heads in (model.query_heads, model.heads, model.heads)
     )
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     work = 2 * count**2 * model.query_heads * model.channels  # of the lower triangle: two products
     contexts: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "auto": nullcontext,
@@ -117,11 +117,11 @@ def attention(model: Model, count: int, device: torch.device, dtype: torch.dtype
         try:
             with context():
                 with prefill.order(q, k, v, None, backend) as served:
-                    found[name] = measure(call, device, repeats)
-                found[name] |= {"served": served, "tflops": round(work / found[name]["ms"] / 1e9, 1)}
+                    measured[name] = measure(call, device, repeats)
+                measured[name] |= {"served": served, "tflops": round(work / measured[name]["ms"] / 1e9, 1)}
         except RuntimeError as error:
-            found[name] = {"refused": str(error).splitlines()[0]}
-    return found
+            measured[name] = {"refused": str(error).splitlines()[0]}
+    return measured
 
 
 def feed_forward(name: str, count: int, device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
@@ -129,11 +129,11 @@ def feed_forward(name: str, count: int, device: torch.device, dtype: torch.dtype
     hidden, inner = SIZES[name]
     block = Block(Mlp(hidden, inner, device, dtype))
     x = torch.randn(1, count, hidden, device=device, dtype=dtype)
-    found = {}
+    measured = {}
     for size in (None, 4096, slices.SLICE, 16384):
         with slices.sliced(block, count, size):  # type: ignore[arg-type]
-            found["whole" if size is None else str(size)] = measure(lambda: block.mlp(x), device, repeats)
-    return found
+            measured["whole" if size is None else str(size)] = measure(lambda: block.mlp(x), device, repeats)
+    return measured
 
 
 @torch.inference_mode()
@@ -161,9 +161,9 @@ def main() -> None:
                 for how, figures in row[part].items():  # type: ignore[union-attr]
                     print(f"{name} {count:>7} {part:<10}{how:<7} {figures}", flush=True)
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    found = {"device": device_name, "torch": torch.__version__, "dtype": "bfloat16", "rows": rows}
+    measured = {"device": device_name, "torch": torch.__version__, "dtype": "bfloat16", "rows": rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ _KEPT = (128, 192, 256)
 
 
 def _rows(name: str, setting: str) -> tuple[Row, ...]:
-    return tuple(Row(name=f"{name}, R {kept}", setting=setting.format(kept), series=name) for kept in _KEPT)
+    return tuple(Row(name=f"{name}, R {exact}", setting=setting.format(exact), series=name) for exact in _KEPT)
 
 
 ITEM = Grid(
@@ -43,12 +43,12 @@ ITEM = Grid(
     along=_RATIO.name,
     claims=tuple(
         Claim(
-            text=f"LogQuant is better than {other} with {kept} exact tokens",
-            first=f"LogQuant, R {kept}",
-            second=f"{other}, R {kept}",
+            text=f"LogQuant is better than {other} with {exact} exact tokens",
+            first=f"LogQuant, R {exact}",
+            second=f"{other}, R {exact}",
             column=_MEAN,
         )
-        for kept in _KEPT
+        for exact in _KEPT
         for other in ("KiVi", "KIVI")
     ),
     words=(

@@ -48,9 +48,9 @@ def held(offsets: Sequence[tuple[int, int]], chunks: Chunked, start: int, stop: 
 
 def places(sample: Sample) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Return the characters of the queried key and of its value, for each place that the question asks about."""
-    found = re.search(KEYS[sample.task], sample.query)
-    assert found is not None, sample.query
-    key = found.group(1)
+    match = re.search(KEYS[sample.task], sample.query)
+    assert match is not None, sample.query
+    key = match.group(1)
     spans = sample.meta["answer_spans"]
     if sample.task == "passkey":  # said twice in one record, with one key before the first
         spans = spans[:1]
@@ -81,7 +81,7 @@ def judge(sample: Sample, offsets: Sequence[tuple[int, int]], chunks: Chunked, w
 
 def measure(task: str, arguments: argparse.Namespace, tokenizer: Any, whole_words: bool) -> list[dict[str, float]]:
     """Return the figures of all samples of one task."""
-    found = []
+    figures = []
     for sample in Mini(tasks=(task,), lengths=(arguments.length,), limit=arguments.limit).samples():
         prompt = encode(sample, tokenizer)
         offsets = tokenizer(sample.prompt, return_offsets_mapping=True)["offset_mapping"]
@@ -89,8 +89,8 @@ def measure(task: str, arguments: argparse.Namespace, tokenizer: Any, whole_word
         size = arguments.chunk_size
         chunks = cut(prompt.ids, tokenizer.decode, size, prompt.context_span, sample.query, None, whole_words)
         scores = encoder(arguments.encoder).scores(chunks.query, chunks.texts)
-        found.append(judge(sample, offsets, chunks, by_threshold(scores, arguments.alpha, arguments.beta)))
-    return found
+        figures.append(judge(sample, offsets, chunks, by_threshold(scores, arguments.alpha, arguments.beta)))
+    return figures
 
 
 def markdown(results: Mapping[tuple[str, bool], Sequence[Mapping[str, float]]]) -> str:
@@ -130,11 +130,11 @@ def main() -> int:
         for task in arguments.tasks
         for whole_words in (True, False)
     }
-    said = (
+    note = (
         f"{arguments.encoder}, alpha {arguments.alpha}, beta {arguments.beta}, chunks of {arguments.chunk_size} tokens,"
         f" prompts of {arguments.length} tokens, n = {arguments.limit} a task; ± standard error over samples.\n"
     )
-    text = markdown(results) + "\n" + said
+    text = markdown(results) + "\n" + note
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(text, encoding="utf-8")
     print(text)

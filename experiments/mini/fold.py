@@ -38,18 +38,18 @@ def fold(
         configs: the composed configuration of each setting, by name: a run is found by its method and formats.
         pairs: names of settings whose difference is of interest.
     """
-    found = [row for setting in settings if (row := read(runs, setting, configs[setting.name]))]
-    most = max((len(row["samples"]) for row in found), default=0)
-    kept = [row for row in found if len(row["samples"]) >= ENOUGH * most]
-    shared = whole_tasks(set.intersection(*(set(row["samples"]) for row in kept)) if kept else set())
+    records = [row for setting in settings if (row := read(runs, setting, configs[setting.name]))]
+    most = max((len(row["samples"]) for row in records), default=0)
+    enough = [row for row in records if len(row["samples"]) >= ENOUGH * most]
+    shared = whole_tasks(set.intersection(*(set(row["samples"]) for row in enough)) if enough else set())
     if not shared:
         return f"{runs} does not contain a sample that all settings have done"
-    base = next((row for row in kept if row["name"] == "fp16"), None)
-    rows = [summarize(row, sorted(shared), base) for row in kept]
-    by_name = {row["name"]: row for row in found}
+    base = next((row for row in enough if row["name"] == "fp16"), None)
+    rows = [summarize(row, sorted(shared), base) for row in enough]
+    by_name = {row["name"]: row for row in records}
     compared = [less(by_name[a], by_name[b]) for a, b in pairs if a in by_name and b in by_name]
     compared = [pair for pair in compared if pair["mean"]["n"]]
-    missing = {row["name"]: len(row["samples"]) for row in found if row not in kept}
+    missing = {row["name"]: len(row["samples"]) for row in records if row not in enough}
     missing |= {setting.name: 0 for setting in settings if setting.name not in by_name}
     out.mkdir(parents=True, exist_ok=True)
     text = markdown(rows, compared, missing)

@@ -48,8 +48,8 @@ def markdown(rows: Sequence[Row], pairs: Sequence[Row] = (), missing: Mapping[st
         f"KV bytes: in use at the end of a sample, mean. {' and '.join(devices)}; {'; '.join(versions)}.",
     ]
     if missing:
-        said = ", ".join(f"{name} ({count} samples)" if count else name for name, count in missing.items())
-        lines += ["", f"Not run, or not far enough: {said}."]
+        unfinished = ", ".join(f"{name} ({count} samples)" if count else name for name, count in missing.items())
+        lines += ["", f"Not run, or not far enough: {unfinished}."]
     if pairs:
         lines += ["", *in_pairs(pairs)]
     return "\n".join(lines) + "\n"
@@ -63,7 +63,7 @@ def in_pairs(pairs: Sequence[Row]) -> list[str]:
         "|---|---|---|---|---|---|" + "---|" * len(keys),
     ]
     for pair in pairs:
-        whole, held = pair["mean"], pair["kv_bytes"]
+        whole, cache = pair["mean"], pair["kv_bytes"]
         cells = [points(pair["tasks"][key]) if key in pair["tasks"] else "-" for key in keys]
         shown = [
             f"{pair['first']} less {pair['second']}",
@@ -71,7 +71,7 @@ def in_pairs(pairs: Sequence[Row]) -> list[str]:
             points(whole),
             str(whole["n"]),
             points(pair["by_task"]) if pair["by_task"] else "-",
-            f"{held['first'] / 2**20:.2f}, {held['second'] / 2**20:.2f}",
+            f"{cache['first'] / 2**20:.2f}, {cache['second'] / 2**20:.2f}",
         ]
         lines.append(f"| {' | '.join([*shown, *cells])} |")
     note = (

@@ -36,10 +36,10 @@ def launch(layout: str, out: Path, processes: int, rest: list[str], limit_s: flo
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
         status = f"ended after {limit_s:.0f} s"
-    made: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    written: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     seconds = round(time.perf_counter() - began, 1)
     print(f"{layout}: status {status}, {seconds} s", flush=True)
-    return {**made, "status": status, "seconds": seconds}
+    return {**written, "status": status, "seconds": seconds}
 
 
 def parted(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
@@ -47,31 +47,31 @@ def parted(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
     left, right = one["tokens"], other["tokens"]
     for number, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
-            gaps = [each["gaps"][number] if number < len(each["gaps"]) else None for each in (one, other)]
+            gaps = [answer["gaps"][number] if number < len(answer["gaps"]) else None for answer in (one, other)]
             return {"at": number, "gaps": gaps}
     return None if len(left) == len(right) else {"at": min(len(left), len(right)), "gaps": []}
 
 
 def compared(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Compare answers with one GPU's by dtype, method and layout: where they first differ, and the sums of bytes."""
-    found: dict[str, Any] = {}
+    comparisons: dict[str, Any] = {}
     for part, methods in results["one"].items():
         if not part.startswith("tokens "):
             continue
         for name, one in methods.items():
-            for layout in [each for each in LAYOUTS[1:] if each in results]:
+            for layout in [name_ for name_ in LAYOUTS[1:] if name_ in results]:
                 other = results.get(layout, {}).get(part, {}).get(name)
                 if isinstance(one, str) or other is None or isinstance(other, str):
-                    found[f"{part}, {name}, {layout}"] = {"skipped": one if isinstance(one, str) else other}
+                    comparisons[f"{part}, {name}, {layout}"] = {"skipped": one if isinstance(one, str) else other}
                     continue
-                found[f"{part}, {name}, {layout}"] = {
+                comparisons[f"{part}, {name}, {layout}"] = {
                     "parted": [parted(a, b) for a, b in zip(one, other, strict=True)],
                     "same_bytes": all(
                         sum(a["kv_bytes"]) == sum(b["kv_bytes"]) for a, b in zip(one, other, strict=True)
                     ),
                     "path": sorted({answer["path"] for answer in other}),
                 }
-    return found
+    return comparisons
 
 
 def main() -> int:

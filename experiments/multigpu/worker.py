@@ -82,30 +82,32 @@ def loaded(name: str, layout: str, **changes: Any) -> LoadedModel:
 
 
 @torch.inference_mode()
-def answers(held: LoadedModel, prompt: Prompt, name: str, count: int) -> dict[str, Any]:
+def answers(loaded_: LoadedModel, prompt: Prompt, name: str, count: int) -> dict[str, Any]:
     """Return greedy tokens of one prompt, with the gap between the two best logits at each (a token per step)."""
     method = parse(EQUAL[name]).load()
-    ids = torch.tensor([prompt.ids], device=held.device)
+    ids = torch.tensor([prompt.ids], device=loaded_.device)
     spans = [prompt.span] if prompt.span else None
-    told = Prompts.from_batch(ids, None, context_spans=spans, queries=[prompt.query], decode=held.tokenizer.decode)
-    cache = method.new_cache(held.model, told, max_length=ids.shape[1] + count)
+    known_prompts = Prompts.from_batch(
+        ids, None, context_spans=spans, queries=[prompt.query], decode=loaded_.tokenizer.decode
+    )
+    cache = method.new_cache(loaded_.model, known_prompts, max_length=ids.shape[1] + count)
     gaps: list[float] = []
 
     def note(module: Any, inputs: Any, output: Any) -> None:
         two = output.logits[0, -1].float().topk(2).values
         gaps.append(float(two[0] - two[1]))
 
-    hook = held.model.register_forward_hook(note)
+    hook = loaded_.model.register_forward_hook(note)
     try:
-        made = generate(held.model, cache, ids, max_new_tokens=count, graphs="never")
+        generation = generate(loaded_.model, cache, ids, max_new_tokens=count, graphs="never")
     finally:
         hook.remove()
-        method.detach(held.model)
+        method.detach(loaded_.model)
     used = cache.bill().used.total
     team = current()
     return {
-        "tokens": made.tokens[0],
-        "gaps": [] if made.rounds else gaps,
+        "tokens": generation.tokens[0],
+        "gaps": [] if generation.rounds else gaps,
         "path": cache.path,
         "kv_bytes": team.exchange(used) if team else [used],
     }
@@ -113,37 +115,37 @@ def answers(held: LoadedModel, prompt: Prompt, name: str, count: int) -> dict[st
 
 def equality(record: Record, layout: str, dtype: str, names: list[str], count: int, prompts: int) -> None:
     """Record the tokens of the bundled model with every method."""
-    held = loaded("tiny", layout, dtype=dtype)
-    given = tasks(held.tokenizer, 1024, prompts)
+    loaded_ = loaded("tiny", layout, dtype=dtype)
+    given = tasks(loaded_.tokenizer, 1024, prompts)
     for name in names:
         try:
-            found: Any = [answers(held, prompt, name, count) for prompt in given]
+            answered: Any = [answers(loaded_, prompt, name, count) for prompt in given]
         except (KvbenchError, ImportError) as error:  # a package that this machine lacks
-            found = f"{type(error).__name__}: {error}"
-        record.add(f"tokens {dtype}", name, found)
+            answered = f"{type(error).__name__}: {error}"
+        record.add(f"tokens {dtype}", name, answered)
 
 
-def long(record: Record, layout: str, held: LoadedModel, name: str, graphs: Any, context: int, steps: int) -> None:
+def long(record: Record, layout: str, loaded_: LoadedModel, name: str, graphs: Any, context: int, steps: int) -> None:
     """Measure one method on a cache of `context` random tokens: bytes of every device, time per token."""
     free(layout)
-    devices = mine(held)
+    devices = mine(loaded_)
     weights = [torch.cuda.memory_allocated(device) for device in devices]
     method = parse(LONG[name]).load()
-    cache = method.new_cache(held.model, None, max_length=context + steps + 16)
+    cache = method.new_cache(loaded_.model, None, max_length=context + steps + 16)
     watch = Peaks(devices)
-    made = go_on(
-        held.model, cache, 1, context, max_new_tokens=steps, sampling=Sampling(), graphs=graphs, observer=watch
+    generation = go_on(
+        loaded_.model, cache, 1, context, max_new_tokens=steps, sampling=Sampling(), graphs=graphs, observer=watch
     )
-    path, stepping = cache.path, made.stepping
+    path, stepping = cache.path, generation.stepping
     bill = cache.bill()
-    method.detach(held.model)
-    tokens = [round.emitted[0] for round in made.rounds] or [1] * len(made.step_s)
-    each = [second / count for second, count in zip(made.step_s, tokens, strict=True)][2:]
+    method.detach(loaded_.model)
+    tokens = [round.emitted[0] for round in generation.rounds] or [1] * len(generation.step_s)
+    seconds = [second / count for second, count in zip(generation.step_s, tokens, strict=True)][2:]
     value = {
-        "tpot_ms": round(1e3 * sum(made.step_s[2:]) / max(sum(tokens[2:]), 1), 3),
-        "step_ms": round(1e3 * median(made.step_s[2:]), 3),
-        "worst_ms": round(1e3 * max(each), 3),
-        "tokens_a_round": round(sum(tokens) / len(tokens), 2) if made.rounds else None,
+        "tpot_ms": round(1e3 * sum(generation.step_s[2:]) / max(sum(tokens[2:]), 1), 3),
+        "step_ms": round(1e3 * median(generation.step_s[2:]), 3),
+        "worst_ms": round(1e3 * max(seconds), 3),
+        "tokens_a_round": round(sum(tokens) / len(tokens), 2) if generation.rounds else None,
         "stepping": stepping,
         "path": path,
         "devices": [str(device) for device in devices],
@@ -157,7 +159,7 @@ def long(record: Record, layout: str, held: LoadedModel, name: str, graphs: Any,
     if team is not None:
         everyone = team.exchange(value) or []
         for key in ("devices", "weights", "decode_peak", "kv_used", "kv_reserved"):
-            value[key] = [number for theirs in everyone for number in theirs[key]]
+            value[key] = [number for record_ in everyone for number in record_[key]]
     record.add(f"{context} tokens", f"{name}, graphs={graphs}", value)
 
 
@@ -179,9 +181,9 @@ class Peaks:
             torch.cuda.reset_peak_memory_stats(device)
 
 
-def mine(held: LoadedModel) -> list[torch.device]:
+def mine(loaded_: LoadedModel) -> list[torch.device]:
     """Return the devices of this process that hold a part of the model."""
-    return sorted({parameter.device for parameter in held.model.parameters()}, key=str)
+    return sorted({parameter.device for parameter in loaded_.model.parameters()}, key=str)
 
 
 def free(layout: str) -> None:
@@ -215,10 +217,14 @@ def main() -> None:
     for dtype in args.dtypes[:1]:
         equality(record, args.layout, dtype, args.methods, args.tokens, args.prompts)
     if args.context:
-        held = loaded(
+        loaded_ = loaded(
             args.model, args.layout, weights="random", dtype="bfloat16", max_length=args.context + args.steps + 16
         )
-        record.add("model", args.model, {"layout": held.layout, "devices": held.devices, "parameters": held.parameters})
+        record.add(
+            "model",
+            args.model,
+            {"layout": loaded_.layout, "devices": loaded_.devices, "parameters": loaded_.parameters},
+        )
         for graphs in GRAPHS[args.layout]:
             if graphs != "never":
                 more(record, args)
@@ -226,7 +232,7 @@ def main() -> None:
                 # a captured step is not made for few tokens by itself
                 count = args.steps if graphs == "never" else max(args.steps, 72)
                 try:
-                    long(record, args.layout, held, name, graphs, args.context, count)
+                    long(record, args.layout, loaded_, name, graphs, args.context, count)
                 except torch.OutOfMemoryError as error:
                     if current() is not None:
                         raise

@@ -95,7 +95,7 @@ def point(prompt: int, batch: int, tpot_s: float, kv: int, *, fits: bool = True)
     }
 
 
-def metrics(run_id: str, made: dict[str, Any], rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+def metrics(run_id: str, settings: dict[str, Any], rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     """Return the content of a `metrics.json` for some rows; `more` replaces keys."""
     scores = aggregate.scores(rows, {entry["id"]: {**entry, "scores": {"score": 1.0}} for entry in rows})
     timings = aggregate.timings(rows)
@@ -104,13 +104,13 @@ def metrics(run_id: str, made: dict[str, Any], rows: list[dict[str, Any]], **mor
         "schema_version": 3,
         "run_id": run_id,
         "status": "ok",
-        "label": short_name(made),
+        "label": short_name(settings),
         "config": {
-            "model": made["model"]["name"],
-            "method": {key: value for key, value in made["method"].items() if str(value) not in ("nan", "inf")},
-            "quantizer": made["quantizer"]["name"],
-            "dataset": made["dataset"]["name"],
-            "decoding": made["decoding"],
+            "model": settings["model"]["name"],
+            "method": {key: value for key, value in settings["method"].items() if str(value) not in ("nan", "inf")},
+            "quantizer": settings["quantizer"]["name"],
+            "dataset": settings["dataset"]["name"],
+            "decoding": settings["decoding"],
             "seed": 0,
         },
         "samples": {"requested": len(rows), "done": len(rows)},
@@ -141,14 +141,14 @@ def write(folder: Path, number: int, method: str = "kivi", /, **more: Any) -> Ru
             configuration); ``unfinished`` leaves out `metrics.json`; all others replace keys of it.
     """
     rows = more.pop("rows", [row(index, 1.0 if index else 0.5) for index in range(3)])
-    made = config(method, **more.pop("groups", {}))
+    settings = config(method, **more.pop("groups", {}))
     unfinished = more.pop("unfinished", False)
     store = RunStore(folder, run_id(number, more.pop("setting", 0)))
     store.path.mkdir(parents=True)
-    store.start(made)
+    store.start(settings)
     store.samples_path.write_bytes(b"".join(encode(entry) for entry in rows))
     if not unfinished:
-        store.write_metrics(metrics(store.run_id, made, rows, **more))
+        store.write_metrics(metrics(store.run_id, settings, rows, **more))
     return store
 
 

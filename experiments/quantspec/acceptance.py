@@ -84,10 +84,10 @@ class Setup:
         assert speculation is not None
         prepare(self.model, speculation)
         ids = torch.tensor([prompt.ids], device=self.device)
-        told = Prompts.from_batch(
+        prompts = Prompts.from_batch(
             ids, context_spans=[prompt.span], queries=[prompt.query], decode=self.tokenizer.decode
         )
-        cache = method.new_cache(self.model, told, max_length=ids.shape[1] + tokens)
+        cache = method.new_cache(self.model, prompts, max_length=ids.shape[1] + tokens)
         logits = prefill(self.model, cache, ids, None)
         records = []
         for gamma in gammas:

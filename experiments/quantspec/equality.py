@@ -47,8 +47,8 @@ class Setup:
     def __init__(self, device: str, group: int, weights: Weights) -> None:
         from kvbench.config.run_config import RuntimeConfig
 
-        found = ModelConfig(name="tiny", path="kvbench:tiny", dtype="float32", max_length=4096)
-        loaded: Any = load(found, RuntimeConfig(device=device))
+        config = ModelConfig(name="tiny", path="kvbench:tiny", dtype="float32", max_length=4096)
+        loaded: Any = load(config, RuntimeConfig(device=device))
         self.model, self.tokenizer, self.device = loaded.model, loaded.tokenizer, loaded.device
         form = {"bits": 8, "kind": "hierarchical"}
         key = {**form, "group_size": group, "axis": "channel"}
@@ -67,12 +67,12 @@ class Setup:
 
 def flushes(rounds: Sequence[Round], prompt: int, group: int, border: int) -> tuple[int, ...]:
     """Return the points at which a run settled and flushed something."""
-    packed, found = border, []
-    for each in rounds:
-        while each.settled[0] - packed >= 2 * group:
+    packed, points = border, []
+    for round_ in rounds:
+        while round_.settled[0] - packed >= 2 * group:
             packed += group
-            found.append(each.settled[0])
-    return tuple(found)
+            points.append(round_.settled[0])
+    return tuple(points)
 
 
 def compare(setup: Setup, prompt: Prompt, gammas: Sequence[int], tokens: int) -> list[dict[str, Any]]:
@@ -85,13 +85,13 @@ def compare(setup: Setup, prompt: Prompt, gammas: Sequence[int], tokens: int) ->
     replayed: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
     records = []
     for gamma in gammas:
-        found, rounds = setup.speculate(cache.clone(), first, gamma, tokens)
+        generated, rounds = setup.speculate(cache.clone(), first, gamma, tokens)
         points = flushes(rounds, ids.shape[1], setup.group, border)
         if points not in replayed:
             fresh = setup.method.new_cache(setup.model, max_length=ids.shape[1] + tokens)
             replayed[points] = replay(setup.model, fresh, ids, set(points), tokens)
         alone, gaps = replayed[points]
-        differs = next((i for i, (a, b) in enumerate(zip(found, alone, strict=True)) if a != b), None)
+        differs = next((i for i, (a, b) in enumerate(zip(generated, alone, strict=True)) if a != b), None)
         records.append(
             {
                 "prompt": prompt.id,

@@ -48,39 +48,39 @@ def books(tokenizer: Any, length: int, count: int, folder: str | None = None) ->
         for text in documents
     ]
     start = SKIP if folder else 0
-    found: list[Prompt] = []
+    prompts: list[Prompt] = []
     turn = 0
-    while len(found) < count:
-        before = len(found)
+    while len(prompts) < count:
+        before = len(prompts)
         for name, ids in zip(names, encoded, strict=True):
             first = start + turn * length
             part = ids[first : first + length - 1]
-            if len(part) == length - 1 and len(found) < count:
+            if len(part) == length - 1 and len(prompts) < count:
                 whole = (
                     (tokenizer.bos_token_id, *part) if tokenizer.bos_token_id is not None else (ids[first - 1], *part)
                 )
-                found.append(Prompt(f"{name or 'python'}@{length}/{turn}", whole, None, "", stop=False))
-        if len(found) == before:
+                prompts.append(Prompt(f"{name or 'python'}@{length}/{turn}", whole, None, "", stop=False))
+        if len(prompts) == before:
             raise SystemExit(
-                f"the texts are long enough for {len(found)} prompts of {length} tokens, but {count} are needed"
+                f"the texts are long enough for {len(prompts)} prompts of {length} tokens, but {count} are needed"
             )
         turn += 1
-    return found
+    return prompts
 
 
 def tasks(tokenizer: Any, length: int, count: int, names: tuple[str, ...] = TASKS) -> list[Prompt]:
     """Return `count` prompts of mini's tasks in turn, of nominally `length` tokens."""
-    made = Mini(tasks=names, lengths=(length,), limit=-(-count // len(names)))
-    found = []
-    for index in range(made.limit):
-        for name in names[: count - len(found)]:
-            sample = made.sample(name, length, index)
+    mini = Mini(tasks=names, lengths=(length,), limit=-(-count // len(names)))
+    prompts = []
+    for index in range(mini.limit):
+        for name in names[: count - len(prompts)]:
+            sample = mini.sample(name, length, index)
             ids = tokenizer(sample.prompt)["input_ids"]
             begin, end = sample.context_span
             before = len(tokenizer(sample.prompt[:begin])["input_ids"])
             span = (before, len(tokenizer(sample.prompt[:end])["input_ids"]))
-            found.append(Prompt(sample.id, tuple(ids), span, sample.query, stop=True))
-    return found
+            prompts.append(Prompt(sample.id, tuple(ids), span, sample.query, stop=True))
+    return prompts
 
 
 def default_folder() -> str | None:

@@ -52,13 +52,13 @@ HEAD = (
 
 def by_cell(records: Sequence[Record], drafts: Sequence[str]) -> list[dict[str, Any]]:
     """Return one entry per draft and gamma: rate, error, tokens per round, the first draft's paired difference."""
-    found = {}
+    by_draft = {}
     for record in records:
-        found.setdefault((record["draft"], record["gamma"]), {})[record["prompt"]] = record
+        by_draft.setdefault((record["draft"], record["gamma"]), {})[record["prompt"]] = record
     cells = []
     for draft in drafts:
-        for gamma in sorted({g for d, g in found if d == draft}):
-            mine, first = found[draft, gamma], found.get((drafts[0], gamma), {})
+        for gamma in sorted({g for d, g in by_draft if d == draft}):
+            mine, first = by_draft[draft, gamma], by_draft.get((drafts[0], gamma), {})
             accepted, drafted = ([r[key] for r in mine.values()] for key in ("accepted", "drafted"))
             pairs = [rate(first[p]) - rate(mine[p]) for p in mine if p in first] if draft != drafts[0] else []
             cells.append(

@@ -32,13 +32,13 @@ def files(folder: Path) -> list[Path]:
     Raises:
         DataError: the folder is missing or has no text file.
     """
-    found = sorted(p for p in folder.glob("*.txt*") if p.suffix in _OPEN) if folder.is_dir() else []
-    if not found:
+    paths = sorted(p for p in folder.glob("*.txt*") if p.suffix in _OPEN) if folder.is_dir() else []
+    if not paths:
         raise DataError(
             f"{folder} does not contain *.txt, *.txt.gz or *.txt.xz files.\n  hint: set corpus.path to "
             "a folder of text files"
         )
-    return found
+    return paths
 
 
 def documents(path: Path) -> Iterator[str]:

@@ -55,7 +55,7 @@ def forced(model: Any, tokenizer: Any, rows: Sequence[Row], tokens: int = 65536)
         for each row: whether every token is the first choice, the sum of their NLL in nats, their number.
     """
     encoded = [(tokenizer(p)["input_ids"], tokenizer(a, add_special_tokens=False)["input_ids"]) for p, a in rows]
-    found: list[tuple[bool, float, int]] = []
+    scores: list[tuple[bool, float, int]] = []
     size = max(1, tokens // max(len(p) + len(a) for p, a in encoded))
     for start in range(0, len(encoded), size):
         batch = encoded[start : start + size]
@@ -67,15 +67,15 @@ def forced(model: Any, tokenizer: Any, rows: Sequence[Row], tokens: int = 65536)
             logits = model.lm_head(hidden[row, len(prompt) - 1 : len(prompt) - 1 + len(answer)]).float()
             wanted = torch.tensor(answer, device=model.device)
             nll = torch.nn.functional.cross_entropy(logits, wanted, reduction="sum")
-            found.append((bool((logits.argmax(-1) == wanted).all()), float(nll), len(answer)))
-    return found
+            scores.append((bool((logits.argmax(-1) == wanted).all()), float(nll), len(answer)))
+    return scores
 
 
 @torch.inference_mode()
 def greedy(model: Any, tokenizer: Any, samples: Sequence[Sample], size: int = 25) -> list[str]:
     """Return greedy answers up to the first line break."""
     tokenizer.padding_side = "left"
-    found: list[str] = []
+    answers: list[str] = []
     newline = tokenizer("\n", add_special_tokens=False)["input_ids"][0]
     for start in range(0, len(samples), size):
         batch = samples[start : start + size]
@@ -89,8 +89,8 @@ def greedy(model: Any, tokenizer: Any, samples: Sequence[Sample], size: int = 25
             pad_token_id=tokenizer.pad_token_id,
         )
         new = out[:, encoded["input_ids"].shape[1] :]
-        found += [text.split("\n")[0] for text in tokenizer.batch_decode(new, skip_special_tokens=True)]
-    return found
+        answers += [text.split("\n")[0] for text in tokenizer.batch_decode(new, skip_special_tokens=True)]
+    return answers
 
 
 def mean(values: Sequence[float]) -> dict[str, Any]:
@@ -118,8 +118,8 @@ def cell(model: Any, tokenizer: Any, task: Mini, samples: Sequence[Sample], gene
     if len(rows[0]) > 1:
         entry["all"] = mean(everything)
     if generate:
-        said = greedy(model, tokenizer, samples)
-        scores = [task.score(sample, text)["score"] for sample, text in zip(samples, said, strict=True)]
+        answers = greedy(model, tokenizer, samples)
+        scores = [task.score(sample, text)["score"] for sample, text in zip(samples, answers, strict=True)]
         entry = {**entry, **mean(scores), "how": "greedy", "exact": mean(exact)}
     return entry
 

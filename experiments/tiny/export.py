@@ -17,7 +17,7 @@ from experiments.tiny.mix import BOS, EOS
 def state_dict(shape: ModelShape, weights: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the parameters under transformers' names, joined matrices split, the tied head left out."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    found = {"model.embed_tokens.weight": weights["embedding"], "model.norm.weight": weights["norm"]}
+    tensors = {"model.embed_tokens.weight": weights["embedding"], "model.norm.weight": weights["norm"]}
     for i in range(shape.layers):
         own = {name.removeprefix(f"layers.{i}."): w for name, w in weights.items() if name.startswith(f"layers.{i}.")}
         query, key, value = own["qkv"].split([q, kv, kv])
@@ -33,8 +33,8 @@ def state_dict(shape: ModelShape, weights: dict[str, Tensor], dtype: torch.dtype
             "mlp.up_proj": up,
             "mlp.down_proj": own["down"],
         }.items():
-            found[f"model.layers.{i}.{name}.weight"] = weight
-    return {name: w.detach().to("cpu", dtype).contiguous().clone() for name, w in found.items()}
+            tensors[f"model.layers.{i}.{name}.weight"] = weight
+    return {name: w.detach().to("cpu", dtype).contiguous().clone() for name, w in tensors.items()}
 
 
 def config(shape: ModelShape, dtype: torch.dtype) -> dict[str, object]:

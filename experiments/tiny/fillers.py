@@ -64,7 +64,7 @@ class CorpusFiller:
         self._library, self._rng = library, rng
 
     def _slices(self, budget: int) -> list[np.ndarray]:
-        library, found, misses = self._library, [], 0
+        library, slices, misses = self._library, [], 0
         borders = library.sentences
         at = self._rng.below(len(borders) - 1)
         while budget > SLACK and misses < 64:
@@ -77,9 +77,9 @@ class CorpusFiller:
                 if len(part) > budget:  # near the end a shorter sentence may be anywhere
                     at = self._rng.below(len(borders) - 1)
                 continue
-            found.append(part)
+            slices.append(part)
             budget -= len(part)
-        return found
+        return slices
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
         """As :class:`kvbench.tasks.mini.filler.Filler`; the pieces have ids and no text."""
@@ -94,13 +94,13 @@ class CorpusFiller:
             starts.append("\n" + " ".join(library.text(part[:cut]).split()))
             rests.append(part[cut:].tolist())
         openings = [ids + rest for ids, rest in zip(library.encode(starts), rests, strict=True)] if starts else []
-        found = []
+        pieces = []
         for i, opening in enumerate(openings):
             others = parts[i * sentences + 1 : (i + 1) * sentences]
-            found.append([Piece("", opening)] + [Piece("", part.tolist()) for part in others])
-        while found and sum(len(p.ids) for paragraph in found for p in paragraph) > budget:
-            found.pop()
-        return found
+            pieces.append([Piece("", opening)] + [Piece("", part.tolist()) for part in others])
+        while pieces and sum(len(p.ids) for paragraph in pieces for p in paragraph) > budget:
+            pieces.pop()
+        return pieces
 
 
 class CorpusCodeFiller:
@@ -116,7 +116,7 @@ class CorpusCodeFiller:
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
         """As :class:`kvbench.tasks.mini.filler.Filler`, in stretches of about 40 tokens a sentence, without text."""
-        library, found = self._library, []
+        library, pieces = self._library, []
         borders = library.lines
         at, misses = self._rng.below(len(borders) - 1), 0
         while budget > SLACK and misses < 64:
@@ -127,10 +127,10 @@ class CorpusCodeFiller:
                 misses += 1
                 at = self._rng.below(len(borders) - 1)
                 continue
-            found.append([Piece("", part.tolist())])
+            pieces.append([Piece("", part.tolist())])
             budget -= len(part)
             at = end if end < len(borders) - 1 else 0
-        return found
+        return pieces
 
 
 class CorpusWriter:

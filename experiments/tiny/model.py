@@ -133,9 +133,9 @@ class Network(nn.Module):
     def losses(self, ids: Tensor) -> Tensor:
         """Return the cross entropy [B, T] of predicting the next token; the last of a row predicts nothing (0)."""
         targets = torch.roll(ids, -1, 1)
-        found = self._losses(self.hidden(ids), self.norm, self.embedding, targets.flatten(), self.shape.eps)
-        found = found.view(ids.shape)
-        return torch.cat([found[:, :-1], torch.zeros_like(found[:, :1])], 1)
+        nll = self._losses(self.hidden(ids), self.norm, self.embedding, targets.flatten(), self.shape.eps)
+        nll = nll.view(ids.shape)
+        return torch.cat([nll[:, :-1], torch.zeros_like(nll[:, :1])], 1)
 
     def logits(self, ids: Tensor) -> Tensor:
         """Return logits [B, T, V] in fp32."""

@@ -47,8 +47,8 @@ def kivi(bits: int, key_axis: str = "channel") -> Change:
 
     def change(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         n = keys.shape[2]
-        kept = n % RESIDUAL if key_axis == "channel" else min(n, RESIDUAL)
-        return front(keys, n - kept, for_keys), front(values, n - RESIDUAL, for_values)
+        exact = n % RESIDUAL if key_axis == "channel" else min(n, RESIDUAL)
+        return front(keys, n - exact, for_keys), front(values, n - RESIDUAL, for_values)
 
     return change
 
@@ -82,7 +82,7 @@ def answers(model: Any, tokenizer: Any, prompt: str, target: str) -> dict[str, t
     answer = tokenizer(target, add_special_tokens=False, return_tensors="pt")["input_ids"].to(model.device)
     out = model(ids, use_cache=True, logits_to_keep=1)
     layers = [(layer.keys, layer.values) for layer in out.past_key_values.layers]
-    found = {}
+    scores = {}
     for name, change in VARIANTS.items():
         cache = DynamicCache()
         for index, (keys, values) in enumerate(layers):
@@ -90,8 +90,8 @@ def answers(model: Any, tokenizer: Any, prompt: str, target: str) -> dict[str, t
         rest = model(answer[:, :-1], past_key_values=cache).logits[0]
         logits = torch.cat([out.logits[0], rest]).float()
         nll = torch.nn.functional.cross_entropy(logits, answer[0], reduction="sum")
-        found[name] = (bool((logits.argmax(-1) == answer[0]).all()), float(nll), answer.shape[1])
-    return found
+        scores[name] = (bool((logits.argmax(-1) == answer[0]).all()), float(nll), answer.shape[1])
+    return scores
 
 
 def summary(results: list[dict[str, tuple[bool, float, int]]]) -> dict[str, Any]:

@@ -86,9 +86,9 @@ class Trainer:
         # codes say what predicting a token is worth; the losses stand one place earlier
         codes = torch.cat([codes[:, 1:], torch.zeros_like(codes[:, :1])], 1)
         weights = self.weights[codes.long()]
-        found = self.network.losses(ids.long())
+        losses = self.network.losses(ids.long())
         total = weights.sum()
-        loss = (found * weights).sum() / total
+        loss = (losses * weights).sum() / total
         rate = rate_at(self.config.optimizer, self.step, self.progress)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -98,7 +98,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self.tokens += ids.numel()
-        plain, answers, text = found.detach(), codes == ANSWER, codes == TEXT
+        plain, answers, text = losses.detach(), codes == ANSWER, codes == TEXT
         return torch.stack(
             [loss.detach() * total, total, (plain * answers).sum(), answers.sum(), (plain * text).sum(), text.sum()]
         )
