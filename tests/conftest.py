@@ -1,4 +1,4 @@
-"""Set-up of all tests: Triton's interpreter where there is no GPU, bytecode on disk, a quick garbage collector."""
+"""Set-up of all tests: Triton's interpreter on machines without a GPU, bytecode on disk, a quick garbage collector."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""Which kernel serves a step, and that a served step is the reference path's."""
+"""Choice of the kernel that serves a step; its output equals the reference path's."""
 
 import sys
 from contextlib import nullcontext
@@ -63,7 +63,7 @@ def test_no_kernel_is_asked_on_a_cpu():
 
 
 class Layer:
-    """What :func:`fused.plain` asks of a layer."""
+    """The attributes of a layer that :func:`fused.plain` reads."""
 
     def __init__(self, starts, seen):
         self.batch, self.seen, self.progress = len(starts), seen, Progress()

@@ -59,7 +59,7 @@ def model(request):
 @pytest.mark.parametrize("rows", [slice(1, 2), slice(0, 3)], ids=["alone", "padded batch"])
 @pytest.mark.parametrize("chunk", [None, 90, 33])
 def test_fp16_gives_stocks_logits(model, rows, chunk, monkeypatch):
-    """Prompt at once and in chunks, single tokens and several at once, beside a layer with a sliding window."""
+    """Prompt at once and in chunks, single tokens and several at once; another layer has a sliding window."""
     ids, mask = (x[rows] for x in zoo.padded_batch(LENGTHS))
     pieces = [100, 1, 1, 4, 1, 13]
     stock = fed(model, DynamicCache(config=model.config), ids, mask, pieces)
@@ -420,7 +420,7 @@ def test_probabilities_of_a_row_sum_to_what_its_sink_leaves():
 @pytest.mark.parametrize("logits", [Logits(2.0), Logits(None, SINKS), Logits(2.0, SINKS)])
 @pytest.mark.parametrize("said", [True, False])
 def test_attention_in_both_directions_stays_so(said, logits, monkeypatch):
-    """A module, or a call, that is not causal sees all tokens where there is no mask."""
+    """Without a mask, a module or a call that is not causal sees all tokens."""
     monkeypatch.setitem(capped.SCORES, "cpu", 100)
     generator = torch.Generator().manual_seed(2)
     q, k, v = (torch.randn(1, heads, 11, 16, generator=generator) for heads in (4, 2, 2))

@@ -1,4 +1,4 @@
-"""What kernels are told about a layer, and what no kernel is to be told."""
+"""Phases: the description of a layer that kernels get, and layers that no kernel serves."""
 
 from types import SimpleNamespace
 
@@ -66,7 +66,7 @@ def test_exact_tokens_in_half_precision_alone(dtype, said):
 
 
 def stub(keys, values):
-    """What :func:`lines` asks of a layer of one row."""
+    """The attributes of a layer of one row that :func:`lines` reads."""
     stores = Store(keys), Store(values)
     return SimpleNamespace(batch=1, stores=lambda: stores, pairs=set(), window=None, rope=None)
 
@@ -79,7 +79,7 @@ def exact(tokens, start=0):
 
 
 def test_packed_keys_and_values_that_share_no_tiles_are_refused():
-    """Two packed segments of keys beside one of values: the second begins in the middle of a tile of the values."""
+    """Two packed segments of keys over one of values: the second begins in the middle of a tile of the values."""
 
     def make(side, tokens):
         return segment(AffineQuantizer(4, 32, "channel" if side == "key" else "token"), side, 128, tokens)

@@ -30,7 +30,7 @@ def inputs(batch: int = 1, count: int = 12, width: int = 12, value_dim: int = 16
 
 
 def request(**changes: Any) -> dict[str, Any]:
-    """What a model asks transformers' mask interface for: the mask of a whole padded prompt."""
+    """Return the mask of a whole padded prompt, as a model requests it from transformers' mask interface."""
     return {
         "q_length": 8,
         "kv_length": 8,
@@ -88,7 +88,7 @@ def test_rows_of_a_padded_batch_are_causal_over_their_own_tokens() -> None:
 
 
 class Fake:
-    """What the choice of a back end asks of a tensor on a GPU."""
+    """The attributes of a tensor on a GPU that the choice of a back end reads."""
 
     def __init__(self, tokens: int, elements: int = 1, cuda: bool = True) -> None:
         self.shape, self.is_cuda, self.device, self._elements = (1, 4, tokens, 128), cuda, "cuda:0", elements
@@ -98,7 +98,7 @@ class Fake:
 
 
 def chosen(monkeypatch: pytest.MonkeyPatch, *tensors: Fake, **more: Any) -> tuple[str, list[Any]]:
-    """The name of the path, and what SDPA was told while it ran."""
+    """Return the name of the path, and the back ends that SDPA could use while it ran."""
     told: list[Any] = []
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Where keys and values come from: what the projections give is what the cache receives."""
+"""Sources of keys and values: the cache receives what the projections give."""
 
 import pytest
 import torch

@@ -101,7 +101,7 @@ def test_any_mask_over_any_order_of_slots(name, kind, logits):
 
 
 def test_heads_of_the_evicting_methods_hold_other_tokens_here():
-    """What the test above rests on."""
+    """Check the assumption of the test above."""
     for name in ("snapkv", "h2o"):
         positions = placed(name).positions(0)
         assert positions.ndim == 2 and not torch.equal(positions[0], positions[1])

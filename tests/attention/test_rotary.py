@@ -157,7 +157,7 @@ def test_looking_at_a_models_layers_leaves_it_as_it_was():
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "cohere", "yarn", "longrope"])
 @torch.no_grad()
 def test_rows_turned_by_numbers_of_their_own_are_rows_turned_alone(name):
-    """Every bit, as a batch of windows must not depend on who is in it; and other heads beside them change nothing."""
+    """Every bit, as a window's result must not depend on the others of its batch; nor do further heads change it."""
     model = zoo.model(name) if name in zoo.MODELS else other(name)
     size = model.config.hidden_size // model.config.num_attention_heads
     keys = torch.randn(5, 6, 3, size, generator=torch.Generator().manual_seed(2))

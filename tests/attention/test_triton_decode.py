@@ -79,7 +79,7 @@ FORMATS = [
 
 @pytest.mark.parametrize(("key", "value", "key_dim", "value_dim"), FORMATS)
 def test_formats_with_windows_of_different_lengths(key, value, key_dim, value_dim):
-    """Packed beside packed (a whole tile and a part of one), packed beside exact, exact beside exact."""
+    """Keys and values both packed (a whole tile and a part of one), one of them packed, and both exact."""
     work = layer(
         [Piece(key, [256]), Piece(FULL, [5])],
         [Piece(value, [173]), Piece(FULL, [88])],

@@ -72,7 +72,7 @@ def test_weights_of_bf16_values_keep_more_than_their_8_bits():
 
 
 def ptx(text, inputs):
-    """What the few instructions of `text` make of 32-bit inputs $1, $2, ...: the value of $0."""
+    """Return the value of $0 that the few instructions of `text` compute from 32-bit inputs $1, $2, ...."""
     registers = {f"${i + 1}": value for i, value in enumerate(inputs)}
 
     def value(operand):

@@ -1,4 +1,4 @@
-"""The benches of whole models on a CPU: rows, what stands beside them, what is refused."""
+"""The benches of whole models on a CPU: rows, the other files that they write, and refusals."""
 
 import json
 from pathlib import Path

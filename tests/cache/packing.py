@@ -1,4 +1,4 @@
-"""What the tests of both packing kernels share: the interpreter switched on for a module, tokens, equal buffers."""
+"""Shared parts of the tests of packing kernels: the interpreter switched on for a module, tokens, equal buffers."""
 
 import os
 

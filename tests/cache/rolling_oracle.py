@@ -24,7 +24,7 @@ def turned(keys: Tensor, by: int) -> Tensor:
 
 
 class Watched:
-    """A cache, and beside it all tokens that it was given.
+    """A cache, together with all tokens that it was given.
 
     Args:
         lengths: tokens of each row's prompt, padded on the left.
@@ -115,7 +115,7 @@ class Watched:
                     assert torch.equal(found, self.wanted(side, x)), (layer.index, side, row, x.shape[1])
 
     def wanted(self, side: str, x: Tensor) -> Tensor:
-        """What is held of a row's tokens ``[H, n, D]``."""
+        """Return the tokens of a row that the cache holds, of ``[H, n, D]``."""
         n = x.shape[1]
         held, sinks = self.method.held(n), min(self.method.sinks, n)
         if held == n:

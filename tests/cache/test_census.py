@@ -1,4 +1,4 @@
-"""What really lives while a 4k prompt is decoded: no full-precision copy beside the window and the current layer."""
+"""Live tensors while a 4k prompt is decoded: full-precision copies only of the window and the current layer."""
 
 import pytest
 import torch

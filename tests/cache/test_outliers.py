@@ -1,4 +1,4 @@
-"""Exact elements beside codes: kept, read, dropped and moved with their rows."""
+"""Elements in full precision in addition to codes: stored, read, dropped and moved with their rows."""
 
 import pytest
 import torch

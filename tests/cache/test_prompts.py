@@ -1,4 +1,4 @@
-"""What a cache knows about prompts, row by row."""
+"""A cache's knowledge of prompts, row by row."""
 
 from __future__ import annotations
 

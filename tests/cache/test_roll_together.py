@@ -100,7 +100,7 @@ def test_layers_that_do_not_agree_roll_each_in_its_own_way():
 
 @torch.inference_mode()
 def test_an_error_while_layers_settle_leaves_windows_as_the_host_counts_them(monkeypatch):
-    """What was put off is done all the same."""
+    """Deferred work is carried out even so."""
     watched = Watched([30], layers=3, budget=24)
     watched.step()
     monkeypatch.setattr(watched.cache.layers[1], "settle", lambda: 1 / 0)
@@ -130,7 +130,7 @@ def test_operations_of_a_step_do_not_grow_with_the_layers(lengths):
 
 @torch.inference_mode()
 def test_reserved_bytes_are_those_of_buffers_and_of_the_keys_that_came():
-    """Nothing is kept beside them for rolling at once."""
+    """No further buffers are allocated for rolling at once."""
     watched = Watched([40], layers=3, budget=24)
     reserved = watched.cache.bill().reserved.total
     for _ in range(100):

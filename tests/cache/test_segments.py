@@ -119,7 +119,7 @@ def test_sinks_that_begin_to_move_at_different_steps_are_turned_from_what_came()
 
 
 def test_copies_and_chosen_rows_know_which_sinks_have_been_turned():
-    """What has not rolled yet keeps its sinks when it does."""
+    """A window that has not rolled yet keeps its sinks when it does."""
     x = tokens(8)
     segment = RollingSegment(**SHAPE, capacity=40, sinks=2, turn=lambda keys, by: keys + by)
     segment.append(ALL, x)

@@ -1,4 +1,4 @@
-"""Layers with a sliding window: what is held of them, beside stock transformers; answers stay what they were."""
+"""Layers with a sliding window, compared with stock transformers: stored tokens, and unchanged answers."""
 
 from dataclasses import replace
 from functools import cache as memo
@@ -165,7 +165,7 @@ def case_id(case) -> str:
 
 
 def formula(method: Method, name: str, tokens: int, prompt: int):
-    """What :func:`kv_bytes` says of a model in fp32."""
+    """Return the bytes that :func:`kv_bytes` predicts for a model in fp32."""
     return kv_bytes(method, tokens, prompt=prompt, width=4, layers=len(windows(name)), windows=windows(name), **SHAPE)
 
 

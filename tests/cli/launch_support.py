@@ -134,7 +134,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def runs(folder: Path) -> dict[str, dict[str, Any]]:
-    """What a repetition must reproduce of each run: samples, scores and bytes; none may be there twice."""
+    """Return what a repetition must reproduce of each run: samples, scores and bytes; none may occur twice."""
     content = {}
     for path in sorted(folder.glob("results/runs/*")):
         stored = samples.read(path / "samples.jsonl")

@@ -1,4 +1,4 @@
-"""The command line beside its refusals: help, `--cfg job`, sweeps, what is left on disk, packaging."""
+"""The command line, apart from its refusals: help, `--cfg job`, sweeps, files left on disk, packaging."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_switches_reach_hydra() -> None:
 
 
 def test_a_job_whose_values_do_not_go_together_fails_alone() -> None:
-    """alpha + beta must be below 1: with 0.9 there is no good job here, which costs the other one nothing."""
+    """alpha + beta must be below 1: with 0.9 the job is refused, which does not affect the other one."""
     sweep = ["method=cocktail", "method.encoder=bm25", "method.alpha=0.4,0.9", "method.beta=0.5"]
     with pytest.raises(ConfigError, match=r"alpha|beta"):
         Composer().check([*sweep[:2], "method.alpha=0.9", "method.beta=0.5"], False)

@@ -1,4 +1,4 @@
-"""What `kvbench.fetch` fetches, by which names and revisions, and what it says; a stand-in serves the hub."""
+"""`kvbench.fetch`: its downloads, their names and revisions, and its messages; a stand-in serves the hub."""
 
 from __future__ import annotations
 

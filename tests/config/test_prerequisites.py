@@ -1,4 +1,4 @@
-"""What the configuration alone tells cannot run here is refused from it: packages, a GPU, files."""
+"""Refusals by the configuration alone of what cannot run here: packages, a GPU, files."""
 
 from __future__ import annotations
 

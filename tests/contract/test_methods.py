@@ -1,4 +1,4 @@
-"""What every method must keep, for each YAML in conf/method and toy methods from outside the package."""
+"""The contract of every method, for each YAML in conf/method and toy methods from outside the package."""
 
 import gc
 import importlib.util
@@ -103,7 +103,7 @@ def make(name: str, quantizer: str | None):
 
 
 def fresh(method, model: PreTrainedModel, ids, mask=None, *, tell=False) -> KVCache:
-    """A cache that infers the padding from the mask, or (`tell`, or the method needs it) is told of the prompts."""
+    """Return a cache that gets the prompts if `tell` or the method needs it, else infers the padding from the mask."""
     if not (tell or method.needs_prompts):
         return method.new_cache(model)
     return method.new_cache(model, Prompts.from_batch(ids, mask, decode=lambda ids: " ".join(map(str, ids))))
@@ -122,7 +122,7 @@ def places(kv: KVCache) -> list[list[list[int]]]:
 
 
 class Whole(NamedTuple):
-    """What is left of a padded batch whose prompts ran at once."""
+    """The rest of a padded batch whose prompts ran at once."""
 
     made: Generation
     used: Parts

@@ -1,4 +1,4 @@
-"""What a method claims about rollback is true: ``by_token``, ``gives_tail`` and ``eager``; wrong claims are caught."""
+"""Claims of methods about rollback: ``by_token``, ``gives_tail`` and ``eager`` are true; wrong claims are caught."""
 
 from itertools import pairwise
 

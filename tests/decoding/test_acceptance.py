@@ -1,4 +1,4 @@
-"""What is accepted leaves the target's distribution as it is: a million draws, and a shift of 2% that shows."""
+"""Acceptance leaves the target's distribution unchanged: a million draws, and a shift of 2% that shows."""
 
 import torch
 

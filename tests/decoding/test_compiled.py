@@ -113,7 +113,7 @@ def test_any_module_s_products_are_its_own(kind: type[Attention], monkeypatch: p
 
 @torch.no_grad()
 def test_biases_and_weights_in_another_order_are_their_own() -> None:
-    """Joined with their biases; one buffer that holds the weights in another order is no joined one."""
+    """Joined with their biases; a buffer that holds the weights in another order does not count as joined."""
     module, x = Twice(), torch.randn(1, 1, 8)
     for name in joined.JOINED[0]:
         getattr(module, name).bias = nn.Parameter(torch.randn(8))

@@ -1,4 +1,4 @@
-"""How the rest of an answer is decoded: captured where possible, eagerly with the reason where not."""
+"""Decoding of the rest of an answer: captured where possible, otherwise eagerly with the reason."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def test_draws_follow_the_distribution() -> None:
 
 
 def test_sums_that_change_where_nothing_can_be_drawn_draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's sums are made in parts and may go up or down by a rounding step; NaN is no token past the last."""
+    """A GPU adds in parts, so sums may go up or down by a rounding step; NaN must not draw a token past the last."""
     probs = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])
     rounded = torch.tensor([[0.0, 0.5, 0.50001, 0.99999, 1.0]])
     monkeypatch.setattr(Tensor, "cumsum", lambda self, dim: rounded)

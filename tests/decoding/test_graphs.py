@@ -304,7 +304,7 @@ def test_a_rehearsal_of_the_last_step_stays_in_bounds(oracle: None) -> None:
 
 @torch.inference_mode()
 def test_a_copy_of_the_cache_meets_formats_by_itself(oracle: None) -> None:
-    """What a copy went on with makes no phase of the other one's step, which would be recorded anew."""
+    """Tokens that a copy added do not become a phase of the original's step, which would then be recorded again."""
     model, cache, token, _, lengths = started(load_method("logquant", quantizer="int2", window=64))
     captured = graphs.Captured(Step(model, cache, token, lengths, Sampling()), capture=False)
     captured.first()

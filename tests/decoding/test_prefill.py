@@ -1,4 +1,4 @@
-"""Prefill of every method: what lives beside the store, and long padded batches without a mask of T x T."""
+"""Prefill of every method: live tensors besides the store, and long padded batches without a mask of T x T."""
 
 import pytest
 import torch
@@ -174,7 +174,7 @@ def test_grouped_heads_are_not_repeated(padded, monkeypatch):
 
 
 class Grouped(torch.nn.Module):
-    """What transformers' SDPA asks of an attention module."""
+    """The attributes of an attention module that transformers' SDPA reads."""
 
     is_causal, num_key_value_groups = True, 2
 

@@ -68,7 +68,7 @@ class Letters:
 
 
 def test_answers_end_as_those_of_single_prompts_do():
-    """By token, by string, drawn; phases are told, and a prompt in chunks is the same prompt."""
+    """By token, by string, drawn; the observer is notified of phases, and a prompt in chunks is the same prompt."""
     model, method = zoo.model("llama"), load_method("fp16")
     shared, _ = zoo.padded_batch([40])
     whole = torch.cat([shared, torch.tensor([[5, 6]])], 1)

@@ -1,4 +1,4 @@
-"""When rows end, and where their text is cut."""
+"""Ends of rows, and the places where their text is cut."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fed(*texts: str, eos: Sequence[int] = (), stop: Sequence[str] = ()) -> Stopp
 
 
 def test_text_ends_before_the_first_of_several_stop_strings() -> None:
-    """Speculation takes several tokens at once, so more than one string may stand in a text; the order is no matter."""
+    """Speculation adds several tokens at once, so a text may contain several strings; their order does not matter."""
     for stop in (("yz", "mn"), ("mn", "yz")):
         stopping = Stopping(1, (), stop, Letters())
         stopping.tokens = [[ord(letter) for letter in "abmncdyz"]]

@@ -48,7 +48,7 @@ def test_links_lead_to_files_and_headings(path: Path) -> None:
 
 @pytest.mark.parametrize("path", GUIDES, ids=ids)
 def test_paths_that_are_named_exist(path: Path) -> None:
-    """What stands in backquotes and begins with one of the tree's folders."""
+    """Return the paths in backquotes that begin with one of the tree's folders."""
     for name in re.findall(
         r"`((?:kvbench|conf|tests|experiments|examples|docs|results|\.ci|\.github)/[^`\s]*)`", text(path)
     ):

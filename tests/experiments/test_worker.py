@@ -1,4 +1,4 @@
-"""What the worker of several GPUs keeps: its file as it grows, and the peaks of each device."""
+"""Records of the worker on several GPUs: its file as it grows, and the peaks of each device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a folded item: the cells beside a table are enough to make it again, and hold it."""
+"""Files of a folded item: the stored cells are enough to make a table again, and to check it."""
 
 import json
 import math

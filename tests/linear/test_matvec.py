@@ -41,7 +41,7 @@ def test_on_a_cpu_it_is_the_linear_layer() -> None:
 
 
 def test_a_kernel_that_cannot_be_had_leaves_it_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said once for each kind of matrix; memory that ends is no reason."""
+    """The reason is shown once for each kind of matrix; running out of memory does not count as one."""
     asked, kind = [], (torch.bfloat16, 8, 16, True, torch.device("cpu"))
 
     def broken(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -77,7 +77,7 @@ def test_the_kernel_is_not_asked_for_tensors_of_a_cpu_or_by_an_interpreter(monke
 
 
 class Shaped:
-    """What is asked of a tensor on a GPU."""
+    """The attributes of a tensor on a GPU that the choice reads."""
 
     def __init__(self, tensor: torch.Tensor, address: int = 64) -> None:
         self.is_cuda, self.shape, self.dtype, self.device = True, tensor.shape, tensor.dtype, "cuda"

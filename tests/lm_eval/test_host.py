@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness with the model ``kvbench``: its own `hf` beside it, caches, request caches, rows."""
+"""Tasks of lm-evaluation-harness with the model ``kvbench``, compared with its `hf`: caches, request caches, rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What W&B is called with, by a module that stands in for it."""
+"""Calls of W&B, received by a module that stands in for it."""
 
 from __future__ import annotations
 

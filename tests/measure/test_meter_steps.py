@@ -1,4 +1,4 @@
-"""What a meter runs, in which order and with which settings, over generations that are made up."""
+"""Steps of a meter, their order and their settings, over made-up generations."""
 
 from __future__ import annotations
 

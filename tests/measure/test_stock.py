@@ -1,4 +1,4 @@
-"""Stock transformers beside a method: its caches, steps and figures, and random keys in place of a prompt."""
+"""Measurements of stock transformers: its caches, steps and figures, and random keys in place of a prompt."""
 
 from __future__ import annotations
 

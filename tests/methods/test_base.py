@@ -1,4 +1,4 @@
-"""What a method has by itself: traits, refusals, modes of perplexity, positions; and small shared rules."""
+"""Defaults of a method: traits, refusals, modes of perplexity, positions; and small shared rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the evicting methods keep: the authors' and the harnesses' choices (golden), states, bytes, refusals."""
+"""Tokens that evicting methods keep: the authors' and the harnesses' choices (golden), states, bytes, refusals."""
 
 import json
 import random

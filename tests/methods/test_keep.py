@@ -29,7 +29,7 @@ def filled(method, steps: int = 60):
 
 
 def stored(layer, side: int) -> torch.Tensor:
-    """What is read of all slots."""
+    """Return what attention reads from all slots."""
     store, parts = layer.stores()[side], []
     cuts = store.cuts(ONE, 0, store.length(ONE))
     for first, last in pairwise(cuts):

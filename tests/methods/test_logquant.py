@@ -127,7 +127,7 @@ def test_partial_logquants_values_stand_in_the_keys_slots(W, value_window):
 
 
 def slow_logquant(keys, values, W, bits, most, value_group):
-    """What LogQuant holds after the given tokens, dequantized, in slot order; written from Algorithm 1."""
+    """Return LogQuant's tokens after the given ones, dequantized, in slot order; written from Algorithm 1."""
     log, loc, demoted = [], list(range(keys.shape[2])), []
     while len(log) + len(loc) >= 3 * W:
         both = log + loc

@@ -44,7 +44,7 @@ def model() -> Any:
 
 
 def touched(model: Any, method: Any, count: int) -> bool:
-    """Whether a prompt of `count` tokens has a token that is packed or dropped."""
+    """Return True if a token of a prompt of `count` tokens is packed or dropped."""
     cache = method.new_cache(model)
     with torch.inference_mode():
         model(torch.arange(count)[None] % 50, past_key_values=cache, use_cache=True)

@@ -90,7 +90,7 @@ def zoo_cache(method, model, ids, mask):
 
 
 def test_stored_tokens_are_rotated_also_in_windows_and_codes():
-    """What a layer holds is the rotated form of what fp16 holds; of codes, within half a step of the quantizer."""
+    """A layer stores the rotated form of fp16's tokens; codes are within half a step of the quantizer."""
     model, (ids, _) = zoo.model("llama"), zoo.padded_batch([150])
     caches = {}
     for name, options in (("fp16", {}), ("kivi", {"residual": 32, "sinks": 2, "quantizer": "int8", **BOTH})):

@@ -56,7 +56,7 @@ def test_aggregates_and_buckets(chinese: bool) -> None:
 
 
 def test_edge_cases_as_documented() -> None:
-    """ROUGE has no recursion limit here; the value with it stands beside. Code similarity is difflib's."""
+    """ROUGE has no recursion limit here; the second value is that with it. Code similarity is difflib's."""
     for case in golden("longbench_edge.json"):
         args = (case["dataset"], case["prediction"], case["answers"])
         true = longbench.mean([longbench.score(*args)])

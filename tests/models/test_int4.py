@@ -1,4 +1,4 @@
-"""Four-bit weights beside the exact ones: what they hold, when they run, and that they leave no trace."""
+"""Four-bit copies of a model's weights: their content, when they run, and that they leave no trace."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Where keys before RoPE and values come from, for separate and for fused projections."""
+"""Sources of keys before RoPE and of values, for separate and for fused projections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What worker processes of tests run: no torch, so that they start at once."""
+"""Code that worker processes of tests run: without torch, so that they start at once."""
 
 from __future__ import annotations
 

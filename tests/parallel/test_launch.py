@@ -1,4 +1,4 @@
-"""What torchrun said, and which rows of a layer each process takes."""
+"""Environment that torchrun sets, and the rows of a layer that each process takes."""
 
 from __future__ import annotations
 

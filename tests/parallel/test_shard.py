@@ -1,4 +1,4 @@
-"""How a layer is cut, and what is refused before."""
+"""Division of a layer between processes, and refusals before it."""
 
 import copy
 from types import SimpleNamespace

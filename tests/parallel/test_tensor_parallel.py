@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What two processes printed, with the folder of their runs."""
+    """Return what two processes printed, with the folder of their runs."""
     folder = tmp_path_factory.mktemp("shared")
     # held here, as torchrun holds it: a port that is looked for and let go may be taken before rank 0 listens on it
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

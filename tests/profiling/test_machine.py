@@ -15,7 +15,7 @@ from kvbench.profiling.nvml import Board, Unavailable, open_board
 
 
 class NVMLError(Exception):
-    """What the stand-in raises."""
+    """The error that the stand-in raises."""
 
 
 class Library:

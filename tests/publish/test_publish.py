@@ -32,7 +32,7 @@ def no_key(monkeypatch, tmp_path):
 
 @pytest.fixture
 def sent(monkeypatch):
-    """What W&B is started with, and what it is sent, without W&B."""
+    """Record how W&B is started and what it is sent, without W&B."""
 
     class Run:
         step = 0

@@ -162,7 +162,7 @@ def test_bf16_is_decoded_in_fp32_and_rounded_once(axis):
 @pytest.mark.parametrize("quantizer_class", [AffineQuantizer, AtomQuantizer])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_a_negative_zero_is_stored_as_zero(quantizer_class, dtype):
-    """Which of the two zeros is an extreme depends on the device."""
+    """The device decides which of the two zeros is an extreme."""
     for group in ([-0.0, -0.0], [-0.0, 0.0], [0.0, 0.0]):
         result = quantizer_class(4, 2, "token").quantize(torch.tensor(group).to(dtype).view(1, 1, 1, 2))
         assert not any(bool(param.signbit().any()) for param in result.params)

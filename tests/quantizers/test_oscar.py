@@ -21,7 +21,7 @@ def golden(what: str, side: str, clip: float, levels: str) -> torch.Tensor:
 
 
 def dequantized(*case) -> torch.Tensor:
-    """What the authors' kernel reads back, stored for two cases and computed by their formula for the others."""
+    """The authors' kernel's output is stored for two cases, and computed by their formula for the others."""
     codes, scale, zero = (golden(what, *case) for what in ("codes", "scale", "zero"))
     computed = (codes - zero[..., None]) * scale[..., None]
     if case[1:] in ((0.96, "uni"), (0.92, "uni")):
@@ -56,7 +56,7 @@ def test_codes_scales_and_zeros_are_the_authors(side, clip, levels):
 
 @pytest.mark.parametrize(("side", "clip", "levels"), CASES)
 def test_scale_and_minimum_stand_for_the_same_values(side, clip, levels):
-    """What kernels read: x^ = code * scale + minimum; in fp32 the same numbers, in 16-bit models rounded to fp16."""
+    """Kernels read x^ = code * scale + minimum: in fp32 the same numbers, in 16-bit models rounded to fp16."""
     expected = dequantized(side, clip, levels)
     quantizer = OscarQuantizer(2, clip, lloyd_max=levels == "lm")
     encoded = quantizer.quantize(rows(side))

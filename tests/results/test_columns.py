@@ -1,4 +1,4 @@
-"""What each column of a table of runs shows, and the plain numbers that the CSV has in its place."""
+"""Columns of a table of runs: their cells, and the plain numbers that the CSV has in their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep shows is read from its rows: signs, sizes and what is no difference."""
+"""Findings of a sweep, read from its rows: signs, sizes, and differences that do not count."""
 
 from __future__ import annotations
 

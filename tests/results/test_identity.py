@@ -1,4 +1,4 @@
-"""What to start a new run, and what does not."""
+"""Changes that start a new run, and changes that do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How busy the machine was: shares from counters, and when times are not to be trusted."""
+"""Load of the machine: shares from counters, and the warning about times that cannot be trusted."""
 
 from __future__ import annotations
 

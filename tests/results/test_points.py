@@ -1,4 +1,4 @@
-"""Points of time and memory beside those of fp16."""
+"""Points of time and memory, compared with those of fp16."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_the_hub_answers_if_its_host_does(fails: bool, monkeypatch: pytest.Monke
 
 
 def loading(monkeypatch: pytest.MonkeyPatch, outcomes: list[Any], answers: bool = True) -> list[Any]:
-    """What is asked of sentence-transformers, whose attempts end as `outcomes` say."""
+    """Record the calls of sentence-transformers, whose attempts end as `outcomes` say."""
     asked: list[Any] = []
 
     def load(path: str, local_files_only: bool = False) -> Any:

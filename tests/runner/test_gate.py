@@ -19,7 +19,7 @@ SIZE = 1000
 
 
 class Queue:
-    """Runs in threads that enter the gate of one device; each leaves when it is told to."""
+    """Runs in threads that enter the gate of one device; each leaves when the test releases it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.inside, self.said = folder, [], []

@@ -1,4 +1,4 @@
-"""What several processes do together, with ranks that are made up here."""
+"""Cooperation of several processes, with made-up ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.run_support import ToyTask, config
 
 
 class Team:
-    """A rank that hears of one other, which answers as it is told."""
+    """A rank with one other rank, whose answers the test gives."""
 
     broken, told, shared = False, False, None
 
@@ -181,7 +181,7 @@ def test_a_terminated_run_is_interrupted_and_the_handler_is_given_back() -> None
 def following(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, team: Team, rows: Any
 ) -> tuple[dict[str, Any], list[str]]:
-    """What a rank that follows returns, and the samples that it did."""
+    """Return the result of a rank that follows, and the samples that it ran."""
     from contextlib import contextmanager
 
     from kvbench.config.run_config import check

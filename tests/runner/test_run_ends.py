@@ -1,4 +1,4 @@
-"""How a run ends, over a session that is made up: memory, errors, other ranks, and what is looked at before."""
+"""Ends of a run over a made-up session: memory, errors, other ranks, and checks before the start."""
 
 from __future__ import annotations
 

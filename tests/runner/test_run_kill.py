@@ -20,7 +20,7 @@ KILLS = 20
 
 @pytest.fixture(scope="module")
 def driven(tmp_path_factory) -> dict:
-    """What the driver printed, with its folder and the messages of the race."""
+    """Return what the driver printed, with its folder and the messages of the race."""
     folder = tmp_path_factory.mktemp("driven")
     done = subprocess.run(
         [sys.executable, "-m", "tests.kill_driver", str(folder), str(KILLS), "0"],

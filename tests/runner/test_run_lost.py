@@ -18,7 +18,7 @@ LOST = {"rank": 1, "kind": "MemoryError", "message": "tried to allocate 20.00 Gi
 
 @pytest.mark.parametrize("lost", [LOST, {**LOST, "oom": False}, {**LOST, "kind": "KeyboardInterrupt", "oom": False}])
 def test_a_run_ends_once_though_two_threads_come_to_its_end(tmp_path, monkeypatch, lost):
-    """Under tensor parallelism the thread that watches the other ranks records a failure beside the main thread."""
+    """Under tensor parallelism, a thread watches the other ranks, and may record a failure at the same time."""
     begun: list[run_module.RunSteps] = []
     written: list[str] = []
     do, build, write = run_module.RunSteps.steps, summary.build, RunStore.write_metrics

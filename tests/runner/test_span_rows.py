@@ -1,4 +1,4 @@
-"""How many spans run at once on a GPU: limits of memory and of use, on a device that is made up."""
+"""Number of spans that run at once on a GPU: limits of memory and of use, on a made-up device."""
 
 from __future__ import annotations
 

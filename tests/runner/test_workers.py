@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def rows_of(metrics: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a repetition must reproduce of each row, in the order of the file."""
+    """Return what a repetition must reproduce of each row, in the order of the file."""
     content = samples.read(Path(metrics["run_dir"]) / "samples.jsonl")
     assert not content.damaged
     return [outputs(row) for row in content.rows.values()]

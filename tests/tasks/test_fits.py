@@ -1,4 +1,4 @@
-"""What the rest of a configuration must leave to a data set: room in the model, batches, stop strings."""
+"""Fit of a data set with the rest of a configuration: room in the model, batches, stop strings."""
 
 from __future__ import annotations
 

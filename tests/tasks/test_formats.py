@@ -1,4 +1,4 @@
-"""What files hold: forms, damage of every kind, and limits on what is unpacked and on the length of a line."""
+"""Data files: their formats, damage of every kind, and limits on unpacked sizes and on the length of a line."""
 
 from __future__ import annotations
 

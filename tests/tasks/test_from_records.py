@@ -246,7 +246,7 @@ def test_a_whole_run_with_spans_for_cocktail(tmp_path: Path) -> None:
 
 
 def test_a_data_set_of_five_lines_of_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line finds it in a folder of one's own; there is no line of Python."""
+    """The command line finds it in a user's own folder, without a line of Python."""
     path = write(tmp_path, [{"q": "one two three four", "a": "five"}] * 2)
     lines = [f"_target_: {TARGET}", "name: mine", f"path: {path}", 'template: "{q}"', "answer: a"]
     write(tmp_path / "conf/dataset", ["# counting", *lines], "mine.yaml")

@@ -176,7 +176,7 @@ def test_records_that_are_too_short_are_said_with_the_remedy(tmp_path: Path) -> 
 
 
 def test_forms_of_records(tmp_path: Path) -> None:
-    """A release of Multi-LexSum with its documents beside it, the hub's joined form, InfiniteBench, and others."""
+    """A release of Multi-LexSum with documents in a second file, the hub's joined form, InfiniteBench, and others."""
     release = {"case_id": "1", "case_documents": ["d2", "d1"], "summary/short": "s", "summary/long": "l"}
     (tmp_path / "test.json").write_text(json.dumps(release) + "\n" + json.dumps({**release, "summary/short": None}))
     (tmp_path / "sources.json").write_text(json.dumps({"d1": {"doc_text": "one"}, "d2": {"doc_text": "two"}}, indent=1))

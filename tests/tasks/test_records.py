@@ -1,4 +1,4 @@
-"""What fields may be: each kind with what it takes and what it refuses."""
+"""Kinds of fields: the values that each accepts and refuses."""
 
 from __future__ import annotations
 

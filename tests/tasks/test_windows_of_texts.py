@@ -40,7 +40,7 @@ def test_only_the_first_window_of_a_document_is_scored_whole_wherever_it_begins(
 
 
 def refused(**settings: Any) -> str:
-    """What is said of a text that cannot be had, by both tasks that read texts."""
+    """Return the message about a text that is unavailable, for both tasks that read texts."""
     messages = set()
     for task in (Perplexity(**settings), Continuation(**settings)):
         with pytest.raises(DataError) as caught:

@@ -1,4 +1,4 @@
-"""Which errors are a lack of memory, and how much was asked for, in the words of each allocator."""
+"""Errors for lack of memory, and the requested bytes, in the words of each allocator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What code does is its normal form; how it is written, and for which Python, is not."""
+"""Normal form of code: it depends on what the code does, not on how it is written or for which Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where nobody watches, progress is a few plain lines."""
+"""Progress without a terminal: a few plain lines."""
 
 from __future__ import annotations
 
