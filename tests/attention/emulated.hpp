@@ -213,8 +213,10 @@ static u8* place(u32 address, int width) {
 }
 static u32 load_u32(u32 a) { u32 x; memcpy(&x, place(a, 4), 4); return x; }
 static u32 load_u16(u32 a) { u16 x; memcpy(&x, place(a, 2), 2); return x; }
+static u32 load_u8(u32 a) { return *place(a, 1); }
 static void load64(u32& x, u32& y, u32 a) { memcpy(&x, place(a, 8), 4), memcpy(&y, bytes + a + 4, 4); }
 static void store_float(u32 a, float x) { memcpy(place(a, 4), &x, 4); }
+static void store_u16(u32 a, u32 x) { const u16 half = (u16)x; memcpy(place(a, 2), &half, 2); }
 static void load128(u32 (&x)[4], u32 a) { memcpy(x, place(a, 16), 16); }
 static void load_words(u32 (&x)[1], u32 a) { x[0] = load_u32(a); }
 static void load_words(u32 (&x)[2], u32 a) { load64(x[0], x[1], a); }

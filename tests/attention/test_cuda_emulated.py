@@ -188,7 +188,7 @@ def whole(kind: str, bits: int, channels: int, scale: str = "fp32") -> Format:
 @pytest.mark.parametrize(
     ("key", "value", "dims", "rows", "changes", "dtype"),
     [
-        pytest.param(OFFSET4, E2M1, 64, (1, 1), {"one_column": True}, FP16, id="q4_0, nvfp4"),
+        pytest.param(OFFSET4, E2M1, 64, (1, 1), {"one_column": True}, FP16, id="q4_0, nvfp4", marks=SLOW),
         pytest.param(
             *(E2M1, OFFSET8, 128, (4, 5), {"team": 2, "shares": 2, "blocks": 3}, BF16), id="nvfp4, q8_0", marks=SLOW
         ),

@@ -31,6 +31,7 @@ PARTS = (
     "values.cuh",
     "factors.cuh",
     "factored.cuh",
+    "columns.cuh",
     "integer.cuh",
     "integer_values.cuh",
     "walk.cuh",

@@ -10,6 +10,7 @@ from kvbench.attention.cuda.storage import (
     LEVELS,
     Signature,
     columns_of_row,
+    has_columns,
     multiplies_integers,
     pitch,
     slot_bytes,
@@ -83,6 +84,8 @@ class Build:
             16 tokens of a tile each, which halves the scores that a warp keeps in registers.
         integer: True if there is one query row, which multiplies codes of 2 bits as integers (``INTEGER``); requires
             one warp per team (:func:`multiplies_integers`).
+        one_row: True if there is one query row, for which each group of e2m1 codes has a column of the products, in
+            the phases for which :func:`has_columns` is True (``ONEROW``); requires scores without a softcap.
     """
 
     channels: int
@@ -98,6 +101,7 @@ class Build:
     blocks: int = 1
     shares: int = 1
     integer: bool = False
+    one_row: bool = False
 
     @property
     def rows(self) -> int:
@@ -142,11 +146,14 @@ class Build:
 
     @property
     def scratch(self) -> int:
-        """Bytes of shared memory in which a warp keeps the factors of a tile (``cuda/factors.cuh``)."""
-        pairs = [
-            (tabulated(key, self.channels, key=True), tabulated(value, self.channels)) for key, value in self.phases
-        ]
-        return max(size for pair in pairs for size in pair)
+        """Bytes of shared memory in which a warp keeps the factors of a tile (``cuda/factors.cuh``), or its weights."""
+        sizes = []
+        for key, value in self.phases:
+            if self.one_row and has_columns(key, value, self.channels):
+                sizes.append(2 * 128)  # the weights of a tile's tokens, in fp16
+            else:
+                sizes += [tabulated(key, self.channels, key=True), tabulated(value, self.channels)]
+        return max(sizes)
 
     @property
     def occupied(self) -> int:
@@ -186,6 +193,7 @@ class Build:
             "SOFTCAP": int(self.softcap),
             "SINKS": self.sinks,
             "INTEGER": int(self.integer),
+            "ONEROW": int(self.one_row),
             "NPHASES": len(self.phases),
             "PHASE_TABLE": "{" + table + "}",
             "WINDOW_TABLE": "{" + ", ".join(str(key.window) for key, _ in self.phases) + "}",
@@ -253,6 +261,7 @@ def build(
     fine = any(form.group < 32 and form.axis == "channel" and not form.window for form in forms)
     dense = any(form.bits == 3 or form.kind in LEVELS for form in forms)
     small = any((form.kind, form.bits) == ("float", 4) for form in forms)
+    one_row = columns == 1 and not softcap and any(has_columns(key, value, channels) for key, value in phases)
     for option in options(columns, channels > 128, fine, dense, small):
         values = {**option, **dict(tuning)}
         integer = fast_integers and values["team"] == 1 and multiplies_integers(phases, channels, rows, softcap)
@@ -265,6 +274,7 @@ def build(
             softcap=softcap,
             sinks=sinks,
             integer=integer,
+            one_row=bool(values.pop("one_row", one_row)),
             **values,
         )
         if candidate.fits(shared):

@@ -26,9 +26,10 @@
 //   MET          most groups of such keys in a tile; 1 without any
 //   SLOTS        columns that a query row takes: MET (windows.cuh), or 1 where all such codes are multiplied as integers
 //   SLOT         bytes of a slot: the largest item of any phase
-//   SCRATCH      bytes of a warp's tables of factors (factors.cuh)
+//   SCRATCH      bytes of a warp's tables of factors (factors.cuh), or of a tile's weights (columns.cuh)
 //   SOFTCAP      1: scores are capped
 //   INTEGER      1: there is one query row, which multiplies codes of 2 bits as integers (integer.cuh)
+//   ONEROW       1: there is one query row, for which groups of e2m1 codes have columns (columns.cuh)
 //   SINKS        each query head has one more logit, 1: of the query's type, 2: fp32; 0: none
 //
 // Template parameters that recur: P, a phase; MT, blocks of 16 tokens (rows of a matrix instruction) that a warp takes

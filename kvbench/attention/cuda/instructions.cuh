@@ -164,7 +164,7 @@ template <int N>
 __device__ __forceinline__ void wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-// Loads from shared memory of 2, 8 and 16 bytes.
+// Loads from shared memory of 4, 2, 1, 8 and 16 bytes.
 __device__ __forceinline__ u32 load_u32(u32 a) {
   u32 x;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(a));
@@ -173,6 +173,11 @@ __device__ __forceinline__ u32 load_u32(u32 a) {
 __device__ __forceinline__ u32 load_u16(u32 a) {
   u16 x;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(a));
+  return x;
+}
+__device__ __forceinline__ u32 load_u8(u32 a) {
+  u32 x;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(a));
   return x;
 }
 __device__ __forceinline__ void load64(u32& x, u32& y, u32 a) {
@@ -190,6 +195,10 @@ __device__ __forceinline__ void load_words(u32 (&x)[4], u32 a) { load128(x, a); 
 // Stores to shared memory.
 __device__ __forceinline__ void store_float(u32 a, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(a), "f"(x) : "memory");
+}
+// The low half of a register.
+__device__ __forceinline__ void store_u16(u32 a, u32 x) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(a), "h"((u16)x) : "memory");
 }
 __device__ __forceinline__ void store64(u32 a, u32 x, u32 y) {
   asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(a), "r"(x), "r"(y) : "memory");

@@ -151,6 +151,9 @@ struct Shape {
   static constexpr int VCODES = VP ? room(false, VB) : 0;
   static constexpr int KCROSS = KX ? 256 : 0, VBLOCKS = VX ? 128 / KG : 1, VCROSS = VX ? VBLOCKS * 2 * D : 0;
   static CONST int value_block(int m) { return VX ? SHARES * m * 16 / KG : 0; }
+  // groups of e2m1 codes have columns of their own (columns.cuh)
+  static constexpr bool COLUMNS = ONEROW && KK == FLOAT && VK == FLOAT && KB == 4 && VB == 4 && KG == 16 && VG == 16 &&
+                                  KSCALE == BYTE && VSCALE == BYTE && (KS == 4 || KS == 8);
   // codes of keys stand for levels (levels.cuh)
   static constexpr bool BOOK = KK == LEVELS || KK == LEVELS_READ;
   // codes are multiplied as integers (integer.cuh)

@@ -108,6 +108,19 @@ def multiplies_integers(phases: Signature, channels: int, rows: int, softcap: bo
     return rows == 1 and fits and any(integers(key, value, channels) for key, value in phases)
 
 
+def has_columns(key: Format, value: Format, channels: int) -> bool:
+    """Return True if, for one query row, each group of such codes can have a column (``cuda/columns.cuh``).
+
+    Args:
+        key: format of the keys.
+        value: format of the values.
+        channels: number of channels of a head.
+    """
+    return channels in (64, 128) and all(
+        (form.kind, form.bits, form.group, form.scale) == ("float", 4, 16, "e4m3") for form in (key, value)
+    )
+
+
 def integers(key: Format, value: Format, channels: int) -> bool:
     """Return True if codes of these formats can be multiplied as integers (``cuda/integer.cuh``) by one query row.
 

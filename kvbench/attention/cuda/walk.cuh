@@ -108,6 +108,48 @@ __device__ __forceinline__ void run_integer(State& st, const Args& args, const J
   fold<P>(st, parts, lane);
 }
 
+// run() for a phase of e2m1 codes and one query row (columns.cuh).
+template <int P>
+__device__ __forceinline__ void run_columns(State& st, const Args& args, const Job& job, Ring& ring, u32 queries,
+                                            int part, int lane) {
+  if (job.count[P] == 0) return;
+  constexpr int MT = Shape<P>::MT;
+  const Range& r = job.range[P];
+  const int g = lane >> 2, t = lane & 3;
+  const float by = __shfl_sync(~0u, st.sl[0][0], 0) * args.phase[P].kfactor * pow2(-unit_of(FLOAT, 4, 0));
+  u32 q[KS][2], own_step[2];  // a lane has column g, thus the channels of step g
+  load64(own_step[0], own_step[1], queries + (min(g, KS - 1) * 32 + t) * 8);
+#pragma unroll
+  for (int a = 0; a < KS; a++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) q[a][i] = a == g ? own_step[i] : 0;
+  Column own = {-1e30f, 0.f, {0.f, 0.f, 0.f, 0.f}};
+  for (int j = 0; j < job.count[P]; j++) {
+    const int tile = job.first[P] + j * job.step;
+    const bool more = j + 1 < job.count[P];
+    float s[MT / 4][2], shrink;
+    u32 p[MT][2];
+    arrive<P, 0>(args, job, ring, tile, more);
+    column_scores<P, MT>(s, ring.slot(0), q, by, part, lane);
+    const int lo = into<P>(r) - tile * 128, until = lo + r.count;
+    if (lo > 0 || until < 128) {
+#pragma unroll
+      for (int h = 0; h < MT / 4; h++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          const int token = 16 * (SHARES * (4 * h + t) + part) + g + 8 * i;
+          if (token < lo || token >= until) s[h][i] = __int_as_float(0xff800000);
+        }
+    }
+    column_weights<MT>(own, s, p, shrink, job.table, lane);
+    ring.advance();
+    arrive<P, 1>(args, job, ring, tile, more);
+    column_values<P, MT>(own, p, shrink, ring.slot(0), part, lane);
+    ring.advance();
+  }
+  fold(st, own, args.phase[P].vfactor, lane);
+}
+
 // Walks this team's tiles of phase P: for each, scores of its key items, softmax, products of its value items.
 //   st       the warp's running softmax
 //   ring     slots of the team; on entry the first STAGES - 1 items of the first tile are on their way
@@ -173,6 +215,7 @@ __device__ __forceinline__ void run_all(State& st, const Args& args, const Job& 
                                         int part, int lane) {
   if constexpr (P < NPHASES) {
     if constexpr (Shape<P>::INT) run_integer<P>(st, args, job, ring, queries, lane);
+    else if constexpr (Shape<P>::COLUMNS) run_columns<P>(st, args, job, ring, queries, part, lane);
     else run<P>(st, args, job, ring, queries, row0, part, lane);
     run_all<P + 1>(st, args, job, ring, queries, row0, part, lane);
   }
