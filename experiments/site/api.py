@@ -62,7 +62,7 @@ PAGES = {
         (
             "kvbench.cache.layer.KVLayer",
             "kvbench.cache.store.Store",
-            "kvbench.cache.segments.base.Segment",
+            "kvbench.cache.segments.interface.Segment",
             "kvbench.attention.register",
             "kvbench.attention.fused",
         ),

@@ -18,7 +18,7 @@ from kvbench.methods.load import load_method
 from kvbench.models.layer_types import ATTENDING, layer_types
 from kvbench.models.served import unserved
 from kvbench.models.state_sizes import state_bytes
-from kvbench.profiling.roofline import OTHERS, sliding_windows
+from kvbench.profiling.shape import OTHERS, sliding_windows
 from kvbench.util.cells import size
 from kvbench.util.table import table
 

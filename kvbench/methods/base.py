@@ -22,7 +22,8 @@ from kvbench.methods.layer_map import EXACT, EXACT_TARGET, Layers, forms, parse,
 from kvbench.methods.layer_map import KEY as LAYERS
 from kvbench.methods.python_hints import for_python
 from kvbench.methods.reach import Reach
-from kvbench.methods.rules import ALWAYS, SIDES, Side
+from kvbench.methods.rules import ALWAYS, QUERY_TOKENS, SIDES, Side
+from kvbench.methods.spans import check_spans
 from kvbench.methods.stores import Stores, affine
 from kvbench.methods.takes import check_taken
 from kvbench.quantizers.spec import QuantizerSpec
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
     from kvbench.rotation import Transform
 
 __all__ = ["ALWAYS", "QUERY_TOKENS", "SIDES", "Method", "Reach", "Side", "affine"]
-
-#: perplexity: number of tokens right after a span's prompt that serve as the query for methods that need one
-QUERY_TOKENS = 64
 
 
 @dataclass(kw_only=True)
@@ -166,23 +164,7 @@ class Method(Stores):
                 with quantized keys and values) or ``fp16`` (one pass without a cache).
             prompt: number of tokens at the start of each span of text that are read in one pass, as a prompt.
         """
-        name = type(self).__name__.lower()
-        if mode == "fp16" and type(self).__name__ != "FP16":
-            raise ConfigError(
-                "dataset.mode", mode, f"does not use a cache, so method={name} would have no effect", hint="method=fp16"
-            )
-        if mode == "simulated" and (self.needs_prompts or self.observe_prompt or self.drops_tokens):
-            reason = "drops tokens" if self.drops_tokens else "depends on the prompt, which this mode does not have"
-            raise ConfigError(
-                "dataset.mode", mode, f"is not available for method={name}, which {reason}", hint="dataset.mode=decode"
-            )
-        if (self.needs_prompts or self.prompt_only) and prompt <= QUERY_TOKENS:
-            raise ConfigError(
-                "dataset.prefill",
-                prompt,
-                f"must be larger, because {name} quantizes or drops only tokens of a prompt",
-                hint="dataset.prefill=1024",
-            )
+        check_spans(self, mode, prompt)
 
     def fitted(self, head_dim: int) -> dict[str, int]:
         """Return the group sizes that are reduced because the configured ones do not divide `head_dim` channels.

@@ -21,6 +21,8 @@ SIDES: tuple[Side, Side] = ("key", "value")
 
 #: number of tokens that no sequence reaches: the result of :meth:`Rules.idle` for a layer that never changes
 ALWAYS = 1 << 30
+#: perplexity: number of tokens right after a span's prompt that serve as the query for methods that need one
+QUERY_TOKENS = 64
 
 
 class Rules(Traits):

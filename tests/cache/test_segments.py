@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvbench.cache.segments import base
+from kvbench.cache.segments import interface
 from kvbench.cache.segments.base import FullSegment, same, uniform_rows
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.cache.segments.rolling import RollingSegment
@@ -171,7 +171,7 @@ def test_a_buffer_grows_by_half_of_what_it_needs_or_by_its_slack():
 
 
 def test_chosen_tokens_are_appended_in_their_order_and_the_buffer_grows_once(monkeypatch):
-    monkeypatch.setattr(base, "GATHERED", 4)
+    monkeypatch.setattr(interface, "GATHERED", 4)
     segment, x, index = FullSegment(**SHAPE, capacity=4, slack=8), tokens(30), torch.randperm(30)[:10]
     segment.append_chosen(ALL, x, index)
     assert torch.equal(segment.view(ALL), x[:, :, index]) and segment.capacity == 18

@@ -6,8 +6,8 @@ from transformers import AttentionInterface, DynamicCache, LlamaConfig, LlamaFor
 
 from kvbench.attention import observe, over_stores, prefill, reference, register
 from kvbench.cache import Prompts
-from kvbench.cache.segments import base as segments
 from kvbench.cache.segments import codebook as nuq
+from kvbench.cache.segments import interface as segments
 from kvbench.cache.segments import packed
 from kvbench.decoding import generate
 from kvbench.methods import load_method
