@@ -1,19 +1,16 @@
-"""Encoders, which score the similarity of a context's chunks to a query.
+"""The encoders that ``method.encoder`` names, and loading of their weights.
 
-An encoder returns one number per chunk; a larger number means more similar. If the weights or the API key of an encoder
-are missing, the run stops with an error that names overrides. No other encoder is used in its place.
+If the weights or the API key of an encoder are missing, the run stops with an error that names overrides. No other
+encoder is used in its place.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import re
 import socket
 import threading
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
@@ -23,6 +20,11 @@ from typing import Any, ClassVar
 from kvbench.errors import ConfigError, ModelError
 from kvbench.hub.repository import HubError
 from kvbench.hub.transfer import amount
+from kvbench.retrieval.embedding import Embedding, Encoder
+from kvbench.retrieval.openai import OPENAI_MODEL as OPENAI_MODEL
+from kvbench.retrieval.openai import OPENAI_URL as OPENAI_URL
+from kvbench.retrieval.openai import OpenAI
+from kvbench.retrieval.openai import openai_endpoint as openai_endpoint
 from kvbench.retrieval.store import EmbeddingStore
 from kvbench.retrieval.weights import fetch_weights
 from kvbench.util.progress import say
@@ -44,32 +46,9 @@ LLM_EMBEDDER = {
 UNSPACED = "\\u3040-\\u30ff\\u3400-\\u4dbf\\u4e00-\\u9fff\\uf900-\\ufaff\\U00020000-\\U0003ffff"
 #: a word of BM25
 WORD = rf"(?u)[{UNSPACED}]|[^\W{UNSPACED}]+"
-NO_KEY = "method.encoder=openai needs an API key.\n  hint: export OPENAI_API_KEY=KEY, or set method.encoder=bm25"
 NO_BM25S = "method.encoder=bm25 needs the package bm25s.\n  hint: run pip install 'kvbench[retrieval]'"
-#: the endpoint of ``encoder=openai`` unless the environment names another
-OPENAI_MODEL, OPENAI_URL = "text-embedding-ada-002", "https://api.openai.com/v1"
 #: seconds that the hub may take to answer before it counts as out of reach
 PROBE_SECONDS = 1.5
-
-
-class Encoder(ABC):
-    """Base class of encoders. An encoder scores how similar texts are to a query."""
-
-    #: seconds that the searches so far would have taken in addition, had no vector been stored, less those that only
-    #: the first search of a process takes (loading of weights)
-    unspent_s: float = 0.0
-    #: stored vectors used so far without a known encoding time on this machine
-    uncharged: int = 0
-    #: True if a text's first and last word must be whole: to a comparison of words, half a word is another word
-    whole_words: ClassVar[bool] = False
-
-    @abstractmethod
-    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Return the similarity of each text to the query, in the order of the texts; larger means more similar."""
-
-    @abstractmethod
-    def ready(self) -> None:
-        """Raise ModelError if the encoder lacks what it needs: weights, an API key or a package. Nothing is loaded."""
 
 
 class BM25(Encoder):
@@ -111,72 +90,6 @@ class BM25(Encoder):
         index.index(corpus, show_progress=False)
         names = {number: word for word, number in words.vocab.items()}
         return [float(s) for s in index.get_scores([names[i] for i in words.ids[0]])]
-
-
-class Embedding(Encoder):
-    """Base class of encoders that score a text by the cosine similarity of embedding vectors (Cocktail, eq. 1).
-
-    Vectors are stored and used again, by later processes too.
-
-    Args:
-        name: name of the encoder, under which its vectors are stored.
-        store: store of the vectors.
-    """
-
-    batch = 64
-
-    def __init__(self, name: str, store: EmbeddingStore) -> None:
-        self.name, self.store = name, store
-
-    @abstractmethod
-    def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return the embedding vector of each text, in order. Raises ModelError if the texts cannot be encoded."""
-
-    def prepare(self, query: str, texts: Sequence[str]) -> list[str]:
-        """Return the strings to encode, the query first, with the instructions that the encoder expects before them."""
-        return [query, *texts]
-
-    def load(self) -> None:
-        """Prepare for :meth:`embed`: load the weights, or check the API key. Raises ModelError if they are missing."""
-
-    def machine(self) -> str:
-        """Return a description of this machine; encoding times are stored under it (:meth:`EmbeddingStore.costs`)."""
-        return machine()
-
-    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Return the cosine similarity of each text to the query, in the order of the texts, in double precision.
-
-        Texts without a stored vector are encoded. A text with a stored vector is encoded again only if its encoding
-        time on this machine is unknown, because the reported time of a search includes it; the stored vector is used
-        even then.
-
-        Raises:
-            ModelError: a vector is not stored, and the text cannot be encoded.
-        """
-        wanted = self.prepare(query, texts)
-        by_text = self.store.get(self.name, wanted)
-        here = self.machine()
-        costs = self.store.costs(self.name, list(by_text), here)
-        unknown, missing = sorted(by_text.keys() - costs), sorted(set(wanted) - by_text.keys())
-        if unknown or missing:
-            started = time.perf_counter()
-            try:
-                self.load()
-            except ModelError:
-                if missing:
-                    raise
-                self.uncharged, unknown = self.uncharged + len(unknown), []
-            self.unspent_s -= time.perf_counter() - started
-        left = sorted([*unknown, *missing])
-        for first in range(0, len(left), self.batch):
-            part = left[first : first + self.batch]
-            started = time.perf_counter()
-            encoded = dict(zip(part, self.embed(part), strict=True))
-            by_text = {**encoded, **by_text}  # stored vectors win, so that searches repeat to the bit
-            self.store.put(self.name, {text: by_text[text] for text in part}, here, time.perf_counter() - started)
-        self.unspent_s += sum(costs.values())
-        vectors = [by_text[text] for text in wanted]
-        return [cosine(vectors[0], vector) for vector in vectors[1:]]
 
 
 class SentenceTransformer(Embedding):
@@ -223,77 +136,6 @@ class SentenceTransformer(Embedding):
         self.load()
         vectors = self._model.encode(list(texts), batch_size=self.batch, show_progress_bar=False)
         return [[float(x) for x in vector] for vector in vectors]
-
-
-class OpenAI(Embedding):
-    """Encoder that gets embedding vectors from OpenAI's API or a compatible server.
-
-    Environment variables configure it: ``OPENAI_API_KEY``, which is never logged, ``OPENAI_BASE_URL`` for another
-    server, and ``OPENAI_EMBEDDING_MODEL`` for a model other than ``text-embedding-ada-002``.
-
-    Args:
-        store: store of the vectors.
-    """
-
-    def __init__(self, store: EmbeddingStore) -> None:
-        self.model, base = openai_endpoint()
-        self.url = base + "/embeddings"
-        super().__init__(f"openai/{self.model}" + ("" if base == OPENAI_URL else f" {base}"), store)
-
-    def load(self) -> None:
-        """Raise ModelError unless ``OPENAI_API_KEY`` is set. There are no weights to load."""
-        if not os.environ.get("OPENAI_API_KEY"):
-            raise ModelError(NO_KEY)
-
-    def ready(self) -> None:
-        """Raise ModelError if ``OPENAI_API_KEY`` is not set and no vectors of this encoder are stored."""
-        if not os.environ.get("OPENAI_API_KEY") and not self.store.knows(self.name):
-            raise ModelError(NO_KEY)
-
-    def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return the embedding vector of each text, in order.
-
-        Raises:
-            ModelError: no API key is set, or the endpoint does not return the vectors.
-        """
-        import httpx
-
-        key = os.environ.get("OPENAI_API_KEY")
-        if not key:
-            raise ModelError(NO_KEY)
-        try:
-            answer = httpx.post(
-                self.url,
-                json={"model": self.model, "input": list(texts)},
-                headers={"Authorization": f"Bearer {key}"},
-                timeout=60,
-            )
-            answer.raise_for_status()
-        except httpx.HTTPError as error:  # its text may hold the request's headers: name the kind alone
-            status = getattr(getattr(error, "response", None), "status_code", "no answer")
-            raise ModelError(
-                f"the embeddings endpoint {self.url} failed ({type(error).__name__}, {status}).\n"
-                "  hint: check OPENAI_BASE_URL and OPENAI_API_KEY, or set method.encoder=bm25"
-            ) from None
-        return [item["embedding"] for item in sorted(answer.json()["data"], key=lambda item: item["index"])]
-
-
-def openai_endpoint() -> tuple[str, str]:
-    """Return the model name and the base URL for ``encoder=openai``, from environment variables or the defaults."""
-    model = os.environ.get("OPENAI_EMBEDDING_MODEL") or OPENAI_MODEL
-    return model, (os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
-
-
-@lru_cache(maxsize=1)
-def machine() -> str:
-    """Return the hardware that decides an encoder's speed, as text: processor, number of torch threads, and GPU."""
-    import torch
-
-    from kvbench.profiling.device import device_name
-    from kvbench.results.environment import cpu_name
-
-    gpu = device_name("cuda:0") if torch.cuda.is_available() else "no GPU"
-    return f"{cpu_name()}, {torch.get_num_threads()} threads, {gpu}"
 
 
 def load_sentence_transformer(name: str, path: str) -> Any:
@@ -420,9 +262,3 @@ def check_name(name: str) -> None:
             "is not a known encoder",
             allowed=[*NAMED, "ORG/MODEL or DIR of a sentence-transformers model"],
         )
-
-
-def cosine(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the cosine similarity of two vectors in double precision; 0 if one of them is zero."""
-    norm = math.sqrt(math.fsum(x * x for x in a)) * math.sqrt(math.fsum(x * x for x in b))
-    return math.fsum(x * y for x, y in zip(a, b, strict=True)) / norm if norm else 0.0

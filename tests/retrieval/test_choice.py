@@ -14,7 +14,7 @@ import pytest
 from kvbench.errors import ConfigError, ModelError
 from kvbench.hub.repository import HubError
 from kvbench.hub.transfer import Plan
-from kvbench.retrieval import encoders, weights
+from kvbench.retrieval import embedding, encoders, weights
 from kvbench.retrieval.store import EmbeddingStore
 from kvbench.util.requirements import Package
 
@@ -122,9 +122,9 @@ def test_texts_are_encoded_in_batches_and_compared_by_their_cosine(monkeypatch: 
     scores = made.scores("qq", ["t" * n for n in range(100)])
     assert sorted(len(texts) for texts, _, _ in model.seen) == [37, 64] and len(scores) == 100
     assert scores[2] == pytest.approx(1.0) and scores[0] == pytest.approx(5**-0.5)
-    assert encoders.cosine([3.0, 4.0], [4.0, 3.0]) == pytest.approx(0.96)
-    assert encoders.cosine([0.0, 0.0], [4.0, 3.0]) == encoders.cosine([1.0], [0.0]) == 0.0
-    assert encoders.cosine([1.0, 0.0], [-2.0, 0.0]) == -1.0
+    assert embedding.cosine([3.0, 4.0], [4.0, 3.0]) == pytest.approx(0.96)
+    assert embedding.cosine([0.0, 0.0], [4.0, 3.0]) == embedding.cosine([1.0], [0.0]) == 0.0
+    assert embedding.cosine([1.0, 0.0], [-2.0, 0.0]) == -1.0
 
 
 def test_an_endpoint_is_asked_with_key_model_and_texts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +168,8 @@ def test_packages_are_those_of_the_encoder() -> None:
 def test_a_machine_is_its_processor_its_threads_and_its_gpu() -> None:
     import torch
 
-    assert f"{torch.get_num_threads()} threads, no GPU" in encoders.machine() or torch.cuda.is_available()
-    assert encoders.OpenAI(EmbeddingStore(None)).machine() == encoders.machine()
+    assert f"{torch.get_num_threads()} threads, no GPU" in embedding.machine() or torch.cuda.is_available()
+    assert encoders.OpenAI(EmbeddingStore(None)).machine() == embedding.machine()
 
 
 @pytest.mark.parametrize("fails", [False, True])

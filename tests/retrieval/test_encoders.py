@@ -112,7 +112,7 @@ class Clocked(Counting):
     def __init__(self, store, monkeypatch, here="this machine"):
         super().__init__(store)
         self.here, self.now = here, 0.0
-        monkeypatch.setattr("kvbench.retrieval.encoders.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("kvbench.retrieval.embedding.time.perf_counter", lambda: self.now)
 
     def machine(self):
         return self.here
