@@ -7,21 +7,18 @@ block of one segment is dequantized to full precision, and keys and values are n
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from kvbench.attention import ragged
 from kvbench.attention.logits import PLAIN, Logits
+from kvbench.attention.merge import BLOCK, ELEMENTS, MASKED, Merge, grouped, room
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.rope import rotated_slots
-
-#: a block has at least BLOCK tokens; in small models more, up to ELEMENTS elements. Larger blocks mean fewer
-#: operations, which dominate the cost of a step on a CPU until a block no longer fits the processor's caches
-BLOCK, ELEMENTS = 1024, 1 << 20
-#: score of a masked slot: far below any real score, but finite, so that a block with no visible slot yields no NaN
-MASKED = -1e30
 
 
 def attend(
@@ -48,6 +45,10 @@ def attend(
     """
     outputs = []
     groups = layer.row_groups()
+    if len(groups) > 1 and query.device.type != "cpu":
+        together = ragged.attend(layer, query, mask, scaling, logits)
+        if together is not None:
+            return together
     if layer.method.reading_order(layer, slice(0, 1)) is not None:
         groups = [slice(row, row + 1) for row in range(layer.batch)]
     for rows in groups:
@@ -88,10 +89,42 @@ def attend_rows(
             return one_token(query, full_keys, full_values, scaling)
         return sdpa_attention_forward(module, query, full_keys, full_values, mask, scaling=scaling)[0]
     layer.paths.update(("reference", "packed") if full_keys is None or full_values is None else ("reference",))
-    out, probabilities = merge_blocks(layer, rows, query, mask, scaling, logits, keep=observed)
-    if probabilities is not None:
-        layer.method.observe(layer, rows, probabilities)
+    if observed or query.device.type != "cpu":
+        out, probabilities = merge_blocks(layer, rows, query, mask, scaling, logits, keep=observed)
+        if probabilities is not None:
+            layer.method.observe(layer, rows, probabilities)
+    else:
+        out = in_caches(layer, rows, query, mask, scaling, logits)
     return out.transpose(1, 2).to(query.dtype)
+
+
+def in_caches(
+    layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | None, scaling: float, logits: Logits
+) -> Tensor:
+    """Compute :func:`merge_blocks` for so few rows at a time that a CPU's caches hold their blocks.
+
+    Args:
+        layer: layer whose stores are read.
+        rows: rows with equal numbers of tokens in every segment.
+        query: queries of these rows, ``[rows, Hq, q, D]``.
+        mask: mask over the slots of these rows (:func:`mask_over_slots`), or None if every slot is visible.
+        scaling: factor by which scores are multiplied.
+        logits: the model's softcap and sinks.
+
+    Returns:
+        The output in fp32, ``[rows, Hq, q, Dv]``.
+    """
+    first, last, _ = rows.indices(layer.batch)
+    longest = max((stop - start for start, stop in blocks(layer, rows)), default=1)
+    width = longest * layer.heads * max(layer.key_dim, layer.value_dim)
+    step = max(ELEMENTS // width, 1)
+    outs = []
+    for row in range(first, last, step):
+        some = slice(row, min(row + step, last))
+        part = slice(some.start - first, some.stop - first)
+        visible = mask[part] if mask is not None and mask.shape[0] > 1 else mask
+        outs.append(merge_blocks(layer, some, query[part], visible, scaling, logits, together=last - first)[0])
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
 def merge_blocks(
@@ -103,6 +136,7 @@ def merge_blocks(
     logits: Logits = PLAIN,
     *,
     keep: bool = False,
+    together: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention one block of slots at a time, and combine the blocks by an online softmax.
 
@@ -114,25 +148,18 @@ def merge_blocks(
         scaling: factor by which scores are multiplied.
         logits: the model's softcap and sinks.
         keep: True to return the probabilities as well, for a method that observes attention.
+        together: number of rows for which blocks are chosen, if `rows` are only some of them.
 
     Returns:
         The output in fp32, ``[rows, Hq, q, Dv]``; and the probabilities ``[rows, Hq, q, slots]``, or None unless
         `keep`.
     """
     keys, values = layer.stores()
-    batch, query_heads, count, channels = query.shape
-    group = query_heads // layer.heads
-    # all query heads and tokens of a KV head are rows of one product: its keys and values are read once
-    q = (query.float() * scaling).reshape(batch, layer.heads, group * count, channels)
-    top: Tensor | None = None
-    total: Tensor | None = None
-    acc: Tensor | None = None
-    if logits.sinks is not None:
-        top = logits.sinks.float().view(1, layer.heads, group, 1).expand(batch, -1, -1, count).reshape(*q.shape[:3], 1)
-        total = torch.ones_like(top)
-    observed: list[Tensor] = []
-    upper = layer.progress.upper
-    for start, stop in blocks(layer, rows):
+    batch, query_heads, count, _ = query.shape
+    group, upper = query_heads // layer.heads, layer.progress.upper
+    q, observed = grouped(layer, query, scaling), list[Tensor]()
+    merge = Merge(layer, q, query_heads, logits)
+    for start, stop in blocks(layer, rows, together):
         parts = [
             q @ rotated_slots(layer, rows, a, b, keys.read(rows, a, b, torch.float32, upper)).transpose(-1, -2)
             for a, b in pairwise(keys.cuts(rows, start, stop))
@@ -148,28 +175,14 @@ def merge_blocks(
                 scores = (grid + visible.float().clamp(min=MASKED)).view_as(scores)
         if keep:
             observed.append(scores)
-        block_top = scores.amax(-1, keepdim=True)
-        new_top = block_top if top is None else torch.maximum(top, block_top)
-        weights = torch.exp(scores - new_top)
-        block_total = weights.sum(-1, keepdim=True)
-        block_acc = torch.zeros((), device=q.device)
-        for a, b in pairwise(values.cuts(rows, start, stop)):
-            block_acc = block_acc + weights[..., a - start : b - start] @ values.read(rows, a, b, torch.float32, upper)
-        if top is None or total is None:
-            total, acc = block_total, block_acc
-        else:
-            shrink = torch.exp(top - new_top)
-            total, acc = total * shrink + block_total, block_acc if acc is None else acc * shrink + block_acc
-        top = new_top
-    if top is None or total is None or acc is None:  # rows whose prompt is padding so far hold nothing
+        cuts = pairwise(values.cuts(rows, start, stop))
+        merge.add(scores, [(b - a, partial(values.read, rows, a, b, torch.float32, upper)) for a, b in cuts])
+    out = merge.output()
+    if out is None:  # rows whose prompt is padding so far hold nothing
         return query.new_zeros(batch, query_heads, count, layer.value_dim, dtype=torch.float32), (
             query.new_zeros(batch, query_heads, count, 0, dtype=torch.float32) if keep else None
         )
-    out = (acc / total).view(batch, query_heads, count, layer.value_dim)
-    if not keep:
-        return out, None
-    probabilities = torch.exp(torch.cat(observed, -1) - top) / total
-    return out, probabilities.view(batch, query_heads, count, -1)
+    return out, merge.probabilities(observed) if keep else None
 
 
 def one_token(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
@@ -194,12 +207,13 @@ def one_token(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Te
     return out.reshape(batch, 1, heads, values.shape[-1])
 
 
-def blocks(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
+def blocks(layer: KVLayer, rows: slice, together: int | None = None) -> list[tuple[int, int]]:
     """Divide the slots into blocks that are small enough to be dequantized at once.
 
     Args:
         layer: layer whose stores are read.
         rows: rows with equal numbers of tokens in every segment.
+        together: number of rows for which blocks are chosen; None: that of `rows`.
 
     Returns:
         Pairs ``(first slot, one past the last slot)``, in the order in which attention must read them. The largest
@@ -207,8 +221,8 @@ def blocks(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
         values, if these have more channels) have :data:`ELEMENTS` elements over all rows and heads.
     """
     keys, _ = layer.stores()
-    count = len(range(*rows.indices(layer.batch)))
-    most = max(BLOCK, ELEMENTS // (count * layer.heads * max(layer.key_dim, layer.value_dim)))
+    count = together or len(range(*rows.indices(layer.batch)))
+    most = room(count, layer.heads, max(layer.key_dim, layer.value_dim), BLOCK, ELEMENTS)
     ranges = layer.method.reading_order(layer, rows) or [(0, keys.length(rows))]
     return [(first, min(first + most, stop)) for start, stop in ranges for first in range(start, stop, most)]
 

@@ -26,6 +26,7 @@ prefilled in groups (``KVCache.only``).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -278,7 +279,14 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         """
         if not self.sealed or not (self.method.settles or self.window):
             return
-        for rows in self.row_groups():
+        groups = self.row_groups()
+        if len(groups) > 1 and not self.window:
+            before = self.lengths(groups[0])
+            with suppress(NonFiniteError):  # found again, and located, by the calls below
+                if self.method.settle_each(self):
+                    self.note_moves(slice(0, self.batch), before)
+                    return
+        for rows in groups:
             before = self.lengths(rows)
             try:
                 self.method.settle(self, rows)

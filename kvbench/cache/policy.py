@@ -171,6 +171,19 @@ class Policy(Protocol[L]):
         """
         ...
 
+    def settle_each(self, layer: L) -> bool:
+        """Bring the stores of all rows up to date, rows that hold different numbers of tokens among them.
+
+        This is for batches of prompts of different lengths, which :meth:`settle` processes row by row.
+
+        Args:
+            layer: layer that holds the tokens.
+
+        Returns:
+            False if nothing was done, because the rows need different things.
+        """
+        ...
+
     def demotions(self, layer: L, count: int) -> tuple[Tensor, Tensor] | None:
         """Return when the method packs or drops each token of a text, as far as that is known in advance.
 

@@ -271,6 +271,31 @@ class RecencyMethod(Method):
                     store.segments[-2].append(rows, store.tail.view(rows)[:, :, :excess])
                 store.tail.drop_front(rows, excess)
 
+    def settle_each(self, layer: KVLayer) -> bool:
+        """Pack equally many tokens of all rows; arguments and result are those of :meth:`Policy.settle_each`."""
+        from kvbench.cache.segments.base import same
+        from kvbench.cache.segments.packed import PackedSegment
+
+        if type(self).settle is not RecencyMethod.settle or self.evict or not self._packs(layer):
+            return False
+        exact = {self.windows(count) for count in {self.counted(layer, row) for row in range(layer.batch)}}
+        tails = [(*store.tail.starts, *store.tail.lengths) for store in layer.stores()]
+        if len(exact) > 1 or not all(same(tail[: layer.batch]) and same(tail[layer.batch :]) for tail in tails):
+            return False
+        if self.sinks and any(set(store.segments[0].lengths) != {self.sinks} for store in layer.stores()):
+            return False
+        due = []
+        for store, most in zip(layer.stores(), exact.pop(), strict=True):
+            tokens = store.tail.view(slice(None))[:, :, : max(store.tail.lengths[0] - most, 0)]
+            due.append((store, store.segments[-2], tokens))
+        if not all(isinstance(segment, PackedSegment) and segment.appends_each(x) for _, segment, x in due):
+            return False
+        for store, segment, x in due:
+            if x.shape[2]:
+                segment.append_each(x)
+                store.tail.drop_front(slice(None), x.shape[2])
+        return True
+
     def demotions(self, layer: KVLayer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return after how many tokens each token leaves the window, for keys and for values.
 

@@ -77,6 +77,18 @@ class Rules(Traits):
             rows: rows of the batch to change; all of them have the same number of tokens in each segment.
         """
 
+    def settle_each(self, layer: KVLayer) -> bool:
+        """Do what :meth:`settle` does for all rows in one call, although they hold different numbers of tokens.
+
+        Args:
+            layer: layer to change.
+
+        Returns:
+            False if nothing was done, so that :meth:`settle` must be called for the rows of each length. So does this
+            implementation.
+        """
+        return False
+
     def demotions(self, layer: KVLayer, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return after how many tokens :meth:`settle` packs or drops each token, for keys and for values.
 

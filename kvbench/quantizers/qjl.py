@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kvbench.errors import NonFiniteError
 from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer, first_non_finite
+from kvbench.quantizers.packing import look_up
 from kvbench.quantizers.parameters import Parameter
 from kvbench.quantizers.turboquant import LevelQuantizer
 
@@ -86,7 +87,7 @@ class SketchQuantizer(AffineQuantizer):
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Dequantize unpacked codes; the keys stay rotated. Arguments as for :meth:`AffineQuantizer.decode`."""
         norm, length = (param.float() for param in params)
-        return (self.decode_unit(codes, length) * norm).to(dtype)
+        return self.decode_unit(codes, length).mul_(norm).to(dtype)
 
     def decode_unit(self, codes: Tensor, length: Tensor) -> Tensor:
         """Return decoded keys before they are multiplied by their norms, fp32 ``[..., D]``.
@@ -96,9 +97,10 @@ class SketchQuantizer(AffineQuantizer):
             length: lengths of the residuals, fp32 ``[..., T, 1]``.
         """
         channels, device = codes.shape[-1], codes.device
-        z = self.inner.table(channels, device)[(codes >> 1).long()]
-        signs = 1.0 - 2.0 * (codes & 1).float()
-        return z + (math.sqrt(math.pi / 2) / channels) * length * (signs @ self.projection(channels, device))
+        z = look_up(self.inner.table(channels, device), codes >> 1)
+        signs = (codes & 1).float().mul_(-2.0).add_(1.0)
+        sketch = signs @ self.projection(channels, device)
+        return z.add_(sketch.mul_((math.sqrt(math.pi / 2) / channels) * length))
 
 
 @cache

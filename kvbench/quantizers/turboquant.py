@@ -25,6 +25,7 @@ from torch import Tensor
 
 from kvbench.errors import NonFiniteError
 from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer, first_non_finite
+from kvbench.quantizers.packing import look_up
 from kvbench.quantizers.parameters import Parameter
 
 #: intervals of the trapezoid rule, and the largest number of rounds of the Lloyd-Max iteration
@@ -167,15 +168,15 @@ class LevelQuantizer(AffineQuantizer):
         Args:
             codes: stored codes, ``[..., T, D]``.
         """
-        z = self.table(codes.shape[-1], codes.device)[codes.long()]
+        z = look_up(self.table(codes.shape[-1], codes.device), codes)
         return (ordered_sum(z.square()) + 1e-16).sqrt()
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Dequantize unpacked codes; the keys stay rotated. Arguments as for :meth:`AffineQuantizer.decode`."""
-        z = self.table(codes.shape[-1], codes.device)[codes.long()]
+        z = look_up(self.table(codes.shape[-1], codes.device), codes)
         if self.correction == "read":
-            z = z / (z.square().sum(-1, keepdim=True) + 1e-16).sqrt()
-        return (z * params[0].float()).to(dtype)
+            z.div_((z.square().sum(-1, keepdim=True) + 1e-16).sqrt())
+        return z.mul_(params[0].float()).to(dtype)
 
 
 class TruncatingQuantizer(AffineQuantizer):
@@ -210,7 +211,7 @@ class TruncatingQuantizer(AffineQuantizer):
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Dequantize unpacked codes in fp32, then round to `dtype`; arguments as for :meth:`AffineQuantizer.decode`."""
         scale, minimum = (param.float() for param in params)
-        return (codes.float() * scale + minimum).to(dtype)
+        return codes.float().mul_(scale).add_(minimum).to(dtype)
 
 
 @cache

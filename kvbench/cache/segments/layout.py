@@ -100,6 +100,22 @@ class TileLayout:
                 self._write_run(words.select(-3, tile), field, row, codes.narrow(-2, done, run))
                 done += run
 
+    def write_each(self, words: Tensor, places: Tensor, codes: Tensor) -> None:
+        """Write the code of one token per row of the batch, in place; the codes of other tokens stay.
+
+        Args:
+            words: words in the shape of :meth:`shape`, behind the dimensions of rows and heads.
+            places: index of the token of each row, int64 ``[B]``.
+            codes: its codes, of any integer dtype, ``[B, H, D]``.
+        """
+        rows = torch.arange(len(places), device=words.device)
+        tile, within = places // TILE, places % TILE
+        field, row = within // self.rows, within % self.rows
+        at = (rows, slice(None), tile, row) if self.order == "key" else (rows, slice(None), tile, slice(None), row)
+        shift = (field * self.width).to(torch.int32)[:, None, None]
+        other_fields = words[at].to(torch.int32) & (0xFFFF ^ (((1 << self.width) - 1) << shift))
+        words[at] = to_int16(other_fields | (codes.to(torch.int32) << shift))
+
     def move_to_front(self, words: Tensor, start: int, stop: int) -> None:
         """Move the codes of consecutive tokens so that the first of them becomes token 0, in place.
 
@@ -146,7 +162,7 @@ class TileLayout:
             int16 ``[..., tiles * 128, D]``.
         """
         if self.order == "value":
-            words = words.transpose(-1, -2)
+            words = words.transpose(-1, -2).contiguous()  # a quarter of the codes' bytes, or less
         grid = (words.unsqueeze(-3) >> self.shifts(torch.int16, words.device)).bitwise_and_((1 << self.width) - 1)
         return grid.flatten(-4, -2)
 

@@ -21,6 +21,8 @@ from kvbench.quantizers.windowed import WindowedQuantizer
 
 #: number of tokens that torch encodes at a time, which bounds the fp32 temporaries of a long prompt
 ENCODED = 2048
+#: number of elements that torch encodes at a time on a CPU, whose caches hold them; at least a tile is encoded
+CACHED = 1 << 19
 
 
 def fits_tiles(quantizer: AffineQuantizer) -> bool:
@@ -164,8 +166,10 @@ class PackedSegment(Segment):
         if isinstance(how, Form):
             pack(self, how, rows.indices(len(self.lengths))[0], x, start, index)
         else:
-            per = self.quantizer.block_tokens
-            block = max(ENCODED // per, 1) * per
+            per, most = self.quantizer.block_tokens, ENCODED
+            if x.device.type == "cpu":
+                most = min(most, max(CACHED // max(x[:, :, 0].numel(), 1), TILE))
+            block = max(most // per, 1) * per
             for first in range(0, count, block):
                 last = first + block
                 part = x[:, :, first:last] if index is None else x.index_select(2, index[first:last])
@@ -180,6 +184,30 @@ class PackedSegment(Segment):
         for buffer, param, parameter in zip(self.params, params, self.parameters, strict=True):
             first = parameter.row(start)
             buffer[rows, :, first : first + param.shape[2]].copy_(param)
+
+    def appends_each(self, x: Tensor) -> bool:
+        """Return True if :meth:`append_each` takes tokens: no group runs along tokens, and no kernel packs them."""
+        return self.by_token and not isinstance(served(self, x), Form)
+
+    def append_each(self, x: Tensor) -> None:
+        """Quantize tokens and append them to all rows, which may hold different numbers of tokens.
+
+        Args:
+            x: tokens in full precision, ``[B, H, n, D]``, for which :meth:`appends_each` returns True.
+        """
+        count = x.shape[2]
+        if max(self.lengths) + count > self.capacity:
+            needed = -(-(max(self.lengths) + count) // TILE)
+            self._allocate(len(self.lengths), needed + needed // 2)
+        codes, params = self.quantizer.encode(x)
+        planes = self.quantizer.split(codes)
+        first, rows = torch.tensor(self.lengths, device=self.device), torch.arange(len(x), device=self.device)
+        for i in range(count):
+            for layout, words, plane in zip(self.layouts, self.words, planes, strict=True):
+                layout.write_each(words, first + i, plane[:, :, i])
+            for buffer, param in zip(self.params, params, strict=True):
+                buffer[rows, :, first + i] = param[:, :, i]
+        self.lengths[:] = [length + count for length in self.lengths]
 
     def advance(self) -> list[int]:
         """Make room for one new token of every row, which a kernel will quantize later; they count as stored at once.

@@ -6,12 +6,15 @@ Sources: vllm-project/vllm 0.33.0, ``ultraquant/format.py``, ``ultraquant/refere
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 from kvbench.errors import ConfigError
 from kvbench.quantizers.engine.base import TokenQuantizer
 from kvbench.quantizers.engine.floats import E2M1, SIGN, from_e2m1
+from kvbench.quantizers.packing import look_up
 from kvbench.quantizers.parameters import Parameter
 
 #: bias of the exponent byte of a power of two
@@ -62,7 +65,7 @@ class UltraQuant(TokenQuantizer):
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """Return ``e2m1(code) * s``; arguments are those of :meth:`TokenQuantizer.decode_blocks`."""
         scale = torch.where(params[0] == 0, 0.0, torch.exp2(params[0].float() - BIAS))
-        return from_e2m1(codes) * scale[..., None]
+        return from_e2m1(codes).mul_(scale[..., None])
 
 
 class Octave(TokenQuantizer):
@@ -111,11 +114,13 @@ class Octave(TokenQuantizer):
 
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """Return ``v[code] * S / 64``; arguments are those of :meth:`TokenQuantizer.decode_blocks`."""
-        first = self._wide_blocks(codes)
-        values = torch.cat(
-            [table(4, codes)[codes[..., :first, :].long()], table(3, codes)[codes[..., first:, :].long()]], -2
-        )
-        return values * (params[0][..., : codes.shape[-2]].float() / FIXED)[..., None]
+        first, blocks = self._wide_blocks(codes), codes.shape[-2]
+        if 0 < first < blocks:
+            parts = codes[..., :first, :], codes[..., first:, :]
+            values = torch.cat([look_up(table(4, codes), parts[0]), look_up(table(3, codes), parts[1])], -2)
+        else:
+            values = look_up(table(4 if first else 3, codes), codes)
+        return values.mul_((params[0][..., :blocks].float() / FIXED)[..., None])
 
     def planes(self, channels: int) -> tuple[tuple[int, int], ...]:
         """Describe the planes of codes: if only `wide` channels have 4 bits, the highest bit has a plane of its own."""
@@ -163,7 +168,13 @@ def looked_up(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 def table(bits: int, like: Tensor) -> Tensor:
     """Return the levels of codes with `bits` bits, fp32, on the device of `like`."""
-    return torch.tensor(LEVELS[bits], dtype=torch.float32, device=like.device)
+    return _table(bits, str(like.device))
+
+
+@cache
+def _table(bits: int, device: str) -> Tensor:
+    with torch.inference_mode(False):  # cached, so it outlives the mode in which it is made
+        return torch.tensor(LEVELS[bits], dtype=torch.float32, device=device)
 
 
 def octave(name: str, head_dim: int, rope_dim: int) -> tuple[Octave, Octave]:

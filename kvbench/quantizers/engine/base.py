@@ -81,14 +81,15 @@ class TokenQuantizer(AffineQuantizer):
         Returns:
             The values, ``[..., T, D]``, in the basis in which they were quantized.
         """
-        values = self.decode_blocks(self.group(codes.to(torch.int32)), params).view(codes.shape)
+        codes = codes.to(torch.int16) if codes.dtype == torch.uint8 else codes  # codes less 128 are negative
+        values = self.decode_blocks(self.group(codes), params).view(codes.shape)
         return values.clamp_(-FP16_MAX, FP16_MAX).half() if dtype == torch.float16 else values.to(dtype)
 
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """Dequantize the codes of groups.
 
         Args:
-            codes: codes, int32 ``[..., T, groups, group]``.
+            codes: codes, of an integer dtype of at least 16 bits, ``[..., T, groups, group]``.
             params: the parameters, each ``[..., T, groups]``.
 
         Returns:

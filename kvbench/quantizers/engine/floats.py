@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from kvbench.quantizers.packing import look_up
 
 #: largest e4m3 number
 E4M3_MAX = 448.0
@@ -59,5 +62,15 @@ def from_e2m1(codes: Tensor) -> Tensor:
     Args:
         codes: codes, of any integer dtype.
     """
-    table = torch.tensor([*E2M1, *(-x for x in E2M1)], device=codes.device)
-    return table[codes.long()]
+    return look_up(e2m1_table(str(codes.device)), codes)
+
+
+@cache
+def e2m1_table(device: str) -> Tensor:
+    """Return the e2m1 number of each 4-bit code, fp32 ``[16]``.
+
+    Args:
+        device: device of the result.
+    """
+    with torch.inference_mode(False):  # cached, so it outlives the mode in which it is made
+        return torch.tensor([*E2M1, *(-x for x in E2M1)], device=device)

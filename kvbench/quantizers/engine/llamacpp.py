@@ -8,11 +8,14 @@ values before every quantized cache since 2026.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 from kvbench.quantizers.affine import FP16_MAX
 from kvbench.quantizers.engine.base import TokenQuantizer, quotient
+from kvbench.quantizers.packing import look_up
 
 #: channels per block
 BLOCK = 32
@@ -59,7 +62,7 @@ class Q8_0(TokenQuantizer):
 
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """Return ``d * (code - 128)``; arguments are those of :meth:`TokenQuantizer.decode_blocks`."""
-        return (codes - 128) * params[0].float()[..., None]
+        return (codes - 128).float().mul_(params[0].float()[..., None])
 
 
 class Signed(TokenQuantizer):
@@ -97,7 +100,7 @@ class Signed(TokenQuantizer):
 
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """Return ``d * (code - n)``; arguments are those of :meth:`TokenQuantizer.decode_blocks`."""
-        return (codes - (1 << (self.bits - 1))) * params[0].float()[..., None]
+        return (codes - (1 << (self.bits - 1))).float().mul_(params[0].float()[..., None])
 
 
 class Ranged(TokenQuantizer):
@@ -134,7 +137,7 @@ class Ranged(TokenQuantizer):
 
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """Return ``d * code + m``; arguments are those of :meth:`TokenQuantizer.decode_blocks`."""
-        return codes * params[0].float()[..., None] + params[1].float()[..., None]
+        return codes.float().mul_(params[0].float()[..., None]).add_(params[1].float()[..., None])
 
 
 class IQ4NL(TokenQuantizer):
@@ -155,7 +158,7 @@ class IQ4NL(TokenQuantizer):
 
     def encode_blocks(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Compute codes and scales; arguments and result are those of :meth:`TokenQuantizer.encode_blocks`."""
-        table = torch.tensor(IQ4_NL, dtype=torch.float32, device=x.device)
+        table = iq4_nl_table(str(x.device))
         first = peak(x)
         zero = first.abs() < TINY
         scaled = x * inverse(quotient(first, IQ4_NL[0]))[..., None]
@@ -168,8 +171,18 @@ class IQ4NL(TokenQuantizer):
 
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """Return ``d * v[code]``; arguments are those of :meth:`TokenQuantizer.decode_blocks`."""
-        table = torch.tensor(IQ4_NL, dtype=torch.float32, device=codes.device)
-        return table[codes.long()] * params[0].float()[..., None]
+        return look_up(iq4_nl_table(str(codes.device)), codes).mul_(params[0].float()[..., None])
+
+
+@cache
+def iq4_nl_table(device: str) -> Tensor:
+    """Return the levels of iq4_nl, fp32 ``[16]``.
+
+    Args:
+        device: device of the result.
+    """
+    with torch.inference_mode(False):  # cached, so it outlives the mode in which it is made
+        return torch.tensor(IQ4_NL, dtype=torch.float32, device=device)
 
 
 def peak(x: Tensor) -> Tensor:

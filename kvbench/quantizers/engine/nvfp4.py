@@ -76,4 +76,4 @@ class NVFP4(TokenQuantizer):
 
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """Return ``e2m1(code) * s * g``; arguments are those of :meth:`TokenQuantizer.decode_blocks`."""
-        return from_e2m1(codes) * from_e4m3(params[0])[..., None] * self.factor
+        return from_e2m1(codes).mul_(from_e4m3(params[0])[..., None]).mul_(self.factor)

@@ -56,7 +56,7 @@ class Ranged(TokenQuantizer):
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """Return ``(code - z) * s``; arguments are those of :meth:`TokenQuantizer.decode_blocks`."""
         scale, zero = (param.float()[..., None] for param in params)
-        return (codes - zero) * scale
+        return codes.float().sub_(zero).mul_(scale)
 
 
 class MXBlock16(TokenQuantizer):
@@ -84,4 +84,4 @@ class MXBlock16(TokenQuantizer):
 
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """Return ``e2m1(code) * 2^e``; arguments are those of :meth:`TokenQuantizer.decode_blocks`."""
-        return from_e2m1(codes) * torch.exp2(params[0].float() - BIAS)[..., None]
+        return from_e2m1(codes).mul_(torch.exp2(params[0].float() - BIAS)[..., None])

@@ -40,7 +40,7 @@ class Int8PerTokenHead(TokenQuantizer):
 
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """Return ``(code - 128) * s``; arguments are those of :meth:`TokenQuantizer.decode_blocks`."""
-        return (codes - 128) * params[0].float()[..., None]
+        return (codes - 128).float().mul_(params[0].float()[..., None])
 
 
 class Fp8PerTokenHead(TokenQuantizer):
@@ -65,7 +65,7 @@ class Fp8PerTokenHead(TokenQuantizer):
 
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """Return ``e4m3(code) * s``; arguments are those of :meth:`TokenQuantizer.decode_blocks`."""
-        return from_e4m3(codes) * params[0].float()[..., None]
+        return from_e4m3(codes).mul_(params[0].float()[..., None])
 
 
 class Fp8(TokenQuantizer):
@@ -97,7 +97,7 @@ class Fp8(TokenQuantizer):
 
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """Return ``e4m3(code) * scale``; arguments are those of :meth:`TokenQuantizer.decode_blocks`."""
-        return from_e4m3(codes) * self.scale
+        return from_e4m3(codes).mul_(self.scale)
 
 
 class Int4PerTokenHead(TokenQuantizer):
@@ -129,7 +129,7 @@ class Int4PerTokenHead(TokenQuantizer):
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """Return ``(code - z) * s'``; arguments are those of :meth:`TokenQuantizer.decode_blocks`."""
         scale, zero = unfold(params[0].float())
-        return (codes - zero[..., None]) * scale[..., None]
+        return codes.float().sub_(zero[..., None]).mul_(scale[..., None])
 
 
 def fold(scale: Tensor, zero: Tensor) -> Tensor:
