@@ -19,6 +19,7 @@ from typing import Any
 
 from experiments.formats.fold import fold
 from experiments.formats.grid import ROWS, Row
+from experiments.formats.tpot import settings
 from kvbench.config.setting import parse as parse_setting
 from kvbench.results.samples import read as read_samples
 
@@ -124,6 +125,7 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", default="results/formats", help="folder of the tables (default: %(default)s)")
     parser.add_argument("--fold-only", action="store_true", help="write the tables from existing runs")
     parser.add_argument("--run-only", action="store_true", help="write no tables")
+    parser.add_argument("--settings", action="store_true", help="print the settings for kvbench.bench tpot")
     arguments = parser.parse_args(given)
     unknown = [key for key in arguments.only if key not in ROWS]
     if unknown:
@@ -135,6 +137,9 @@ def main() -> int:
     """Run what is missing, write the tables, and return the exit code."""
     given = sys.argv[1:]
     arguments, failed = parse(given), 0
+    if arguments.settings:
+        print(*settings().values())
+        return 0
     if not arguments.fold_only:
         if arguments.jobs == 1:
             failed = run_lines(arguments.only, arguments)

@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.formats.grid import CLAIMS, ROWS
 from experiments.formats.report import markdown, plot
+from experiments.formats.tpot import steps
 from experiments.mini.fold import mean_of, score
 from kvbench.results import fidelity
 from kvbench.results.samples import Row
@@ -50,7 +51,7 @@ def fold(lines: Mapping[str, Runs], out: Path, count: int, prompts: int) -> str:
     out.mkdir(parents=True, exist_ok=True)
     for name, data in (("lines", content), ("claims", claims)):
         (out / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    text = markdown(content, claims)
+    text = markdown(content, claims, steps())
     (out / "table.md").write_text(text, encoding="utf-8")
     plot(table, out / "plot.png")
     return text

@@ -53,13 +53,21 @@ class Quantizer:
         name: label of the quantizer.
         family: colour in the plot.
         setting: method, quantizer and options.
-        tails: options of each tail; a tail that is not listed is not run, as it equals another one.
+        tails: options of each tail, the authors' own first; a tail that is not listed is not run, as it equals another.
+        timed: setting to be timed in steps of a large model, if it is not `setting`; None if there is none: no kernel
+            reads the format, or it needs a calibration of that model.
     """
 
     name: str
     family: str
     setting: str
     tails: tuple[tuple[Tail, str], ...]
+    timed: str | None = ""
+
+    @property
+    def to_time(self) -> str | None:
+        """The setting to be timed in steps of a large model, or None."""
+        return self.setting if self.timed == "" else self.timed
 
 
 def _tokenwise() -> tuple[tuple[Tail, str], ...]:
@@ -87,12 +95,18 @@ def _turbo() -> tuple[tuple[Tail, str], ...]:
 
 
 def _engine(name: str, form: str) -> Quantizer:
+    """Return an engine's format that a kernel reads."""
     return Quantizer(name, "engine", f"engine:format={form}", _tokenwise())
 
 
+def _torch(name: str, form: str) -> Quantizer:
+    """Return an engine's format that only the reference path reads."""
+    return Quantizer(name, "engine", f"engine:format={form}", _tokenwise(), timed=None)
+
+
 def _only(name: str, form: str) -> Quantizer:
-    """Return an engine's format that is run with its own tail alone."""
-    return Quantizer(name, "engine", f"engine:format={form}", (("open", ""),))
+    """Return an engine's format that only the reference path reads, and that is run with its own tail alone."""
+    return Quantizer(name, "engine", f"engine:format={form}", (("open", ""),), timed=None)
 
 
 QUANTIZERS = (
@@ -108,13 +122,13 @@ QUANTIZERS = (
     Quantizer("int4 per token", "plain", "kivi:int4_token:residual=1", _tokenwise()),
     Quantizer("int4 per token, rotated", "plain", f"kivi:int4_token:residual=1:{_TURN}", _tokenwise()),
     _engine("vLLM int4 per token", "int4_per_token_head"),
-    _engine("SAW-INT4", "saw_int4"),
+    _torch("SAW-INT4", "saw_int4"),
     _engine("q4_0, rotated", "q4_0"),
     Quantizer("q4_0, not rotated", "engine", f"engine:format=q4_0:{_PLAIN}", _tokenwise()),
     _engine("nvfp4", "nvfp4"),
     _engine("nvfp4 4over6", "nvfp4_4over6"),
-    _engine("fp4_mx_block16", "fp4_mx_block16"),
-    _engine("UltraQuant", "ultraquant_4bit"),
+    _torch("fp4_mx_block16", "fp4_mx_block16"),
+    _torch("UltraQuant", "ultraquant_4bit"),
     _only("q5_1, rotated", "q5_1"),
     _only("q4_1, rotated", "q4_1"),
     _only("iq4_nl, rotated", "iq4_nl"),
@@ -124,21 +138,31 @@ QUANTIZERS = (
         "turboquant",
         "turboquant:format=4bit_nc:qjl=true:nc_at=none:boundary=0",
         (("open", ""),),
+        timed=None,
     ),
     Quantizer("TurboQuant 4 bits", "turboquant", "turboquant:format=4bit_nc", _turbo()),
     Quantizer("KVarN k4v4", "kvarn", "kvarn:int4_g128", _tiles()),
-    Quantizer("kvquant 4, 1% outliers", "kvquant", "kvquant", (("own", ""),)),
+    Quantizer("kvquant 4, 1% outliers", "kvquant", "kvquant", (("own", ""),), timed=None),
     # 2 to 3.5 bits
     Quantizer("TurboQuant k3v4", "turboquant", "turboquant:format=k3v4_nc", _turbo()),
     Quantizer("TurboQuant 3 bits", "turboquant", "turboquant:format=3bit_nc", _turbo()),
     Quantizer("KVarN k4v2", "kvarn", "kvarn", _tiles()),
     Quantizer("KVarN k2v2", "kvarn", "kvarn:int2_g128", _tiles()),
-    Quantizer("k2v2, rotated, not balanced", "kvarn", "kvarn:int2_g128:iterations=0", (("open", "sinks=0"),)),
+    Quantizer(
+        "k2v2, rotated, not balanced", "kvarn", "kvarn:int2_g128:iterations=0", (("open", "sinks=0"),), timed=None
+    ),
     Quantizer("kivi int2 G32", "kivi", "kivi:int2", _kivi(32)),
     Quantizer("kivi int2 G128", "kivi", "kivi:int2_g128", _kivi(128)),
     Quantizer("int2 per token", "plain", "kivi:int2_token:residual=1", _tokenwise()),
     Quantizer("int2 per token, rotated", "plain", f"kivi:int2_token:residual=1:{_TURN}", _tokenwise()),
-    Quantizer("OSCAR int2", "oscar", "oscar", (("own", ""), ("open", "sinks=0:window=0"))),
+    Quantizer(
+        "OSCAR int2",
+        "oscar",
+        "oscar",
+        (("own", ""), ("open", "sinks=0:window=0")),
+        # a matrix is a matrix: no calibration of the large model is needed to time it
+        timed="oscar:basis=rotation:rotation.key=hadamard:rotation.value=hadamard",
+    ),
 )
 
 
@@ -169,6 +193,9 @@ CLAIMS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             (key("KVarN k4v4", "wide"), key("TurboQuant 4 bits", "wide")),
             (key("KVarN k4v2", "open"), key("TurboQuant 3 bits", "open")),
             (key("KVarN k4v2", "wide"), key("TurboQuant 3 bits", "wide")),
+            (key("KVarN k4v2", "open"), key("TurboQuant 4 bits", "open")),
+            (key("KVarN k4v2", "wide"), key("TurboQuant 4 bits", "wide")),
+            (key("KVarN k2v2", "wide"), key("TurboQuant 3 bits", "wide")),
         ),
     ),
     (
@@ -176,6 +203,9 @@ CLAIMS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         (
             (key("KVarN k2v2", "open"), key("kivi int2 G128", "open")),
             (key("KVarN k2v2", "wide"), key("kivi int2 G128", "wide")),
+            (key("KVarN k2v2", "wide"), key("kivi int2 G32", "wide")),
+            (key("KVarN k2v2", "open"), key("int2 per token, rotated", "open")),
+            (key("KVarN k2v2", "wide"), key("int2 per token, rotated", "wide")),
             (key("KVarN k2v2", "open"), key("k2v2, rotated, not balanced", "open")),
         ),
     ),
@@ -193,7 +223,9 @@ CLAIMS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         "Rotation saves int4 per token",
         (
             (key("int4 per token, rotated", "open"), key("int4 per token", "open")),
+            (key("int4 per token, rotated", "wide"), key("int4 per token", "wide")),
             (key("q4_0, rotated", "open"), key("q4_0, not rotated", "open")),
+            (key("q4_0, rotated", "wide"), key("q4_0, not rotated", "wide")),
         ),
     ),
     ("fp8 is free", ((key("fp8", "open"), "fp16 | own"), (key("fp8 per token", "open"), "fp16 | own"))),
@@ -202,6 +234,7 @@ CLAIMS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         (
             (key("TurboQuant 4 bits", "own"), key("TurboQuant 3 bits", "own")),
             (key("TurboQuant 4 bits", "open"), key("TurboQuant 3 bits", "open")),
+            (key("TurboQuant 3 bits", "open"), "fp16 | own"),
         ),
     ),
     ("QJL helps TurboQuant", ((key("TurboQuant 4 bits, QJL", "open"), key("TurboQuant 4 bits", "open")),)),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.formats.grid import TAILS
+from experiments.formats.grid import TAILS, key
 
 #: colour and marker of each family
 STYLE = {
@@ -22,13 +22,15 @@ STYLE = {
 Line = Mapping[str, Any]
 
 
-def markdown(content: Mapping[str, Any], claims: Sequence[Line] = ()) -> str:
+def markdown(content: Mapping[str, Any], claims: Sequence[Line] = (), steps: Mapping[str, float] | None = None) -> str:
     """Return a table for each tail, lines with the fewest bits last, and one of the claims.
 
     Args:
         content: what ``lines.json`` holds.
         claims: what ``claims.json`` holds.
+        steps: time per token of a large model in milliseconds, by the line's key (``experiments.formats.tpot``).
     """
+    steps = steps or {}
     names = [name.replace("_", " ") for name in content["tasks"]]
     out: list[str] = []
     for tail, title in TAILS.items():
@@ -36,16 +38,17 @@ def markdown(content: Mapping[str, Any], claims: Sequence[Line] = ()) -> str:
         if len(chosen) < 2:
             continue
         out += [f"Exact tokens: {title}", ""]
-        out.append("| quantizer | bits | KL mean, 0.0001 nats | KL 99.9 % | same top | score | Δ to fp16 | ")
+        out.append("| quantizer | bits | KL mean, 0.0001 nats | KL 99.9 % | same top | score | Δ to fp16 | TPOT, ms | ")
         out[-1] += " | ".join(names) + " |"
-        out.append("|:--|" + "--:|" * (6 + len(names)))
+        out.append("|:--|" + "--:|" * (7 + len(names)))
         for line in sorted(chosen, key=lambda line: -line["bits"]):
             tasks = [f"{100 * line['tasks'][task]['score']:.0f}" for task in content["tasks"]]
             kld = line["kld"]
             out.append(
                 f"| {line['name']} | {line['bits']:.2f} | {divergence(kld)} | {kld['p99_9']:.2g} "
                 f"| {100 * line['same_top']['share']:.1f} % | {100 * line['score']['score']:.1f} "
-                f"| {points(line['vs_fp16'])} | {' | '.join(tasks)} |"
+                f"| {points(line['vs_fp16'])} | {shown(steps.get(key(line['name'], line['tail'])))} "
+                f"| {' | '.join(tasks)} |"
             )
         out.append("")
     env = content["env"]
@@ -54,7 +57,10 @@ def markdown(content: Mapping[str, Any], claims: Sequence[Line] = ()) -> str:
         "Bits of the cache per key or value element at the end of a sample, everything counted; KL divergence from "
         f"fp16 over {content['prompts']} prompts ({positions} decoded tokens) with its 95 % interval (bootstrap over "
         f"prompts); scores in percent over {content['n']} samples, Δ paired, ± standard error. "
-        f"{env['device']}, {env['dtype']}, torch {env['torch']}, transformers {env['transformers']}.",
+        f"{env['device']}, {env['dtype']}, torch {env['torch']}, transformers {env['transformers']}. "
+        "TPOT: one sequence of 32k tokens in a model of the shape of Llama-2-7B on an NVIDIA H200, bf16, captured and "
+        "compiled steps, rotations included, with the exact tokens of the authors; -: no kernel reads the format, or "
+        "it was not timed with these exact tokens.",
     ]
     if content["missing"]:
         out += ["", f"Not run, or not to the end: {', '.join(content['missing'])}."]
@@ -77,7 +83,7 @@ def claim_line(claim: Line) -> str:
         claim["worse"].replace(" | ", ", "),
         "{:.2f}, {:.2f}".format(*claim["bits"]),
         points(claim["score"]),
-        f"{1e4 * mean['diff']:+.3g} ({1e4 * mean['low']:+.3g} to {1e4 * mean['high']:+.3g})",
+        "{} ({} to {})".format(*(digits(1e4 * mean[name], "+") for name in ("diff", "low", "high"))),
         apart(claim),
     ]
     return f"| {' | '.join(values)} |"
@@ -94,9 +100,24 @@ def apart(claim: Line) -> str:
     return ", ".join(verdicts) or "no"
 
 
+def shown(step: float | None) -> str:
+    """Return milliseconds with two decimals, or ``-`` if there are none."""
+    return "-" if step is None else f"{step:.2f}"
+
+
 def divergence(kld: Mapping[str, float]) -> str:
     """Return a mean KL divergence and its interval in 0.0001 nats."""
-    return f"{1e4 * kld['mean']:.3g} ({1e4 * kld['low']:.3g} to {1e4 * kld['high']:.3g})"
+    return "{} ({} to {})".format(*(digits(1e4 * kld[name]) for name in ("mean", "low", "high")))
+
+
+def digits(x: float, sign: str = "") -> str:
+    """Return a number with three significant digits, and without an exponent if it is 1000 or more.
+
+    Args:
+        x: the number.
+        sign: ``+`` to show the sign of positive numbers.
+    """
+    return format(x, f"{sign}.0f" if abs(x) >= 999.5 else f"{sign}.3g")
 
 
 def points(difference: Mapping[str, float]) -> str:

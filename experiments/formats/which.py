@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
+from experiments.formats.report import divergence
+from experiments.formats.tpot import ROOT, measured
+
 PAGE = "docs/which-format.md"
-ROOT = Path(__file__).parents[2]
-#: name in results/formats, name in results/h200/formats/kernel.json, setting in results/h200/formats/tpot_7b.json
+#: name in results/formats and name in results/h200/formats/kernel.json
 FORMATS = (
-    ("q8_0, rotated", "q8_0", None),
-    ("int8 per token", "int8_per_token_head", None),
-    ("fp8", "fp8", "engine:format=fp8"),
-    ("kivi int4 G32", "int4_g32", None),
-    ("kivi int4 G128", "int4_g128", "kivi:int4_g128"),
-    ("int4 per token, rotated", None, None),
-    ("int4 per token", None, None),
-    ("vLLM int4 per token", "int4_per_token_head", "engine"),
-    ("q4_0, rotated", "q4_0", "engine:format=q4_0"),
-    ("nvfp4", "nvfp4", "engine:format=nvfp4"),
-    ("TurboQuant 4 bits", "turboquant_4bit", "turboquant"),
-    ("KVarN k4v4", "kvarn_k4v4", "kvarn:int4_g128"),
-    ("OSCAR int2", "oscar_int2", None),
+    ("q8_0, rotated", "q8_0"),
+    ("int8 per token", "int8_per_token_head"),
+    ("fp8", "fp8"),
+    ("fp8 per token", "fp8_per_token_head"),
+    ("kivi int4 G32", "int4_g32"),
+    ("kivi int4 G128", "int4_g128"),
+    ("int4 per token, rotated", None),
+    ("int4 per token", None),
+    ("vLLM int4 per token", "int4_per_token_head"),
+    ("q4_0, rotated", "q4_0"),
+    ("nvfp4", "nvfp4"),
+    ("nvfp4 4over6", None),
+    ("TurboQuant 4 bits", "turboquant_4bit"),
+    ("KVarN k4v4", "kvarn_k4v4"),
+    ("KVarN k4v2", "kvarn_k4v2"),
+    ("TurboQuant 3 bits", "turboquant_3bit"),
+    ("kivi int2 G32", None),
+    ("kivi int2 G128", None),
+    ("KVarN k2v2", None),
+    ("int2 per token, rotated", None),
+    ("OSCAR int2", "oscar_int2"),
 )
 #: 7B at 128k tokens: number of KV elements of a layer and side
 ELEMENTS = 32 * 131072 * 128
@@ -37,7 +46,7 @@ def table() -> str:
     """Return the page's table."""
     lines = {line["name"]: line for line in read("results/formats/lines.json")["lines"] if line["tail"] == "open"}
     kernel = {row["format"]: row for row in read("results/h200/formats/kernel.json")["rows"] if seven(row)}
-    steps = {row["setting"]: row["tpot_s"]["median"] for row in read("results/h200/formats/tpot_7b.json")["rows"]}
+    steps = measured()
     best = min(row["best_us"] for row in kernel.values() if "best_us" in row)
     out = [
         "| format | bits | attention of a layer, 7B at 128k, µs | TPOT, 7B at 32k, ms "
@@ -45,15 +54,15 @@ def table() -> str:
         "|:--|" + "--:|" * 5,
         f"| fp16 | 16 | {best:.0f} | {1e3 * steps['fp16']:.2f} | 0 | 99.8 |",
     ]
-    for name, form, setting in FORMATS:
+    for name, form in FORMATS:
         line = lines[name]
         row = kernel.get(form or "")
         bits = "-" if row is None else f"{8 * (row['bytes'] - 2 * 2 * 32 * 128) / (2 * ELEMENTS):.3g}"
         kld = line["kld"]
         out.append(
             f"| {name} | {bits} | {'-' if row is None else format(row['us'], '.0f')} "
-            f"| {'-' if setting is None else format(1e3 * steps[setting], '.2f')} "
-            f"| {1e4 * kld['mean']:.3g} ({1e4 * kld['low']:.2g} to {1e4 * kld['high']:.2g}) "
+            f"| {format(1e3 * steps[name], '.2f') if name in steps else '-'} "
+            f"| {divergence(kld)} "
             f"| {100 * line['score']['score']:.1f} |"
         )
     return "\n".join(out)

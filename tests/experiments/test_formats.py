@@ -7,6 +7,7 @@ import pytest
 from experiments.formats.fold import fold
 from experiments.formats.grid import CLAIMS, ROWS
 from experiments.formats.report import apart
+from experiments.formats.tpot import SOURCE, settings, steps
 from kvbench.config.setting import parse
 
 
@@ -73,3 +74,20 @@ def test_a_claim_is_the_first_less_the_second(folded):
 def test_without_fp16_there_is_no_table(tmp_path):
     assert fold({"kivi int4 G32 | own": runs([1], 500, 0.02)}, tmp_path, 1, 1).startswith("fp16 does not have")
     assert not list(tmp_path.iterdir())
+
+
+def test_times_are_found_however_their_settings_are_spelled(tmp_path):
+    (tmp_path / SOURCE).parent.mkdir(parents=True)
+    times = {"fp16": 7.6, "engine": 5.1, "kvarn:int4_g128:sinks=128": 5.0, "kivi:int8": 6.0}
+    rows = [{"setting": name, "tpot_s": {"median": ms / 1e3}, "status": "ok"} for name, ms in times.items()]
+    rows.append({"setting": "engine:format=fp8", "tpot_s": {"median": 1.0}, "status": "failed"})
+    (tmp_path / SOURCE).write_text(json.dumps({"rows": rows}))
+    lines = steps(tmp_path)
+    assert lines == pytest.approx({"fp16 | own": 7.6, "vLLM int4 per token | open": 5.1, "KVarN k4v4 | own": 5.0})
+    assert lines.keys() <= ROWS.keys()
+
+
+def test_every_setting_to_be_timed_fits_a_model_with_heads_of_128_channels():
+    assert settings()["fp16"] == "fp16" and "SAW-INT4" not in settings()
+    for setting in settings().values():
+        parse(setting).load().check(128)
