@@ -43,7 +43,7 @@ def transform(name: str, side: Side, channels: int, device: torch.device, layer:
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # shared by callers outside of it
 def _named(name: str, side: Side, channels: int, device: torch.device) -> Transform:
-    block = block_of(name, side) or power_of_two(channels)
+    block = block_of(name, side, channels) or power_of_two(channels)
     signs: Tensor | None = None
     if name in ("rht", "rht_unnormalised"):
         signs = hadamard.signs(block).repeat(channels // block)

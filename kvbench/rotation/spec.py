@@ -18,7 +18,7 @@ NAMES = ("none", "hadamard", "rht", "rht_unnormalised", "octave")
 ALLOWED = (*NAMES, "blocks:N", "FILE.safetensors")
 #: suffix of files with one matrix per layer and side
 SUFFIX = ".safetensors"
-#: length of the blocks of keys in ``octave``
+#: length of the blocks of keys in ``octave``, and of values whose channels are no power of two
 OCTAVE_BLOCK = 64
 _BLOCKS = re.compile(r"blocks:?(\d+)")
 
@@ -34,8 +34,8 @@ class RotationSpec:
             the block (as vLLM's int4 cache stores it); ``blocks:N``: Hadamard matrices in blocks of N channels
             (SAW-INT4, llama.cpp); ``octave``: vLLM's Octave, with other signs and in blocks of 64 channels;
             ``FILE.safetensors``: a matrix per layer, named ``key.LAYER`` (OSCAR).
-        value: rotation of values and output, with the same choices. ``octave`` rotates whole heads of values; in a
-            file, the matrices of values are named ``value.LAYER``.
+        value: rotation of values and output, with the same choices. ``octave`` rotates whole heads of values if their
+            channels are a power of two; in a file, the matrices of values are named ``value.LAYER``.
     """
 
     key: str = "none"
@@ -78,7 +78,7 @@ class RotationSpec:
             if name not in NAMES and not _BLOCKS.fullmatch(name):
                 hint = f"{key}=blocks:16" if name.startswith("blocks") else ""
                 raise ConfigError(key, name, "no such rotation", allowed=(*self.extra[side], *ALLOWED), hint=hint)
-            block = 1 if name == "none" else block_of(name, side)
+            block = 1 if name == "none" else block_of(name, side, head_dim)
             if block is None:
                 continue
             if name != "none" and (block < 2 or block & (block - 1)):
@@ -101,16 +101,18 @@ class RotationSpec:
         }
 
 
-def block_of(name: str, side: Side) -> int | None:
+def block_of(name: str, side: Side, channels: int | None = None) -> int | None:
     """Return the number of channels that a named rotation mixes; None for the largest power of two that divides a head.
 
     Args:
         name: name of a rotation other than ``none``.
         side: ``key`` or ``value``.
+        channels: channels per head; None if not known yet.
     """
     if name.startswith("blocks:"):
         return int(name.partition(":")[2])
-    return OCTAVE_BLOCK if name == "octave" and side == "key" else None
+    whole = side == "value" and (channels is None or channels == power_of_two(channels))
+    return OCTAVE_BLOCK if name == "octave" and not whole else None
 
 
 def power_of_two(channels: int) -> int:

@@ -92,6 +92,12 @@ def test_none_is_no_transform_and_layers_share_the_matrices_of_a_name():
     assert transform("rht", "key", 64, CPU, layer=0) is transform("rht", "key", 64, CPU, layer=3)
 
 
+@pytest.mark.parametrize(("size", "block"), [(32, 32), (128, 128), (192, 64), (384, 64)])
+def test_octave_rotates_whole_heads_of_values_only_if_their_channels_are_a_power_of_two(size, block):
+    mixed = transform("octave", "value", size, CPU).forward != 0
+    assert mixed.sum(0).tolist() == mixed.sum(1).tolist() == [block] * size
+
+
 def test_blocks_need_no_colon_and_files_are_identified_by_content(tmp_path):
     assert RotationSpec("blocks16") == RotationSpec("blocks:16")
     for name in ("a", "b"):
