@@ -143,8 +143,8 @@ def command(model: str, bits: int, outliers: float) -> str:
     """Return the command line that would create a calibration file with given options, for a hint in an error message.
 
     Args:
-        model: name of the model.
+        model: name of the model, as for :meth:`Stored.command`.
         bits: bits per code.
         outliers: fraction of the elements that are outliers.
     """
-    return f"python -m kvbench.calibrate --model {model} --text FILE --bits {bits} --outliers {outliers!r}"
+    return f"{Calibration.command(model)} --bits {bits} --outliers {outliers!r}"

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kvbench.calibration.stored import FOLDER, KEY, Stored, in_folders, load
+from kvbench.calibration.stored import FOLDER, KEY, Stored, in_folders, load, unfit
 from kvbench.errors import ConfigError
 
 #: the two sides of a layer
@@ -63,37 +63,32 @@ class Rotations(Stored):
             raise ValueError(f"heads={self.info['heads']}")
 
 
-def command(model: str) -> str:
-    """Return the command line that would create a file of rotations, for a hint in an error message.
-
-    Args:
-        model: name of the model.
-    """
-    return f"python -m kvbench.calibrate{Rotations.ARGUMENTS} --model {model} --text FILE"
-
-
-def find(named: Path | None, fits: Callable[[Rotations], bool], beside: Path | None, model: str) -> Rotations:
+def find(named: Path | None, fits: Callable[[Rotations], bool], beside: Path | None, model: str, command: str) -> Rotations:
     """Return the first file of rotations for which ``fits(file)`` is True, or the one that is named.
 
     Args:
         named: a file, which is returned whatever `fits` says, or the only folder to search; None for the usual folders.
         fits: returns True for a file that belongs to the model.
         beside: folder of the model's weights, whose subfolder ``calibration`` is searched; None: unknown.
-        model: name of the model, for messages.
+        model: the model, for messages.
+        command: command line that would make the file, for messages.
 
     Raises:
-        ConfigError: there is no such file. The message shows the command that makes one.
+        ConfigError: there is no such file. The message shows `command`.
     """
     if named is not None and named.is_file():
         return load(named, Rotations)
     folders = [named] if named is not None else [*([beside / "calibration"] if beside is not None else []), FOLDER]
+    others = []
     for file in in_folders(folders, Rotations):
         if fits(file):
             return file
+        others.append(file)
     raise ConfigError(
         KEY,
         None if named is None else str(named),
-        f"oscar needs a calibration (rotations), but there is none for {model} in {' or '.join(map(str, folders))}",
-        hint=f"{command(model)}\n        or, without a calibration, "
+        f"oscar needs a calibration (rotations), but there is none for {model} in {' or '.join(map(str, folders))}"
+        f"{unfit(others)}",
+        hint=f"{command}\n        or, without a calibration, "
         "method.basis=rotation method.rotation.key=hadamard method.rotation.value=hadamard",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 KEY = "method.calibration"
 #: default output folder of ``python -m kvbench.calibrate``
 FOLDER = Path("results/calibration")
+#: what follows a command in a hint if it is not known whether the model's weights are random
+RANDOM = " (with --random if its weights are random)"
 #: largest relative difference of weights that a dtype explains (bfloat16: 2**-9); other models differ by about 1.4
 SAME = 0.01
 
@@ -47,6 +49,16 @@ class Stored:
     FORMAT: ClassVar[str]
     #: what to type to make such a file, after ``python -m kvbench.calibrate``
     ARGUMENTS: ClassVar[str] = ""
+
+    @classmethod
+    def command(cls, model: str) -> str:
+        """Return the command line that would create a file of this kind, for a hint in an error message.
+
+        Args:
+            model: name of the model; ending in ``-random`` (:attr:`ModelConfig.calibrated_as`) for random weights.
+        """
+        name, random = model.removesuffix("-random"), " --random" if model.endswith("-random") else ""
+        return f"python -m kvbench.calibrate{cls.ARGUMENTS} --model {name}{random} --text FILE"
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -78,9 +90,15 @@ class Stored:
                 KEY,
                 str(self.path),
                 f"{problem}, which has {sizes.format(*self.shape)}; this one has {sizes.format(*shape)}",
+                hint=self.command("MODEL") + RANDOM,
             )
         if not self.matches(probe(model)):
-            raise ConfigError(KEY, str(self.path), f"{problem}, which has the same shape but different weights")
+            raise ConfigError(
+                KEY,
+                str(self.path),
+                f"{problem}, which has the same shape but different weights",
+                hint=self.command("MODEL") + RANDOM,
+            )
 
     def matches(self, numbers: Mapping[str, Tensor]) -> bool:
         """Return True unless a sample of weights (:func:`probe`) shows that the file was made with another model.
@@ -222,6 +240,17 @@ def in_folders(folders: Iterable[Path], kind: type[S]) -> Iterator[S]:
                 _passed_over(f"{path} {error.problem}")
                 continue
             yield calibration
+
+
+def unfit(files: Sequence[Stored]) -> str:
+    """Return the end of a message about calibrations that were found, none of which belongs to the model.
+
+    Args:
+        files: the calibrations, at most three of which are named; the text is empty for none.
+    """
+    names = [f"{file.path} ({file.info['model']})" for file in files]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"; the files found are for other models or other weights: {', '.join(names[:3])}{more}" if names else ""
 
 
 @lru_cache(maxsize=256)

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> str:
         calibration = rotations(
             loaded.model,
             sequences,
-            name=chosen.name,
+            name=chosen.calibrated_as,
             per_head=bool(arguments.per_head),
             first_tokens=arguments.first_tokens,
             **source,
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> str:
         calibration = calibrate(
             loaded.model,
             sequences,
-            name=chosen.name,
+            name=chosen.calibrated_as,
             bits=bits,
             outliers=outliers,
             fisher=arguments.fisher is not False,
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> str:
             **source,
         )
         name, contents = f"{100 * outliers:g}pct", f"{calibration.info['bits']} bits, {100 * outliers:g}% outliers"
-    out = Path(arguments.out or file.FOLDER / f"{chosen.name.replace('/', '--')}-{name}.safetensors")
+    out = Path(arguments.out or file.FOLDER / f"{chosen.calibrated_as.replace('/', '--')}-{name}.safetensors")
     file.save(calibration, out)
     layers, heads, channels = calibration.shape
     return f"{out}: {contents}, {layers} layers of {heads} x {channels}, from {calibration.info['tokens']} tokens"

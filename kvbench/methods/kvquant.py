@@ -153,8 +153,9 @@ class KVQuant(RecencyMethod):
             ConfigError: there is no calibration file for this model with the right bits and share of outliers. The
                 message shows the command that makes one.
         """
-        names = {model.name, model.preset}
-        self.calibration_file = self._find(lambda file: file.info["model"] in names, model.folder(), model.name).path
+        names = {model.calibrated_as, None if model.random else model.preset}
+        found = self._find(lambda file: file.info["model"] in names, model.folder(), model.calibrated_as)
+        self.calibration_file = found.path
 
     def identity(self) -> dict[str, Any]:
         """Return ``{"calibration": HASH}`` with a hash of the calibration file, to hash into a run's id.
@@ -165,7 +166,7 @@ class KVQuant(RecencyMethod):
             return {}
         return {"calibration": hashlib.sha256(self.calibration_file.read_bytes()).hexdigest()[:16]}
 
-    def _find(self, fits: Any, beside: Path | None, name: str) -> Calibration:
+    def _find(self, fits: Any, beside: Path | None, name: str, weights: str = "") -> Calibration:
         """Return the first calibration with this method's bits and share of outliers for which ``fits(file)`` is True.
 
         A file that `calibration` names is returned whatever `fits` says.
@@ -173,9 +174,11 @@ class KVQuant(RecencyMethod):
         Args:
             fits: returns True for a calibration file that belongs to the model.
             beside: folder of the model's weights, whose subfolder ``calibration`` is searched; None: unknown.
-            name: the model, for messages.
+            name: name of the model, for messages.
+            weights: the model in messages, if its weights identify it and not its name.
         """
         from kvbench.calibration.file import FOLDER, KEY, command, in_folders, load
+        from kvbench.calibration.stored import RANDOM, unfit
 
         named = None if self.calibration is None else Path(self.calibration).expanduser()
         if named is not None and named.is_file():
@@ -183,20 +186,21 @@ class KVQuant(RecencyMethod):
             file.check_format(self.bits, self.outliers)
             return file
         folders = [named] if named is not None else [*([beside / "calibration"] if beside is not None else []), FOLDER]
-        others = []
+        others, strangers = [], []
         for file in in_folders(folders):
             if not fits(file):
+                strangers.append(file)
                 continue
             if self.bits in file.bits and abs(file.outliers - self.outliers) < 1e-9:
                 return file
             others.append(f"{file.path} ({file.info['bits']} bits, {100 * file.outliers:g}% outliers)")
-        there = f"; the existing ones are {', '.join(others)}" if others else ""
+        there = f"; the existing ones are {', '.join(others)}" if others else unfit(strangers)
         raise ConfigError(
             KEY,
             self.calibration,
-            f"kvquant needs a calibration (thresholds and codebooks), but there is none for {name}"
+            f"kvquant needs a calibration (thresholds and codebooks), but there is none for {weights or name}"
             f" with {self.bits} bits and {100 * self.outliers:g}% outliers in {' or '.join(map(str, folders))}{there}",
-            hint=command(name, self.bits, self.outliers),
+            hint=command(name, self.bits, self.outliers) + (RANDOM if weights else ""),
         )
 
     def new_cache(
@@ -220,7 +224,8 @@ class KVQuant(RecencyMethod):
             file = load(self.calibration_file)
         else:
             numbers, where = probe(model), Path(model.config._name_or_path or "MODEL")
-            file = self._find(lambda f: f.matches(numbers), where if where.is_dir() else None, where.name)
+            beside, weights = where if where.is_dir() else None, f"the weights of this model ({where.name})"
+            file = self._find(lambda f: f.matches(numbers), beside, where.name, weights)
         file.check_model(model)
         team = placement(model).team
         if team is not None and self.cap_outliers:

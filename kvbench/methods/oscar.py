@@ -228,8 +228,8 @@ class Oscar(RecencyMethod):
             ConfigError: there is no calibration file for this model. The message shows the command that makes one.
         """
         if self.basis == "calibrated":
-            names = {model.name, model.preset}
-            file = self._find(lambda file: file.info["model"] in names, model.folder(), model.name)
+            names = {model.calibrated_as, None if model.random else model.preset}
+            file = self._find(lambda file: file.info["model"] in names, model.folder(), model.calibrated_as)
             self.calibration_file = file.path
 
     def identity(self) -> dict[str, Any]:
@@ -242,10 +242,15 @@ class Oscar(RecencyMethod):
         digest = hashlib.sha256(self.calibration_file.read_bytes()).hexdigest()[:16]
         return {**super().identity(), "calibration": digest}
 
-    def _find(self, fits: Callable[[Rotations], bool], beside: Path | None, name: str) -> Rotations:
-        from kvbench.calibration.rotations import find
+    def _find(
+        self, fits: Callable[[Rotations], bool], beside: Path | None, name: str, weights: str = ""
+    ) -> Rotations:
+        from kvbench.calibration.rotations import Rotations, find
+        from kvbench.calibration.stored import RANDOM
 
-        return find(None if self.calibration is None else Path(self.calibration).expanduser(), fits, beside, name)
+        named = None if self.calibration is None else Path(self.calibration).expanduser()
+        command = Rotations.command(name) + (RANDOM if weights else "")
+        return find(named, fits, beside, weights or name, command)
 
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
@@ -271,7 +276,8 @@ class Oscar(RecencyMethod):
             file = load(self.calibration_file, Rotations)
         else:
             numbers, where = probe(model), Path(model.config._name_or_path or "MODEL")
-            file = self._find(lambda f: f.matches(numbers), where if where.is_dir() else None, where.name)
+            beside, weights = where if where.is_dir() else None, f"the weights of this model ({where.name})"
+            file = self._find(lambda f: f.matches(numbers), beside, where.name, weights)
         file.check_model(model)
         assert file.path is not None
         cache = super().new_cache(model, prompts, max_length)

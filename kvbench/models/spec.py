@@ -169,6 +169,11 @@ class ModelConfig:
             raise ConfigError(f"model.{key}", getattr(self, key), f"is not supported: {reason}")
 
     @property
+    def calibrated_as(self) -> str:
+        """Name under which calibration files record the model: its name, with ``-random`` for random weights."""
+        return f"{self.name}-random" if self.random else self.name
+
+    @property
     def random(self) -> bool:
         """True if the weights are random, not those of a checkpoint."""
         return is_random(self.weights)

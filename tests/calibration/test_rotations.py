@@ -10,7 +10,7 @@ from kvbench.calibration import stored
 from kvbench.calibration.attended import attended
 from kvbench.calibration.covariance import query_covariance, spectrum, token_weights, value_covariance
 from kvbench.calibration.rotate import rotations
-from kvbench.calibration.rotations import Rotations, command
+from kvbench.calibration.rotations import Rotations
 from kvbench.errors import ConfigError, ModelError
 from kvbench.models.projections import attentions
 from tests import zoo
@@ -101,7 +101,8 @@ def test_files_that_cannot_be_used_name_the_remedy(tmp_path):
         stored.load(path, Rotations)
     with pytest.raises(ConfigError, match=r"does not exist(?s:.*)kvbench\.calibrate method=oscar"):
         stored.load(Path("none.safetensors"), Rotations)
-    assert command("tiny") == "python -m kvbench.calibrate method=oscar --model tiny --text FILE"
+    assert Rotations.command("tiny-random").endswith("--model tiny --random --text FILE")
+    assert Rotations.command("tiny") == "python -m kvbench.calibrate method=oscar --model tiny --text FILE"
 
 
 def test_heads_and_tokens_that_cannot_be_calibrated(monkeypatch):

@@ -86,14 +86,14 @@ def test_texts_share_the_sequences_and_the_file_is_named_after_the_model(calls, 
     ]
     assert used == "the model" and ids == [[2, 2], [2, 2], [3, 3], [4, 4]]
     assert named == {
-        "name": "tiny",
+        "name": "tiny-random",
         "bits": (2, 3),
         "outliers": 0.05,
         "fisher": False,
         "first_tokens": 0,
         "text_sha256": hashlib.sha256(b"abcdefg\0xy\x00123456789").hexdigest(),
     }
-    assert out == file.FOLDER / "tiny-5pct.safetensors"
+    assert out == file.FOLDER / "tiny-random-5pct.safetensors"
     said = capsys.readouterr()
     assert said.out == f"{out}: 2,3 bits, 5% outliers, 2 layers of 4 x 8, from 6 tokens\n"
     assert said.err == "\rcalibrating: 3 of 4 passes"

@@ -11,6 +11,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from kvbench.attention.rope import pre_rope
 from kvbench.calibration import file
+from kvbench.cli.calibrate import model_config
 from kvbench.decoding import generate
 from kvbench.decoding.perplexity import decode_nll, exact_chunk, forward_nll, simulated_nll
 from kvbench.errors import CacheError, ConfigError, ModelError, NonFiniteError
@@ -204,6 +205,8 @@ def test_without_a_calibration_it_says_how_to_make_one(tmp_path, monkeypatch):
         load_method("kvquant", calibration="missing.safetensors")
     shutil.copytree(zoo.calibrations("llama"), tmp_path / "results" / "calibration")
     load_method("kvquant", outliers=0.05).new_cache(model)
+    with pytest.raises(ConfigError, match=r"none for tiny-random .*llama(?s:.*)tiny --random --text"):
+        load_method("kvquant", outliers=0.05).prepare(model_config("tiny", None, None, True))
     with pytest.raises(
         ConfigError, match=r"with 2 bits and 5% outliers in .*; the existing ones are .*3,4 bits, 5% outliers"
     ):

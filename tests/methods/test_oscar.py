@@ -137,6 +137,8 @@ def test_the_bundled_calibration_is_found_and_is_part_of_the_identity(tmp_path, 
     assert again.identity() == method.identity() and again.hyperparameters()["calibration"] == str(copy)
     with pytest.raises(ConfigError, match=r"none for llama2-7b(?s:.*)calibrate method=oscar --model llama2-7b --text"):
         load_method("oscar").prepare(model_config("llama2-7b", None, None, False))
+    with pytest.raises(ConfigError, match=r"none for tiny-random .*-oscar\S* \(tiny\)(?s:.*)--model tiny --random"):
+        load_method("oscar").prepare(model_config("tiny", None, None, True))
     plain = load_method("oscar", basis="rotation")
     plain.prepare(model_config("llama2-7b", None, None, False))
     assert plain.calibration_file is None
@@ -149,6 +151,11 @@ def test_a_file_of_another_model_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"oscar needs a calibration \(rotations\), but there is none"):
         oscar(calibration=str(tmp_path / "empty")).new_cache(zoo.model("llama"))
+    shutil.copytree(zoo.rotations("llama"), tmp_path / "toy" / "calibration")
+    model = zoo.restless()
+    model.config._name_or_path = str(tmp_path / "toy")
+    with pytest.raises(ConfigError, match=r"the weights of this model \(toy\)(?s:.*) \(llama\)(?s:.*)with --random if"):
+        oscar(calibration=None).new_cache(model)
     odd = LlamaForCausalLM(LlamaConfig(**{**zoo.ARCHITECTURE, "head_dim": 80}))
     with pytest.raises(ConfigError, match=r"80 channels(?s:.*)method\.rotation\.key=hadamard"):
         oscar(calibration=str(tmp_path / "empty")).new_cache(odd)  # no calibration can be made for it
