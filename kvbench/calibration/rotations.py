@@ -63,7 +63,9 @@ class Rotations(Stored):
             raise ValueError(f"heads={self.info['heads']}")
 
 
-def find(named: Path | None, fits: Callable[[Rotations], bool], beside: Path | None, model: str, command: str) -> Rotations:
+def find(
+    named: Path | None, fits: Callable[[Rotations], bool], beside: Path | None, model: str, command: str
+) -> Rotations:
     """Return the first file of rotations for which ``fits(file)`` is True, or the one that is named.
 
     Args:

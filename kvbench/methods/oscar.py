@@ -242,9 +242,7 @@ class Oscar(RecencyMethod):
         digest = hashlib.sha256(self.calibration_file.read_bytes()).hexdigest()[:16]
         return {**super().identity(), "calibration": digest}
 
-    def _find(
-        self, fits: Callable[[Rotations], bool], beside: Path | None, name: str, weights: str = ""
-    ) -> Rotations:
+    def _find(self, fits: Callable[[Rotations], bool], beside: Path | None, name: str, weights: str = "") -> Rotations:
         from kvbench.calibration.rotations import Rotations, find
         from kvbench.calibration.stored import RANDOM
 
