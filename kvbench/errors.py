@@ -51,7 +51,8 @@ class ConfigError(KvbenchError):
             near = nearest(str(value if value is not None else key.rsplit(".", 1)[-1]), self.allowed)
             hint = f"did you mean '{near}'?" if near else ""
         self.hint = hint
-        shown = cut(f"{key}={value}" if value is not None else key)
+        typed = str(value).lower() if isinstance(value, bool) else value
+        shown = cut(f"{key}={typed}" if value is not None else key)
         lines = [f"{shown}: {problem}."]
         if self.allowed:
             given = str(value) if value is not None else key.rsplit(".", 1)[-1]
@@ -128,6 +129,14 @@ class DataError(KvbenchError):
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the name in `names` that is spelled most like `name`; None if none is similar."""
-    match = difflib.get_close_matches(name[:SHOWN], list(names), n=1, cutoff=0.5)
+    """Return the name in `names` that is spelled most like `name`; None if none is similar.
+
+    Of numbers, return the one that is nearest in size.
+    """
+    names = list(names)
+    try:
+        return min(names, key=lambda number: abs(float(number) - float(name)), default=None)
+    except ValueError:  # not all are numbers
+        pass
+    match = difflib.get_close_matches(name[:SHOWN], names, n=1, cutoff=0.5)
     return match[0] if match else None

@@ -92,9 +92,10 @@ def check_options(method: str, arguments: argparse.Namespace) -> None:
         for name in names:
             value = getattr(arguments, name)
             if value is not None and method != other:
+                flag = isinstance(value, bool)
                 raise ConfigError(
-                    f"--{name.replace('_', '-')}",
-                    value,
+                    f"--{'no-' if value is False else ''}{name.replace('_', '-')}",
+                    None if flag else value,
                     f"has no effect on a calibration for method={method}",
                     hint=f"leave it out, or calibrate for method={other}",
                 )

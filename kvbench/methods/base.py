@@ -212,7 +212,7 @@ class Method(Stores):
         if self.rotation.plain:  # so that the ids of runs from before this option hold
             given.discard("rotation")
         named = {name: setting for name, setting in asdict(self).items() if name in given - {"layers"}}
-        return named if self.layers is None else {**named, "layers": written(self.layers)}
+        return {**named, "layers": written(self.layers)} if parse(self.layers) else named
 
     def layer_identity(self) -> list[Any]:
         """Return the map of formats (:attr:`layers`) for a run's identity, with the formats in place of their names."""

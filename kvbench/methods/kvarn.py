@@ -126,7 +126,7 @@ class Kvarn(RecencyMethod):
             raise ConfigError(
                 "quantizer.key.group_size",
                 key.group_size,
-                "is not a tile of KVarN's, and the tokens of a group of keys are its tile",
+                "is not the size of a tile: KVarN packs tiles of 64 or 128 tokens, and a group of keys is one tile",
                 allowed=TILES,
                 hint="quantizer.key.group_size=128",
             )

@@ -188,7 +188,7 @@ class TurboQuant(TokenMethod):
             raise CombinationError(
                 "method.qjl",
                 self.qjl,
-                f"leaves no levels to normalise, but nc_at={self.nc_at}: the sketch estimates what they lack",
+                f"cannot be combined with method.nc_at={self.nc_at}: levels with a sketch are not normalised",
                 hint="method.nc_at=none",
             )
         super().check(head_dim, max_length)

@@ -228,7 +228,7 @@ def _convert_union(args: tuple[Any, ...], value: Any, key: str, limits: Mapping[
         except ConfigError as error:
             if isinstance(error, _OutOfRange):
                 raise  # the type is right: the message about the bounds is clearer
-    raise ConfigError(key, _shown(value), f"must be {' or '.join(describe(arg) for arg in args)}")
+    raise ConfigError(key, _shown(value), f"must be {_either(args)}")
 
 
 def _convert_items(origin: Any, args: tuple[Any, ...], value: Sequence[Any], key: str, limits: Any) -> Any:
@@ -274,10 +274,15 @@ def describe(hint: Any) -> str:
     if origin is Literal:
         return ("one of " if len(args) > 1 else "") + ", ".join(_shown(a) for a in args)
     if origin in (Union, types.UnionType):
-        return " or ".join(describe(a) for a in args)
+        return _either(args)
     if (hint if origin is None else origin) in (list, tuple, Sequence):
         return "a list" + (f" of {describe(args[0])}" if args else "")
     return "a group of keys"
+
+
+def _either(hints: Sequence[Any]) -> str:
+    """Return the choices of a union in words; a number may be a whole number, so that is not said twice."""
+    return " or ".join(describe(hint) for hint in hints if hint is not int or float not in hints)
 
 
 def example(hint: Any) -> str:

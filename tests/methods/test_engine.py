@@ -215,6 +215,12 @@ def test_what_cannot_be_is_refused(options, message):
         load_method("engine", **options)
 
 
+def test_octave_names_the_channels_with_rope_and_only_formats_that_fit_them():
+    with pytest.raises(ConfigError, match="RoPE over a multiple of 64 channels of a head; here it turns 32") as raised:
+        load_method("engine", format="octave_k3v4", rope_dim=32).check(64)
+    assert "octave_k3v3" not in raised.value.allowed and "q5_0" in raised.value.allowed
+
+
 def test_rows_are_labelled_with_the_format():
     config = {"method": {"_target_": "kvbench.methods.engine.Engine", "format": "q8_0"}}
     assert short_name(config) == "engine q8_0"

@@ -363,7 +363,7 @@ def test_tensor_parallelism_is_known_to_the_layers_and_serves_no_cap():
     team = SimpleNamespace(rank=0, gather=lambda tensor, dim: tensor)
     record_placement(model, Placement(team=team))
     assert kvquant("llama").new_cache(model).progress.method_state.team is team
-    with pytest.raises(ConfigError, match=r"method\.cap_outliers=True: counts a token's outliers over all heads"):
+    with pytest.raises(ConfigError, match=r"method\.cap_outliers=true: counts a token's outliers over all heads"):
         kvquant("llama", cap_outliers=True).new_cache(model)
     record_placement(model, Placement())
     assert kvquant("llama", cap_outliers=True).new_cache(model).progress.method_state.team is None

@@ -143,7 +143,8 @@ def test_perplexity_of_a_mixed_cache_is_that_of_single_steps():
 
 
 def test_a_map_is_part_of_the_identity_but_only_if_there_is_one():
-    assert "layers" not in load_method("kivi").hyperparameters()
+    for layers in (None, (), {}):
+        assert "layers" not in load_method("kivi", layers=layers).hyperparameters()
     method = setting("kivi:int4:layers=[0:fp16,1:int8/int4]").load()
     assert method.hyperparameters()["layers"] == "0:fp16,1:int8/int4"
     assert method == load_method("kivi", quantizer="int4", layers=("0:fp16", "1:int8/int4"))

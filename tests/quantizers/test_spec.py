@@ -53,7 +53,7 @@ def test_a_name_is_that_of_the_preset_and_what_differs_from_it() -> None:
         ({"axis": "row"}, "quantizer.key.axis=row: is not a known axis"),
         ({"group_size": "head_dim"}, "quantizer.key.group_size=head_dim: must be a number"),
         ({"group_size": 0}, r"quantizer.key.group_size=0: must be a positive integer\."),
-        ({"group_size": True}, "quantizer.key.group_size=True: must be a positive integer"),
+        ({"group_size": True}, "quantizer.key.group_size=true: must be a positive integer"),
         ({"group_size": 2.0}, "quantizer.key.group_size=2.0: must be a positive integer"),
         ({"group_size": "all", "axis": "token"}, "group_size=all: must be a positive integer or head_dim"),
     ],

@@ -108,16 +108,20 @@ class EngineFormat:
             head_dim: channels of a head.
             rope_dim: number of first channels to which the model applies RoPE.
         """
-        allowed = f"a multiple of {self.multiple}" if self.multiple > 1 else "any number of channels"
-        if head_dim % self.multiple or (self.octave and rope_dim % self.multiple):
-            which = f"{head_dim}" if head_dim % self.multiple else f"{head_dim}, of which RoPE turns {rope_dim}"
-            reason = f"needs heads of {allowed} channels; the model's have {which}"
-        elif self.power and head_dim & (head_dim - 1):
-            reason = f"needs heads of a power of two of channels; the model's have {head_dim}"
-        else:
-            return
-        fit = [name for name, form in FORMATS.items() if not head_dim % form.multiple and not form.power]
-        raise ConfigError("method.format", self.name, reason, allowed=fit, hint="method.format=int8_per_token_head")
+        reason = self.misfit(head_dim, rope_dim)
+        if reason:
+            fit = [name for name, form in FORMATS.items() if not form.misfit(head_dim, rope_dim)]
+            raise ConfigError("method.format", self.name, reason, allowed=fit, hint="method.format=int8_per_token_head")
+
+    def misfit(self, head_dim: int, rope_dim: int) -> str:
+        """Return why heads of this size do not fit the format, or an empty string; arguments as for :meth:`check`."""
+        if head_dim % self.multiple:
+            return f"needs heads of a multiple of {self.multiple} channels; the model's have {head_dim}"
+        if self.octave and rope_dim % self.multiple:
+            return f"needs RoPE over a multiple of {self.multiple} channels of a head; here it turns {rope_dim}"
+        if self.power and head_dim & (head_dim - 1):
+            return f"needs heads of a power of two of channels; the model's have {head_dim}"
+        return ""
 
 
 def _llama(name: str, bits: int, parameters: int = 1) -> EngineFormat:
