@@ -117,6 +117,12 @@ def test_a_long_prompt_is_encoded_in_parts_of_whole_groups(monkeypatch):
             assert torch.equal(made.read(ALL, 0, 160, torch.float32), quantizer.decode(codes, params, torch.float32))
 
 
+def test_a_prompt_that_fits_the_window_appends_no_tokens():
+    segment = new(AffineQuantizer(4, 32, "channel"))
+    segment.append(ALL, torch.zeros(2, 2, 0, 32))
+    assert segment.lengths == [0, 0]
+
+
 def test_rows_and_copies_keep_words_and_parameters():
     segment = new(AffineQuantizer(4, 16))
     x = zoo.random_kv(64, 2)[0]

@@ -360,7 +360,7 @@ def test_hidden_tokens_leave_with_their_block_of_outliers():
 
 def test_tensor_parallelism_is_known_to_the_layers_and_serves_no_cap():
     model = zoo.model.__wrapped__("llama")
-    team = SimpleNamespace(rank=0, gather=lambda tensor, dim: tensor)
+    team = SimpleNamespace(rank=0, size=2, gather=lambda tensor, dim: tensor)
     record_placement(model, Placement(team=team))
     assert kvquant("llama").new_cache(model).progress.method_state.team is team
     with pytest.raises(ConfigError, match=r"method\.cap_outliers=true: counts a token's outliers over all heads"):

@@ -168,7 +168,7 @@ class PackedSegment(Segment):
         else:
             per, most = self.quantizer.block_tokens, ENCODED
             if x.device.type == "cpu":
-                most = min(most, max(CACHED // max(x[:, :, 0].numel(), 1), TILE))
+                most = min(most, max(CACHED // max(x.numel() // max(x.shape[2], 1), 1), TILE))
             block = max(most // per, 1) * per
             for first in range(0, count, block):
                 last = first + block
