@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from kvbench.results.fidelity import fold
 from kvbench.results.points import halves, points
 from kvbench.results.samples import Row
+from kvbench.results.timings import no_timings as no_timings
+from kvbench.results.timings import percentile as percentile
+from kvbench.results.timings import timings as timings
 
 PARTS = ("codes", "scales", "window", "index", "state")
 
@@ -191,59 +194,6 @@ def peak_bytes(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Summarize TTFT, TPOT and decoding speed for each device that ran samples, without warm-up samples.
-
-    The median and the p99 of TPOT leave out the first decode step of each sample. That step is reported separately,
-    because it includes work that a method does once after the prompt.
-
-    Returns:
-        A dict from the name of a device to a dict: ``ttft_s`` with ``median`` and ``n``; ``tpot_s`` with ``median``,
-        ``p99``, ``first_step`` (median over the samples) and ``n`` (number of steps); ``tokens_per_s``, the generated
-        tokens divided by the time of decoding; and ``n``, the number of samples.
-    """
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        timing = row.get("measured") or {}
-        timed = timing.get("ttft_s") is not None or timing.get("step_s")
-        if timed and not timing.get("warm_up"):
-            groups.setdefault(str(timing.get("device")), []).append(timing)
-    by_device = {}
-    for device, group in groups.items():
-        later = [step for timing in group for step in timing["step_s"][1:]]
-        first = [timing["step_s"][0] for timing in group if timing["step_s"]]
-        # the rows of a batch share the time of a step, so each counts its fraction
-        seconds = sum((timing.get("decode_s") or sum(timing["step_s"])) / timing["batch_rows"] for timing in group)
-        tokens = sum(timing["decoded"] for timing in group)
-        starts = [timing["ttft_s"] for timing in group if timing.get("ttft_s") is not None]
-        by_device[device] = {
-            "ttft_s": {
-                "median": _median(starts),
-                "n": len(starts),
-                "shared": sum(timing.get("ttft_s") is not None and "shared_prefill" in timing for timing in group),
-            },
-            "tpot_s": {
-                "median": _median(later),
-                "p99": percentile(later, 99),
-                "first_step": _median(first),
-                "n": len(later),
-            },
-            "tokens_per_s": tokens / seconds if seconds else None,
-            "n": len(group),
-        }
-    return by_device
-
-
-def no_timings() -> dict[str, Any]:
-    """Return an entry of :func:`timings` for a device that timed no samples: all figures None, all counts 0."""
-    return {
-        "ttft_s": {"median": None, "n": 0, "shared": 0},
-        "tpot_s": {"median": None, "p99": None, "first_step": None, "n": 0},
-        "tokens_per_s": None,
-        "n": 0,
-    }
-
-
 def score_key(row: Mapping[str, Any]) -> str:
     """Return the key in ``metrics.json`` for a row's scores: ``task@length`` if the row has a length, else ``task``."""
     return str(row["task"]) if row.get("length") is None else f"{row['task']}@{row['length']}"
@@ -253,22 +203,6 @@ def nll_per_token(row: Row) -> float | None:
     """Return the mean negative log-likelihood per token of a sample's reference answer, in nats; None without one."""
     nll = row.get("nll")
     return nll["sum"] / nll["n"] if nll and nll.get("n") and _finite(nll["sum"]) is not None else None
-
-
-def percentile(values: Sequence[float], q: float) -> float | None:
-    """Return a percentile with linear interpolation, which is numpy's default; None without values.
-
-    Args:
-        values: the values, in any order.
-        q: the percentile, 0 to 100.
-    """
-    if not values:
-        return None
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * q / 100
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def _compare(
@@ -299,10 +233,6 @@ def _values(group: Iterable[Row], value: Callable[[Row], float | None]) -> list[
 
 def _finite(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return median(values) if values else None
 
 
 def _mean_int(values: Sequence[int]) -> int | None:

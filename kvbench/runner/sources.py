@@ -33,7 +33,7 @@ _RECORDING = (
 )
 
 #: modules of decoding that serve captured steps alone, which only a GPU has
-_CAPTURED = ("captured", "graphs", "compiled", "replay", "recordable", "recorded", "step")
+_CAPTURED = ("captured", "graphs", "compiled", "fetching", "replay", "recordable", "recorded", "step")
 
 #: the parts that all runs share: for each, its packages, and the modules in them that do not affect outputs
 SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
