@@ -63,6 +63,13 @@ def test_buffers_begin_with_zeros_in_the_dtype_of_parameters():
         ]
 
 
+def test_no_tokens_are_packed_without_a_change():
+    """As with a prompt that is shorter than the exact window."""
+    segment = new(AffineQuantizer(4, 16))
+    segment.append(ALL, torch.ones(2, 2, 0, 32))
+    assert segment.lengths == [0, 0]
+
+
 def test_buffers_grow_by_half_once_they_hold_tokens():
     segment = new(AffineQuantizer(4, 16, "token"))
     assert segment.capacity == 0

@@ -158,6 +158,8 @@ class PackedSegment(Segment):
     def _append(self, rows: slice, x: Tensor, index: Tensor | None) -> None:
         start = self.lengths[rows][0]
         count = x.shape[2] if index is None else len(index)
+        if not count:
+            return
         if start + count > self.capacity:
             needed = -(-(start + count) // TILE)
             self._allocate(len(self.lengths), needed + (needed // 2 if start else 0))
