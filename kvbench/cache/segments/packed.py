@@ -170,7 +170,8 @@ class PackedSegment(Segment):
         else:
             per, most = self.quantizer.block_tokens, ENCODED
             if x.device.type == "cpu":
-                most = min(most, max(CACHED // max(x.numel() // max(x.shape[2], 1), 1), TILE))
+                tiles = CACHED // (TILE * max(x.shape[0] * x.shape[1] * x.shape[3], 1))
+                most = min(most, max(tiles, 1) * TILE)
             block = max(most // per, 1) * per
             for first in range(0, count, block):
                 last = first + block
