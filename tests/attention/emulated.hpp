@@ -97,6 +97,7 @@ static u32 to_half(float f) {
 static u32 to_bf16(float f) { const u32 u = __float_as_uint(f); return (u + 0x7fff + (u >> 16 & 1)) >> 16; }
 static float from_exact(u32 x) { return BF16 ? __uint_as_float(x << 16) : from_half(x & 0xffff); }
 static float float_of_half(u32 x) { return from_half(x & 0xffff); }
+static float float_of_upper(u32 x) { return from_half(x >> 16); }
 static float float_of_exact(u32 x) { return from_exact(x & 0xffff); }
 static u32 half2_of(float low, float high) { return to_half(low) | to_half(high) << 16; }
 static u32 exact2_of(float low, float high) { return BF16 ? to_bf16(low) | to_bf16(high) << 16 : half2_of(low, high); }
@@ -236,6 +237,7 @@ static void ldsm_t(u32 (&r)[4], u32 a) {
     r[i] = load_u16(all[8 * i + row].word[0] + column) | load_u16(all[8 * i + row + 1].word[0] + column) << 16;
 }
 static const u8* opaque(const u8* p) { return p; }
+static u32 opaque(u32 x) { return x; }
 static void copy16(u32 to, const u8* from) { self->open.push_back([=] { memcpy(place(to, 16), from, 16); }); }
 static void copy16_if(u32 to, const u8* from, bool there) {
   self->open.push_back([=] { there ? memcpy(place(to, 16), from, 16) : memset(place(to, 16), 0, 16); });

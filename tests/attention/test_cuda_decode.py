@@ -101,10 +101,12 @@ class TestBuild:
         assert storage.tabulated(formats("int4 per token and head")[0], 128) == 512  # and zero points
         pair = (tuple(formats("nvfp4")), (FULL, FULL))
         chosen = config.build(pair, 128, 1, True, H200)
-        assert (chosen.team, chosen.shares, chosen.teams, chosen.resident) == (2, 2, 8, 1)
+        assert (chosen.team, chosen.shares, chosen.teams, chosen.resident) == (1, 1, 8, 1)
+        several = config.build(pair, 128, 4, True, H200)
+        assert (several.team, several.shares, several.teams, several.resident) == (2, 2, 8, 1)
         assert config.build(pair, 128, 5, True, H200).team == 1  # rows that need more registers
         assert chosen.one_row and chosen.scratch == 256  # groups have columns: weights of a tile, no tables
-        for tabled in (config.build(pair, 128, 4, True, H200), config.build(pair, 128, 1, True, H200, softcap=True)):
+        for tabled in (several, config.build(pair, 128, 1, True, H200, softcap=True)):
             assert not tabled.one_row and tabled.scratch == 4096 and "#define SCRATCH 4096\n" in tabled.macros()
             assert tabled.shared >= tabled.warps * 4096 + tabled.teams * tabled.stages * tabled.slot
         other = (tuple(formats("nvfp4 keys, fp8 values")), (FULL, FULL))

@@ -54,7 +54,7 @@ __device__ __forceinline__ void column_scores(float (&s)[MT / 4][2], u32 slot, c
       for (int i = 0; i < 2; i++) {
         const int m = F * W::BLOCKS + V;
         const u32 factors = halves_of_e4m3<false>(load_u16(scales + (16 * (SHARES * m + part) + 8 * i) * KS));
-        sums[m][i] = raw[F][2 * i] * float_of_half(factors) + raw[F][2 * i + 1] * float_of_half(factors >> 16);
+        sums[m][i] = raw[F][2 * i] * float_of_half(factors) + raw[F][2 * i + 1] * float_of_upper(factors);
       }
   });
 #pragma unroll
@@ -88,7 +88,7 @@ __device__ __forceinline__ void column_weights(Column& own, const float (&s)[MT 
     const u32 to = table + (g >> 1) * (MT * 8) + (4 * h + t) * 8 + (g & 1) * 2;
     store_u16(to, e);
     store_u16(to + 4, e >> 16);
-    own.total += float_of_half(e) + float_of_half(e >> 16);
+    own.total += float_of_half(e) + float_of_upper(e);
   }
   __syncwarp();
 #pragma unroll

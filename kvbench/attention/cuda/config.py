@@ -259,9 +259,9 @@ def build(
     columns = rows * columns_of_row(phases)
     forms = [form for pair in phases for form in pair if form.kind != "full"]
     fine = any(form.group < 32 and form.axis == "channel" and not form.window for form in forms)
-    dense = any(form.bits == 3 or form.kind in LEVELS for form in forms)
-    small = any((form.kind, form.bits) == ("float", 4) for form in forms)
     one_row = columns == 1 and not softcap and any(has_columns(key, value, channels) for key, value in phases)
+    dense = one_row or any(form.bits == 3 or form.kind in LEVELS for form in forms)
+    small = not one_row and any((form.kind, form.bits) == ("float", 4) for form in forms)
     for option in options(columns, channels > 128, fine, dense, small):
         values = {**option, **dict(tuning)}
         integer = fast_integers and values["team"] == 1 and multiplies_integers(phases, channels, rows, softcap)

@@ -114,12 +114,19 @@ __device__ __forceinline__ u32 divided(u32 x) {
   asm("mul.hi.u32 %0, %1, %2;" : "=r"(y) : "r"(x), "n"(1u << (32 - N)));
   return y;
 }
-// The low half of a register as a float, from fp16; from the dtype of exact segments.
+// The low half of a register as a float, from fp16.
 __device__ __forceinline__ float float_of_half(u32 x) {
   float y;
   asm("{.reg .b16 h, t; mov.b32 {h, t}, %1; cvt.f32.f16 %0, h;}" : "=f"(y) : "r"(x));
   return y;
 }
+// The upper half likewise, without a shift.
+__device__ __forceinline__ float float_of_upper(u32 x) {
+  float y;
+  asm("{.reg .b16 t, h; mov.b32 {t, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(y) : "r"(x));
+  return y;
+}
+// The low half from the dtype of exact segments.
 __device__ __forceinline__ float float_of_exact(u32 x) {
 #if BF16
   return __uint_as_float(x << 16);
@@ -216,6 +223,11 @@ __device__ __forceinline__ void barrier(int number) {
 __device__ __forceinline__ const u8* opaque(const u8* p) {
   asm volatile("" : "+l"(p));
   return p;
+}
+// The same for a number that is then kept, and not computed again for each use.
+__device__ __forceinline__ u32 opaque(u32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 // Waits until the kernel before this one has ended, should this one have been launched early (sm_90 and later).
 __device__ __forceinline__ void wait_for_previous() {

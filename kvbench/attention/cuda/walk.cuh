@@ -122,7 +122,7 @@ __device__ __forceinline__ void run_columns(State& st, const Args& args, const J
 #pragma unroll
   for (int a = 0; a < KS; a++)
 #pragma unroll
-    for (int i = 0; i < 2; i++) q[a][i] = a == g ? own_step[i] : 0;
+    for (int i = 0; i < 2; i++) q[a][i] = opaque(a == g ? own_step[i] : 0);
   Column own = {-1e30f, 0.f, {0.f, 0.f, 0.f, 0.f}};
   for (int j = 0; j < job.count[P]; j++) {
     const int tile = job.first[P] + j * job.step;
