@@ -142,10 +142,19 @@ def rounded_weights(config: Mapping[str, Any]) -> str | None:
     return weights if "int4" in weights else None
 
 
+#: rotations that methods have by default, by the name of their class; others have none
+ROTATIONS = {
+    "Engine": {"key": "engine", "value": "engine"},
+    "Kvarn": {"key": "hadamard", "value": "hadamard"},
+    "TurboQuant": {"key": "engine", "value": "none"},
+}
+
+
 def short_name(config: Mapping[str, Any]) -> str:
     """Return the names of method and quantizer as tables show them, for example ``kivi int2``.
 
-    Formats of single layers follow them, ``kivi int4 layers=0-1:fp16``. Speculation with a forced acceptance, whose
+    The share of tokens that stays, formats of single layers and a rotation that is not the method's own follow them:
+    ``keep int4 keep=0.5``, ``kivi int4 layers=0-1:fp16 rotation=hadamard``. Speculation with a forced acceptance, whose
     text is meaningless, is labelled so: ``quantspec (forced acceptance 0.9)``.
 
     Args:
@@ -160,7 +169,17 @@ def short_name(config: Mapping[str, Any]) -> str:
     mixed = layers and f"layers={layers if isinstance(layers, str) else ','.join(layers)}"
     label = None if forced is None else f"(forced acceptance {forced:g})"
     packed = None if quantizer == "none" else quantizer
-    return " ".join(part for part in (method_name(config), form, packed, mixed, label) if part)
+    share = None if method.get("keep") is None else f"keep={method['keep']}"
+    return " ".join(part for part in (method_name(config), form, packed, share, mixed, _rotated(method), label) if part)
+
+
+def _rotated(method: Mapping[str, Any]) -> str | None:
+    """Return a method's rotations as labels show them; None for those that it has by default."""
+    given, usual = method.get("rotation") or {}, ROTATIONS.get(str(method.get("_target_")).rpartition(".")[2], {})
+    names = [str(given.get(side, usual.get(side, "none"))) for side in ("key", "value")]
+    if names == [usual.get(side, "none") for side in ("key", "value")]:
+        return None
+    return "rotation=" + "/".join(dict.fromkeys(name.rpartition("/")[2] for name in names))
 
 
 def method_name(config: Mapping[str, Any]) -> str:

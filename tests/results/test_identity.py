@@ -6,9 +6,12 @@ import json
 import os
 
 import pytest
+import yaml
 
+from kvbench.methods import load_method
 from kvbench.results.identity import identity, is_baseline, run_id, short_name
 from kvbench.util import fingerprint as fingerprint_module
+from kvbench.util.confdir import options
 from kvbench.util.fingerprint import fingerprint
 from tests.run_support import config
 
@@ -100,6 +103,10 @@ def test_names_for_people():
     assert short_name(config("r", "kivi")) == "kivi int2"
     assert short_name(config("r", "fp16")) == "fp16"
     forced = config("r", method={"preset": "quantspec", "forced_acceptance": 0.9}, quantizer={"name": "none"})
+    rotated = config("r", "kivi", method={"rotation": {"key": "some/where.safetensors", "value": "none"}})
+    assert short_name(rotated) == "kivi int2 rotation=where.safetensors/none"
+    kept = config("r", "kivi", method={"keep": 0.5, "rotation": {"key": "rht", "value": "rht"}})
+    assert short_name(kept).endswith(" keep=0.5 rotation=rht")
     assert short_name(forced) == "quantspec (forced acceptance 0.9)"
     for layers in (["0-1:fp16", "-1:int8"], "0-1:fp16,-1:int8", {"0-1": "fp16", "-1": "int8"}):
         mixed = config("r", "kivi", method={"layers": layers})
@@ -211,3 +218,11 @@ def test_folders_inside_count_where_asked_for(cached):
 def test_the_name_of_a_preset_is_the_label_and_makes_no_other_run():
     assert short_name(config("r", method={"preset": "kivi_wide"})) == "kivi_wide int2"
     assert an_id(config("r", method={"preset": "kivi_wide"})) == an_id(config("r"))
+
+
+@pytest.mark.parametrize("name", ["engine", "kvarn", "turboquant", "oscar", "kivi"])
+def test_a_rotation_that_a_method_has_by_default_is_not_named(name):
+    defaults = yaml.safe_load(options("method")[name].read_text())
+    assert "rotation" not in short_name({"method": defaults})
+    assert "rotation" not in short_name({"method": {**defaults, "rotation": vars(load_method(name).rotation)}})
+    assert short_name({"method": {**defaults, "rotation": {"key": "octave"}}}).split()[-1].startswith("rotation=octave")
