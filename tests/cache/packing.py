@@ -35,7 +35,67 @@ def tokens(count, channels, dtype, seed=0, batch=1, heads=1, scale=1.0):
     return x.clamp(-65504, 65504).to(dtype).transpose(1, 2)
 
 
-def same(made, wanted):
+def same(computed, wanted):
     """Every bit of two segments' buffers agrees."""
-    for a, b in zip(made.words + made.params, wanted.words + wanted.params, strict=True):
-        assert torch.equal(a.view(torch.int16), b.view(torch.int16))
+    for a, b in zip(computed.words + computed.params, wanted.words + wanted.params, strict=True):
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def new(quantizer, side, like):
+    """Return an empty segment for tokens of the shape and dtype of `like`."""
+    from kvbench.cache.segments.packed import PackedSegment
+
+    shape = {"batch": like.shape[0], "heads": like.shape[1], "channels": like.shape[3]}
+    return PackedSegment(**shape, dtype=like.dtype, device="cpu", quantizer=quantizer, side=side, capacity=128)
+
+
+def both(quantizer, side, steps):
+    """Append the steps by the kernel and by torch; every bit of words and parameters must agree."""
+    from kvbench.cache.kernels.forms import Form
+    from kvbench.cache.kernels.pack import served
+    from kvbench.cache.segments import packed
+
+    computed, wanted = new(quantizer, side, steps[0]), new(quantizer, side, steps[0])
+    for x in steps:
+        assert isinstance(served(computed, x), Form), served(computed, x)
+        computed.append(slice(None), x)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "served", lambda segment, x: "torch's way")
+        for x in steps:
+            wanted.append(slice(None), x)
+    same(computed, wanted)
+    return computed
+
+
+def special(count, channels, dtype):
+    """Return at least ten tokens: of zeros, of one value, with ties, tiny, huge, of one sign, far from 0, of -0."""
+    x = tokens(count, channels, torch.float32, 3)
+    x[0, 0, 0], x[0, 0, 1], x[0, 0, 2] = 0.0, 0.75, torch.arange(channels) % 13 * 0.5 - 3
+    x[0, 0, 3] *= 1e-5
+    x[0, 0, 4] *= 3e3
+    x[0, 0, 5].abs_()
+    x[0, 0, 6] = -x[0, 0, 6].abs()
+    x[0, 0, 7] = 1000 + x[0, 0, 7] * 0.01
+    x[0, 0, 8, 1:] = 0.0
+    x[0, 0, 9, ::2] = -0.0
+    return x.to(dtype)
+
+
+def in_one_launch(quantizer):
+    """Check that tokens of two layers, packed together, have the bits of tokens that are packed layer by layer."""
+    from kvbench.cache.kernels.deferred import Deferred
+    from kvbench.cache.kernels.pack_together import together
+    from kvbench.cache.watch import Watch, words
+
+    x = [tokens(3, 64, torch.bfloat16, seed) for seed in range(2)]
+    watch, queue = Watch(torch.device("cpu")), Deferred()
+    segments = [new(quantizer, "value", x[0]) for _ in x]
+    for segment in segments:
+        segment.watch, segment.packs = (watch, watch.tag(words)), queue
+    with together(queue):
+        for segment, part in zip(segments, x, strict=True):
+            segment.append(slice(None), part)
+    for segment, part in zip(segments, x, strict=True):
+        alone = new(quantizer, "value", part)
+        alone.append(slice(None), part)
+        same(segment, alone)

@@ -5,15 +5,12 @@ import inspect
 import pytest
 import torch
 
-from tests.cache.packing import interpret, interpreted, same, tokens  # noqa: F401
+from tests.cache.packing import both, in_one_launch, interpret, interpreted, new, same, special, tokens  # noqa: F401
 
 interpreted()
 
 from kvbench.cache.kernels import engine  # noqa: E402
-from kvbench.cache.kernels.forms import Form  # noqa: E402
 from kvbench.cache.kernels.pack import served  # noqa: E402
-from kvbench.cache.segments import packed  # noqa: E402
-from kvbench.cache.segments.packed import PackedSegment  # noqa: E402
 from kvbench.errors import NonFiniteError  # noqa: E402
 from kvbench.quantizers.engine.llamacpp import IQ4NL, Q8_0, Signed  # noqa: E402
 from kvbench.quantizers.engine.nvfp4 import NVFP4  # noqa: E402
@@ -34,44 +31,12 @@ FORMATS = [
 ]
 
 
-def new(quantizer, side, like):
-    shape = {"batch": like.shape[0], "heads": like.shape[1], "channels": like.shape[3]}
-    return PackedSegment(**shape, dtype=like.dtype, device="cpu", quantizer=quantizer, side=side, capacity=128)
-
-
-def both(quantizer, side, steps):
-    """Append the steps by the kernel and by torch; every bit of words and parameters must agree."""
-    computed, wanted = new(quantizer, side, steps[0]), new(quantizer, side, steps[0])
-    for x in steps:
-        assert isinstance(served(computed, x), Form), served(computed, x)
-        computed.append(ALL, x)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "served", lambda segment, x: "torch's way")
-        for x in steps:
-            wanted.append(ALL, x)
-    for a, b in zip(computed.words + computed.params, wanted.words + wanted.params, strict=True):
-        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-
-
-def special(channels, dtype):
-    """Tokens of zeros, of one value, with ties, tiny, huge, of one sign, and far from 0."""
-    x = tokens(12, channels, torch.float32, 3)
-    x[0, 0, 0], x[0, 0, 1], x[0, 0, 2] = 0.0, 0.75, torch.arange(channels) % 13 * 0.5 - 3
-    x[0, 0, 3] *= 1e-5
-    x[0, 0, 4] *= 3e3
-    x[0, 0, 5].abs_()
-    x[0, 0, 6] = -x[0, 0, 6].abs()
-    x[0, 0, 7] = 1000 + x[0, 0, 7] * 0.01
-    x[0, 0, 8, 1:] = 0.0
-    x[0, 0, 10, ::2] = -0.0
-    x[0, 0, 9] = torch.tensor([6.0, -6.0]).repeat(channels // 2)
-    return x.to(dtype)
-
-
 @pytest.mark.parametrize(("quantizer", "side"), FORMATS, ids=str)
 def test_codes_and_parameters_equal_those_of_torch_bit_for_bit(quantizer, side):
     """Some tokens, one token alone, and tokens across the border of a tile."""
-    both(quantizer, side, [special(64, torch.bfloat16), *(tokens(n, 64, torch.bfloat16, n) for n in (1, 118))])
+    x = special(11, 64, torch.bfloat16)
+    x[0, 0, 10] = torch.tensor([6.0, -6.0]).repeat(32)
+    both(quantizer, side, [x, *(tokens(n, 64, torch.bfloat16, n) for n in (1, 118))])
 
 
 @pytest.mark.parametrize(("quantizer", "side"), FORMATS[3:7], ids=str)
@@ -86,23 +51,8 @@ def test_heads_of_80_and_256_channels(quantizer, side, channels):
 
 
 def test_tokens_of_many_layers_are_packed_in_one_launch():
-    from kvbench.cache.kernels.deferred import Deferred
-    from kvbench.cache.kernels.pack_together import together
-    from kvbench.cache.watch import Watch, words
-
-    x = [tokens(3, 64, torch.bfloat16, seed) for seed in range(2)]
-    watch, queue = Watch(torch.device("cpu")), Deferred()
     for quantizer in (Fp8(), Signed(4)):
-        segments = [new(quantizer, "value", x[0]) for _ in x]
-        for segment in segments:
-            segment.watch, segment.packs = (watch, watch.tag(words)), queue
-        with together(queue):
-            for segment, part in zip(segments, x, strict=True):
-                segment.append(ALL, part)
-        for segment, part in zip(segments, x, strict=True):
-            alone = new(quantizer, "value", part)
-            alone.append(ALL, part)
-            same(segment, alone)
+        in_one_launch(quantizer)
 
 
 @pytest.mark.parametrize(("key", "value"), [(Q8_0(), Signed(4)), (Int4PerTokenHead(), Fp8()), (NVFP4(), NVFP4())])
