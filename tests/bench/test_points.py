@@ -27,9 +27,9 @@ HERE = ["--device", "cpu", "--model", "tiny", "--dtype", "float32"]
 
 def rows(folder, *arguments):
     assert command.main([*arguments, *HERE, "--out", str(folder), "--name", "found"]) == 0
-    found = json.loads((folder / "found.json").read_text())
-    assert found["model"] == "tiny" and found["weights"] == "random" and found["device"]
-    return found["rows"]
+    content = json.loads((folder / "found.json").read_text())
+    assert content["model"] == "tiny" and content["weights"] == "random" and content["device"]
+    return content["rows"]
 
 
 def test_models_by_name():
@@ -44,33 +44,33 @@ def test_tpot_beside_stock_caches(tmp_path, monkeypatch, capsys):
     # as if a step had been captured: its tokens are then compared with eager ones
     plain = measuring.times
     monkeypatch.setattr(measuring, "times", lambda *a, **b: {**plain(*a, **b), "stepping": "graph"})
-    found = rows(
+    computed = rows(
         tmp_path, "tpot", "--settings", "fp16", "kivi:int4:residual=32", "--contexts", "70", "--steps", "4",
         "--baselines", "dynamic", "static", "--eager", "--check", "3",
     )  # fmt: skip
-    names = [(row["setting"], row.get("graphs")) for row in found]
+    names = [(row["setting"], row.get("graphs")) for row in computed]
     kivi = "kivi:int4:residual=32"
     assert names == [
         ("dynamic", None), ("static", None), ("fp16", "always"), ("fp16", "never"), (kivi, "always"), (kivi, "never")
     ]  # fmt: skip
-    for row in found:
+    for row in computed:
         assert row["status"] == "ok" and row["tpot_s"]["n"] == (4 if "graphs" not in row else 3)
         assert row["GB_s"] * row["tpot_s"]["median"] * 1e9 == pytest.approx(row["read_bytes"])
-    dynamic, full, packed = found[0], found[2], found[4]
+    dynamic, full, packed = computed[0], computed[2], computed[4]
     sizes = [row["kv_used"]["total"] for row in (dynamic, full, packed)]
     assert sizes[2] < sizes[1] and sizes[0] / 70 == sizes[1] / 74
-    assert dynamic["tokens"][:5] == found[1]["tokens"][:5] == full["tokens"]  # greedy, the same model and prompt
+    assert dynamic["tokens"][:5] == computed[1]["tokens"][:5] == full["tokens"]  # greedy, the same model and prompt
     assert full["same"] == {"of": 3, "alike": 3}
     assert "DynamicCache, eager" in capsys.readouterr().out
 
 
 def test_random_keys_instead_of_a_prompt(tmp_path):
-    found = rows(
+    computed = rows(
         tmp_path, "tpot", "--settings", "kivi", "--contexts", "256", "--steps", "3", "--fill", "random",
         "--baselines", "static",
     )  # fmt: skip
-    assert [row["fill"] for row in found] == ["random", "random"]
-    assert found[1]["ttft_s"] is None and found[1]["kv_used"]["codes"] > 0
+    assert [row["fill"] for row in computed] == ["random", "random"]
+    assert computed[1]["ttft_s"] is None and computed[1]["kv_used"]["codes"] > 0
 
 
 @pytest.mark.parametrize(("rate", "ceiling"), [(4000.0, ("measured", 4000.0)), (None, ("known", 4690.0))])
@@ -92,11 +92,11 @@ def test_bytes_of_a_step_stand_beside_the_ceiling(rate, ceiling, monkeypatch):
 
 
 def test_prefill_beside_stock(tmp_path):
-    found = rows(tmp_path, "prefill", "--settings", "kivi:int4:residual=32", "--contexts", "200", "--repeats", "1")
-    other, row = found
+    computed = rows(tmp_path, "prefill", "--settings", "kivi:int4:residual=32", "--contexts", "200", "--repeats", "1")
+    other, row = computed
     assert other["setting"] == "dynamic" and other["prefill_s"] > 0 and other["repeats"] == 1
     assert row["status"] == "ok" and row["repeats"] == 1 and row["prefill_path"]
-    cells = dict(zip([*HEAD, *COLUMNS["prefill"]], line(row, "prefill", found), strict=True))
+    cells = dict(zip([*HEAD, *COLUMNS["prefill"]], line(row, "prefill", computed), strict=True))
     assert cells["x"] == row["prefill_s"] / other["prefill_s"] and cells["stock ms"] == 1e3 * other["prefill_s"]
     above = row["peak"]["prefill"] - row["weights"] - row["kv_reserved"]["total"]
     assert cells["above"] == above / 2**30 and above > row["layer_kv"]
@@ -123,12 +123,12 @@ def test_memory_grows_the_batch_until_it_ends(tmp_path, monkeypatch, capsys):
         return generate(model, cache, ids, **options)
 
     monkeypatch.setattr(measuring, "generate", fake)
-    found = rows(
+    computed = rows(
         tmp_path, "memory", "--settings", "kivi", "--contexts", "40", "--new-tokens", "3", "--bisect", "1",
         "--memory-limit-gb", "8",
     )  # fmt: skip
-    assert [(row["batch"], row["status"]) for row in found] == [(1, "ok"), (2, "ok"), (4, "oom"), (3, "oom")]
-    assert found[0]["setting"] == "kivi" and found[0]["over_used"] > 1
+    assert [(row["batch"], row["status"]) for row in computed] == [(1, "ok"), (2, "ok"), (4, "oom"), (3, "oom")]
+    assert computed[0]["setting"] == "kivi" and computed[0]["over_used"] > 1
     assert "3.00 GiB asked for" in capsys.readouterr().out
 
 

@@ -61,8 +61,8 @@ def test_figures_by_hand(tmp_path, capsys):
     two, four, exact = 32 * 614, 32 * 308, 32 * 102  # chunks of 32 tokens by rank: 102 in FP16, 410 - 102 in INT4
     per_element = two * (3 + 2.5) / 8 + four * (5 + 4.5) / 8 + exact * 4  # keys G 32, values G 64
     assert cocktail["kv_bytes"] == 32 * 4096 * per_element
-    said = capsys.readouterr().out
-    assert "lower bounds from a roofline" in said and "Speculation" not in said
+    printed = capsys.readouterr().out
+    assert "lower bounds from a roofline" in printed and "Speculation" not in printed
 
 
 def test_speculation_is_drafts_and_a_verification(tmp_path, capsys):

@@ -63,10 +63,10 @@ def test_times_between_measured_gammas(gamma: int, expected: float) -> None:
 
 
 def test_a_cell_is_the_time_of_a_round_over_its_expected_tokens() -> None:
-    found = cell(SCAN, 0.9, 2)
-    assert found is not None and found["times"] == "measured"
-    assert found["tokens"] == pytest.approx(1 + 0.9 + 0.81)
-    assert found["ms"] == pytest.approx(12.5 / 2.71 + 0.1)
+    computed = cell(SCAN, 0.9, 2)
+    assert computed is not None and computed["times"] == "measured"
+    assert computed["tokens"] == pytest.approx(1 + 0.9 + 0.81)
+    assert computed["ms"] == pytest.approx(12.5 / 2.71 + 0.1)
     between_both = cell(SCAN, 0.9, 4)
     assert between_both is not None and between_both["times"] == "interpolated"
     assert between_both["ms"] == pytest.approx((4 * 3.1 + 7.0 + 0.5) / between_both["tokens"] + 0.1)
@@ -76,8 +76,8 @@ def test_flushes_are_spread_over_the_tokens_of_all_gammas() -> None:
     """A block of one gamma may have no flush, and another two."""
     counts = ({"rounds": 10, "tokens": 3.0, "flush_ms": 0.0}, {"rounds": 20, "tokens": 4.5, "flush_ms": 0.4})
     scan = [{**entry, **more} for entry, more in zip(SCAN, counts, strict=True)]
-    found = cell(scan, 1.0, 2)
-    assert found is not None and found["ms"] == pytest.approx(12.5 / 3 + 0.4 * 90 / 120)
+    computed = cell(scan, 1.0, 2)
+    assert computed is not None and computed["ms"] == pytest.approx(12.5 / 3 + 0.4 * 90 / 120)
 
 
 def test_the_grid_agrees_with_the_formula_of_the_analysis() -> None:

@@ -26,69 +26,69 @@ def test_what_is_marked_comes_back_exactly(width):
     heads, tokens = 4, {96: 700, 1024: 150, 8192: 21, 65536: 11}[width]
     x, mask = case(3, tokens, width)
     mask[1] = False
-    held = Outliers(3, width, torch.float32, torch.device("cpu"))
-    assert held.block * width <= 1 << 16
+    outliers = Outliers(3, width, torch.float32, torch.device("cpu"))
+    assert outliers.block * width <= 1 << 16
     done = 0
     for step in (1, 2, tokens // 2, 1, 1):  # begins inside of blocks
-        held.append(ALL, done, x[:, done : done + step], mask[:, done : done + step])
+        outliers.append(ALL, done, x[:, done : done + step], mask[:, done : done + step])
         done += step
-    held.append(ALL, done, x[:, done:], mask[:, done:])
+    outliers.append(ALL, done, x[:, done:], mask[:, done:])
     expected = torch.where(mask, x, 0.0).unflatten(2, (heads, -1)).transpose(1, 2)
     for row in range(3):
-        assert held.used(row) == (4 * int(mask[row].sum()), 2 * int(mask[row].sum()))
-        assert torch.equal(dense(held, row, heads, width // heads, tokens), expected[row])
-        begin = held.block  # from the second block on
+        assert outliers.used(row) == (4 * int(mask[row].sum()), 2 * int(mask[row].sum()))
+        assert torch.equal(dense(outliers, row, heads, width // heads, tokens), expected[row])
+        begin = outliers.block  # from the second block on
         if begin < tokens:
-            assert torch.equal(dense(held, row, heads, width // heads, tokens, 1), expected[row][:, begin:])
+            assert torch.equal(dense(outliers, row, heads, width // heads, tokens, 1), expected[row][:, begin:])
 
 
 def test_newest_tokens_leave_and_others_take_their_place():
     x, mask = case(1, 300, 640, seed=1)
     mask[:, :, 0] = mask[:, :, -1] = True  # the first and the last element of a token
     other, marked = case(1, 300, 640, seed=2)
-    held = Outliers(1, 640, torch.float32, torch.device("cpu"), capacity=4)
-    held.append(ALL, 0, x, mask)
+    outliers = Outliers(1, 640, torch.float32, torch.device("cpu"), capacity=4)
+    outliers.append(ALL, 0, x, mask)
     for kept in (290, 256, 255, 64, 3, 0):
-        held.keep_first(0, kept)
-        assert held.count(0) == int(mask[0, :kept].sum())
-    held.append(ALL, 0, x[:, :130], mask[:, :130])
-    held.keep_first(0, 101)
-    held.append(ALL, 101, other[:, 101:], marked[:, 101:])
+        outliers.keep_first(0, kept)
+        assert outliers.count(0) == int(mask[0, :kept].sum())
+    outliers.append(ALL, 0, x[:, :130], mask[:, :130])
+    outliers.keep_first(0, 101)
+    outliers.append(ALL, 101, other[:, 101:], marked[:, 101:])
     expected = torch.cat([torch.where(mask, x, 0.0)[:, :101], torch.where(marked, other, 0.0)[:, 101:]], 1)
-    assert torch.equal(dense(held, 0, 5, 128, 300), expected[0].unflatten(1, (5, 128)).transpose(0, 1))
+    assert torch.equal(dense(outliers, 0, 5, 128, 300), expected[0].unflatten(1, (5, 128)).transpose(0, 1))
 
 
 def test_rows_hold_different_numbers_of_entries_and_move():
     x, mask = case(2, 40, 64)
-    held = Outliers(2, 64, torch.bfloat16, torch.device("cpu"))
-    held.append(slice(0, 1), 0, x[:1], mask[:1])
-    held.append(slice(1, 2), 0, x[1:, :7], mask[1:, :7])
-    moved = held.mapped(lambda buffer: buffer.index_select(0, torch.tensor([1, 1, 0])))
+    outliers = Outliers(2, 64, torch.bfloat16, torch.device("cpu"))
+    outliers.append(slice(0, 1), 0, x[:1], mask[:1])
+    outliers.append(slice(1, 2), 0, x[1:, :7], mask[1:, :7])
+    moved = outliers.mapped(lambda buffer: buffer.index_select(0, torch.tensor([1, 1, 0])))
     moved.select([1, 1, 0])
-    assert [moved.count(row) for row in range(3)] == [held.count(1), held.count(1), held.count(0)]
-    assert torch.equal(dense(moved, 2, 2, 32, 40), dense(held, 0, 2, 32, 40))
+    assert [moved.count(row) for row in range(3)] == [outliers.count(1), outliers.count(1), outliers.count(0)]
+    assert torch.equal(dense(moved, 2, 2, 32, 40), dense(outliers, 0, 2, 32, 40))
     moved.keep_first(0, 0)
-    assert moved.count(1) == held.count(1)
-    assert held.used(0) == (2 * held.count(0), 2 * held.count(0))
+    assert moved.count(1) == outliers.count(1)
+    assert outliers.used(0) == (2 * outliers.count(0), 2 * outliers.count(0))
 
 
 def test_the_oldest_blocks_leave_and_the_rest_moves_to_the_front():
     x, mask = case(2, 300, 640, seed=1)  # blocks of 64 tokens
-    held = Outliers(2, 640, torch.float32, torch.device("cpu"), capacity=4)
-    held.append(ALL, 0, x, mask)
-    held.drop_first(0, 0)
-    assert [held.count(row) for row in (0, 1)] == mask.sum((1, 2)).tolist()
-    held.drop_first(0, 2)
-    assert held.count(0) == int(mask[0, 128:].sum()) and held.count(1) == int(mask[1].sum())
+    outliers = Outliers(2, 640, torch.float32, torch.device("cpu"), capacity=4)
+    outliers.append(ALL, 0, x, mask)
+    outliers.drop_first(0, 0)
+    assert [outliers.count(row) for row in (0, 1)] == mask.sum((1, 2)).tolist()
+    outliers.drop_first(0, 2)
+    assert outliers.count(0) == int(mask[0, 128:].sum()) and outliers.count(1) == int(mask[1].sum())
     expected = torch.where(mask, x, 0.0).unflatten(2, (5, 128)).transpose(1, 2)
-    assert torch.equal(dense(held, 0, 5, 128, 172), expected[0, :, 128:])
-    assert torch.equal(dense(held, 1, 5, 128, 300), expected[1])
-    held.append(slice(0, 1), 172, x[:1, :100], mask[:1, :100])
-    assert torch.equal(dense(held, 0, 5, 128, 272), torch.cat([expected[0, :, 128:], expected[0, :, :100]], 1))
-    held.drop_first(1, 9)  # more than there are
-    assert held.count(1) == 0 and held.ends[1] == []
-    held.append(slice(1, 2), 0, x[1:, :0], mask[1:, :0])  # nothing
-    assert held.ends[1] == []
+    assert torch.equal(dense(outliers, 0, 5, 128, 172), expected[0, :, 128:])
+    assert torch.equal(dense(outliers, 1, 5, 128, 300), expected[1])
+    outliers.append(slice(0, 1), 172, x[:1, :100], mask[:1, :100])
+    assert torch.equal(dense(outliers, 0, 5, 128, 272), torch.cat([expected[0, :, 128:], expected[0, :, :100]], 1))
+    outliers.drop_first(1, 9)  # more than there are
+    assert outliers.count(1) == 0 and outliers.ends[1] == []
+    outliers.append(slice(1, 2), 0, x[1:, :0], mask[1:, :0])  # nothing
+    assert outliers.ends[1] == []
 
 
 def test_blocks_hold_a_power_of_two_of_tokens_that_16_bits_can_index():
@@ -97,14 +97,14 @@ def test_blocks_hold_a_power_of_two_of_tokens_that_16_bits_can_index():
 
 
 def test_buffers_grow_by_half_of_what_they_need():
-    held = Outliers(1, 64, torch.float32, torch.device("cpu"), capacity=10)
+    outliers = Outliers(1, 64, torch.float32, torch.device("cpu"), capacity=10)
     x, mask = torch.ones(1, 3, 64), torch.zeros(1, 3, 64).bool()
     mask[0, :, :8] = True
-    held.append(ALL, 0, x[:, :1], mask[:, :1])
-    assert held.values.shape == (1, 10)
-    held.append(ALL, 1, x[:, 1:], mask[:, 1:])
-    assert held.values.shape == held.indices.shape == (1, 36)
-    assert (held.values.dtype, held.indices.dtype) == (torch.float32, torch.int16)
+    outliers.append(ALL, 0, x[:, :1], mask[:, :1])
+    assert outliers.values.shape == (1, 10)
+    outliers.append(ALL, 1, x[:, 1:], mask[:, 1:])
+    assert outliers.values.shape == outliers.indices.shape == (1, 36)
+    assert (outliers.values.dtype, outliers.indices.dtype) == (torch.float32, torch.int16)
 
 
 def test_more_channels_than_indices_are_refused():

@@ -22,7 +22,7 @@ ALL = slice(None)
 
 def new(quantizer, like, capacity=256, side="key"):
     """An empty segment whose every bit is set, so that what is written where it should not be shows."""
-    made = PackedSegment(
+    segment = PackedSegment(
         like.shape[0],
         like.shape[1],
         like.shape[3],
@@ -32,9 +32,9 @@ def new(quantizer, like, capacity=256, side="key"):
         side=side,
         capacity=capacity,
     )
-    for buffer in made.words + made.params:
+    for buffer in segment.words + segment.params:
         buffer.view(torch.int16).fill_(-1)
-    return made
+    return segment
 
 
 def both(quantizer, steps, side="key", capacity=256):

@@ -58,9 +58,9 @@ class Text:
 
     def __init__(self, method: Method, window: int | None, prompt: int) -> None:
         ids, _ = zoo.padded_batch([prompt], seed=1)
-        told = Prompts.from_batch(ids, context_spans=[(0, prompt)], queries=["3"], decode=lambda row: str(row))
+        prompts = Prompts.from_batch(ids, context_spans=[(0, prompt)], queries=["3"], decode=lambda row: str(row))
         model = zoo.model("llama")
-        self.cache: KVCache = method.new_cache(model, told)
+        self.cache: KVCache = method.new_cache(model, prompts)
         method.detach(model)
         self.layer: KVLayer = self.cache.layers[0]
         self.layer.window, self.layer.rope = window, None

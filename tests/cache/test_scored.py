@@ -12,13 +12,13 @@ ALL, ONE = slice(None), slice(0, 1)
 
 def segment(tokens: int = 6, scores: int = 1) -> tuple[ScoredSegment, torch.Tensor, torch.Tensor]:
     """A segment of two rows, its tokens and their scores ``[B, H, n, scores]``."""
-    made = ScoredSegment(2, 2, 32, torch.float16, "cpu", capacity=10)
+    segment = ScoredSegment(2, 2, 32, torch.float16, "cpu", capacity=10)
     x = zoo.random_kv(tokens, 2)[0].half()
-    made.append(ALL, x)
-    assert not made.commit(ALL).any()  # new tokens have received nothing
+    segment.append(ALL, x)
+    assert not segment.commit(ALL).any()  # new tokens have received nothing
     start = torch.rand(2, 2, tokens, scores, generator=torch.Generator().manual_seed(1))
-    made.begin(ALL, start)
-    return made, x, start
+    segment.begin(ALL, start)
+    return segment, x, start
 
 
 def test_scores_are_kept_in_fp32_one_or_several_per_token():

@@ -68,9 +68,9 @@ def test_layers_in_groups_give_the_same_file(monkeypatch):
 def test_every_digit_of_the_share_of_outliers_is_kept(tmp_path):
     model, share = zoo.model("llama"), 0.0123456789
     sequences, _ = zoo.padded_batch([40, 40])
-    made = library.calibrate(model, sequences, name="m", bits=(2,), outliers=share, fisher=False)
-    file.save(made, tmp_path / "m.safetensors")
-    assert made.outliers == share
+    calibration = library.calibrate(model, sequences, name="m", bits=(2,), outliers=share, fisher=False)
+    file.save(calibration, tmp_path / "m.safetensors")
+    assert calibration.outliers == share
     method = load_method("kvquant", bits=2, outliers=share, calibration=str(tmp_path / "m.safetensors"))
     method.new_cache(model)
     with pytest.raises(ConfigError, match=r"made with outliers=0\.0123456789\.\n  allowed: 0\.0123456789\n"):
@@ -91,11 +91,11 @@ def test_first_tokens_do_not_count():
 def test_the_first_tokens_of_every_sequence_are_left_out_of_the_codebooks():
     model = zoo.model("llama")
     sequences, _ = zoo.padded_batch([40, 40, 40])
-    made = library.calibrate(model, sequences, name="m", bits=(2,), fisher=False, first_tokens=15)
+    calibration = library.calibrate(model, sequences, name="m", bits=(2,), fisher=False, first_tokens=15)
     values, _ = collect(model, sequences, [0], fisher=False)[0][1].joined()
     counted = values.unflatten(0, (3, 40))[:, 15:].flatten(0, 1)  # each token is normalised by itself
     expected = fit_values(counted, None, [2], 0.01).codebooks[2].levels
-    assert torch.equal(made.tensors["layers.0.value.levels.2"], expected)
+    assert torch.equal(calibration.tensors["layers.0.value.levels.2"], expected)
 
 
 def test_sequences_that_texts_cannot_share_evenly_are_as_many_as_asked_for(tmp_path, monkeypatch):
@@ -152,8 +152,8 @@ def test_the_command_writes_a_file_that_the_method_takes(tmp_path, monkeypatch, 
     ]
     assert command.main([*arguments, "--outliers", "0.05", "--dtype", "float32"]) == 0
     assert "2 bits, 5% outliers, 8 layers of 2 x 64, from 128 tokens" in capsys.readouterr().out
-    made = file.load(Path("results/calibration/tiny-5pct.safetensors"))
-    assert made.info["model"] == "tiny" and made.info["fisher"] == "false" and len(made.info["text_sha256"]) == 64
+    loaded = file.load(Path("results/calibration/tiny-5pct.safetensors"))
+    assert loaded.info["model"] == "tiny" and loaded.info["fisher"] == "false" and len(loaded.info["text_sha256"]) == 64
     method = load_method("kvquant", bits=2, outliers=0.05)
     method.prepare(command.model_config("tiny", None, None, False))
 

@@ -120,10 +120,10 @@ def fitted(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[file.Calib
     monkeypatch.setattr(library, "fit_values", fit)
     told: list[Any] = []
     ids, _ = zoo.padded_batch([20, 20])
-    made = library.calibrate(
+    calibration = library.calibrate(
         zoo.model("llama"), ids, name="toy", tell=lambda *numbers: told.append(numbers), **settings
     )
-    return made, fits, told
+    return calibration, fits, told
 
 
 def test_a_file_says_how_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,9 +94,9 @@ def test_texts_share_the_sequences_and_the_file_is_named_after_the_model(calls, 
         "text_sha256": hashlib.sha256(b"abcdefg\0xy\x00123456789").hexdigest(),
     }
     assert out == file.FOLDER / "tiny-random-5pct.safetensors"
-    said = capsys.readouterr()
-    assert said.out == f"{out}: 2,3 bits, 5% outliers, 2 layers of 4 x 8, from 6 tokens\n"
-    assert said.err == "\rcalibrating: 3 of 4 passes"
+    captured = capsys.readouterr()
+    assert captured.out == f"{out}: 2,3 bits, 5% outliers, 2 layers of 4 x 8, from 6 tokens\n"
+    assert captured.err == "\rcalibrating: 3 of 4 passes"
 
 
 def test_defaults_and_limits_of_the_model(calls) -> None:

@@ -91,10 +91,10 @@ def test_a_sweep_goes_on_past_failures_and_ends_with_one_table(
 ) -> None:
     assert main(["--multirun", "method=fp16,atom,kivi"]) == 1
     assert len(runs) == 3
-    said = capsys.readouterr()
-    assert said.out.count("TABLE") == 1
-    assert "TABLE none int2" in said.out
-    assert "job 2 error: method=atom: no weights" in said.err
+    captured = capsys.readouterr()
+    assert captured.out.count("TABLE") == 1
+    assert "TABLE none int2" in captured.out
+    assert "job 2 error: method=atom: no weights" in captured.err
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["sweeps"]
     (folder,) = (tmp_path / "results" / "sweeps").iterdir()

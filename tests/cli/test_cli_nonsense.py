@@ -128,12 +128,12 @@ def test_is_refused_in_words(
     monkeypatch.setattr("kvbench.runner.run.run", lambda config: pytest.fail("was started"))
     with effort() as spent:
         status = main(line.split())
-    said = capsys.readouterr()
-    assert status == 2, said.err
+    captured = capsys.readouterr()
+    assert status == 2, captured.err
     for word in words:
-        assert word in said.err, f"{word!r} is missing in:\n{said.err}"
-    assert said.err.startswith("error: ")
-    assert not said.out
+        assert word in captured.err, f"{word!r} is missing in:\n{captured.err}"
+    assert captured.err.startswith("error: ")
+    assert not captured.out
     assert spent.seconds < LIMIT_S
     assert not list(tmp_path.iterdir())
 
@@ -232,9 +232,9 @@ def test_a_path_that_cannot_be(
     monkeypatch.setattr("kvbench.runner.run.run", lambda config: pytest.fail("was started"))
     before = ["logger=wandb"] if key == "logger.dir" else ["dataset=gsm8k"] if key == "dataset.path" else []
     assert main([*before, f"{key}={value}"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {key}=")
-    assert len(said) < 600
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {key}=")
+    assert len(printed) < 600
 
 
 def test_a_file_of_ones_own_is_not_written_over(
@@ -267,9 +267,9 @@ def test_a_sweeps_folder_that_cannot_be_made(
     (tmp_path / "file").touch()
     for folder in ("/proc/nothing/here", "file", "x" * 256, "s3://bucket/x"):
         assert main(["-m", "method=fp16,kivi", f"hydra.sweep.dir={folder}"]) in (1, 2)
-        said = capsys.readouterr().err
-        assert said.startswith("error: ")
-        assert "Traceback" not in said
+        printed = capsys.readouterr().err
+        assert printed.startswith("error: ")
+        assert "Traceback" not in printed
     assert not started
     assert main(["-m", "method=fp16,kivi", "hydra.sweep.dir='mine'"]) == 0
     assert sorted(path.name for path in (tmp_path / "mine").glob("job-*")) == ["job-0000.json", "job-0001.json"]

@@ -139,12 +139,12 @@ def test_is_refused_with_the_remedy(
     monkeypatch.setattr("kvbench.cli.compose.CHECK_SECONDS", TIMEOUT_S)  # every job, on a loaded machine too
     with effort() as spent:
         status = main(line)
-    said = capsys.readouterr()
-    assert status == 2, said.err
+    captured = capsys.readouterr()
+    assert status == 2, captured.err
     for word in words:
-        assert word in said.err, f"{word!r} is missing in:\n{said.err}"
-    assert "Traceback" not in said.err
-    assert not said.out
+        assert word in captured.err, f"{word!r} is missing in:\n{captured.err}"
+    assert "Traceback" not in captured.err
+    assert not captured.out
     assert spent.seconds < LIMIT_S
     assert not list(tmp_path.iterdir()), "a refused command line leaves nothing behind"
 

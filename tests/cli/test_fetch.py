@@ -47,13 +47,13 @@ def source(file: str, revision: str | None = REVISION) -> HubSource:
 
 
 def test_a_file_is_fetched_by_name_and_revision_and_then_read_from_the_cache(hub: Hub) -> None:
-    found = data.find(source("data/{task}.txt!in/{task}.jsonl"), "a", None, "toy")
-    assert found.path.read_bytes() == b"a text" and found.path.parent.parent.name == REVISION
-    assert found.member == "in/a.jsonl"
+    file = data.find(source("data/{task}.txt!in/{task}.jsonl"), "a", None, "toy")
+    assert file.path.read_bytes() == b"a text" and file.path.parent.parent.name == REVISION
+    assert file.member == "in/a.jsonl"
     hub.asked.clear()
-    assert data.find(source("data/a.txt"), "a", None, "toy").path == found.path
+    assert data.find(source("data/a.txt"), "a", None, "toy").path == file.path
     assert not hub.asked
-    assert data.find(source("data/a.txt", None), "a", None, "toy").path == found.path  # main is the same commit
+    assert data.find(source("data/a.txt", None), "a", None, "toy").path == file.path  # main is the same commit
     with pytest.raises(DataError, match=r"toy: no file is given.\n  hint: set dataset.path="):
         data.find(HubSource(), "test", None, "toy")
 
@@ -66,10 +66,10 @@ def test_a_pattern_is_a_file_or_all_shards_of_a_split(hub: Hub) -> None:
     with pytest.raises(DataError, match="toy: the download of o/n stopped early"):
         data.find(source("test-*.parquet", None), "test", None, "toy")
     hub.faults.gone = {}
-    found = data.find(source("test-*.parquet", None), "test", None, "toy")  # one of two does not pass for the split
-    assert [record["text"] for record in data.read_records(found)] == ["text 0", "text 10", "text 1", "text 11"]
+    file = data.find(source("test-*.parquet", None), "test", None, "toy")  # one of two does not pass for the split
+    assert [record["text"] for record in data.read_records(file)] == ["text 0", "text 10", "text 1", "text 11"]
     hub.asked.clear()
-    assert data.find(source("test-*.parquet", None), "test", None, "toy") == found and not hub.asked
+    assert data.find(source("test-*.parquet", None), "test", None, "toy") == file and not hub.asked
     hub.add("datasets/o/m", {"README.md": b"#", "test-a.parquet": rows(0), "test-b.parquet": rows(1)})
     with pytest.raises(DataError, match=r"toy: 'test-\*\.parquet' matches 2 files of o/m \(test-a\.parquet, \.\.\.\)"):
         data.find(HubSource(hub_id="o/m", file="test-*.parquet"), "test", None, "toy")
@@ -98,8 +98,8 @@ def test_a_split_is_what_datasets_finds_in_the_repository(hub: Hub) -> None:
     hub.add("datasets/o/r", {"README.md": README.encode(), **shards, **lines, "main/train-0.parquet": rows(5)})
 
     def texts(name: str, split: str, repository: str = "o/r") -> list[str]:
-        found = data.find(HubSource(hub_id=repository, file=name), split, None, "toy")
-        return [record["text"] for record in data.read_records(found)]
+        file = data.find(HubSource(hub_id=repository, file=name), split, None, "toy")
+        return [record["text"] for record in data.read_records(file)]
 
     assert texts("@main/{task}", "test") == ["text 0", "text 1"]
     assert texts("@lines/{task}", "train") == ["a", "b"]

@@ -13,7 +13,7 @@ def test_slurm_that_is_not_there_is_one_message(monkeypatch: pytest.MonkeyPatch,
     """Submitit itself ends in a traceback of 25 lines, after the sweep's folder was made."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert main(["--multirun", "launcher=submitit", "method=fp16,kivi"]) == 2
-    said = capsys.readouterr().err
-    assert "launcher=submitit: passes the jobs to SLURM, which this machine does not have (no srun)" in said
-    assert "launcher=local" in said
-    assert "Traceback" not in said
+    printed = capsys.readouterr().err
+    assert "launcher=submitit: passes the jobs to SLURM, which this machine does not have (no srun)" in printed
+    assert "launcher=local" in printed
+    assert "Traceback" not in printed

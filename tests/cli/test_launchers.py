@@ -190,9 +190,9 @@ def test_units_without_an_outcome_are_started_again_after_a_worker_died(
     monkeypatch.setattr(joblib, "Parallel", Parallel)
     joblib_pool.run(three(here / "s", "runtime.device=cpu"), {"n_jobs": 2})
     assert calls == [[[1], [2], [3]]] + [[[2], [3]]] * (units.RETRIES + 1)
-    said = capsys.readouterr().err
-    assert "a worker process died; 2 of 3 jobs are started again or continued" in said
-    assert f"2 units are given up: their worker processes died {units.RETRIES + 1} times" in said
+    printed = capsys.readouterr().err
+    assert "a worker process died; 2 of 3 jobs are started again or continued" in printed
+    assert f"2 units are given up: their worker processes died {units.RETRIES + 1} times" in printed
 
 
 @pytest.mark.parametrize("number", [0, "two", 1.5])
@@ -294,9 +294,9 @@ def test_a_lost_task_of_ray_is_started_again_under_another_claim_and_given_up_in
     claims = [claim for _, claim, _ in ray.started]
     assert len(set(claims)) == 6 and ray.withdrawn == [claims[0], claims[2], claims[4], claims[5]]
     assert kept == [([2], {"a": b"1"}), ([1], {"b": b"2"})]
-    said = capsys.readouterr().err
-    assert "job 2 was lost (Lost) and is started again: a node died\n" in said
-    assert "job 4 is given up after 3 attempts: Lost: z" in said
+    printed = capsys.readouterr().err
+    assert "job 2 was lost (Lost) and is started again: a node died\n" in printed
+    assert "job 4 is given up after 3 attempts: Lost: z" in printed
     assert not (here / "s" / ray_pool.PROBE).exists()
 
 

@@ -97,17 +97,17 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(runs: Any, tmp_path: Pa
 
     runs.before.append(interrupt)
     assert main(GRID) == 130
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     name = only(tmp_path).manifest.id
-    assert f"interrupted; to run what is missing: python -m kvbench --resume {name}" in said.err
-    assert "3 jobs: 1 ok" in said.err and "kivi int2" in said.out
+    assert f"interrupted; to run what is missing: python -m kvbench --resume {name}" in captured.err
+    assert "3 jobs: 1 ok" in captured.err and "kivi int2" in captured.out
     assert [entry.state for entry in only(tmp_path).progress()] == ["done", "missing", "missing"]
     assert "kivi int2" in (only(tmp_path).folder / "table.md").read_text()
 
     runs.before.clear()
     assert main(["--resume", name]) == 0
-    said = capsys.readouterr()
-    assert f"sweep {name}: continued; 1 done, 2 missing" in said.err
+    captured = capsys.readouterr()
+    assert f"sweep {name}: continued; 1 done, 2 missing" in captured.err
     assert runs.seen == [32, 32, 64, 96], "a stored run adds nothing but is looked at: its code may have changed"
     assert only(tmp_path).counts()["done"] == 3
 
@@ -150,8 +150,8 @@ def test_a_sweep_in_a_folder_of_its_own_is_named_by_its_path(
 
 def test_one_job_is_not_called_jobs(runs: Any, tmp_path: Path, capsys: Any) -> None:
     assert main(["--multirun", "method=kivi", "method.residual=32", "runtime.device=cpu", "logger=none"]) == 0
-    said = capsys.readouterr().err
-    assert ": 1 job; `python -m kvbench.report" in said and "\n1 job: 1 ok\n" in said
+    printed = capsys.readouterr().err
+    assert ": 1 job; `python -m kvbench.report" in printed and "\n1 job: 1 ok\n" in printed
 
 
 def test_a_call_that_ends_leaves_the_mark_of_another_that_continues_the_sweep(
@@ -217,13 +217,13 @@ def test_a_disk_that_is_full_for_a_moment_loses_nothing(
 ) -> None:
     refused = full(name, 1, monkeypatch)
     assert main(GRID) == 0
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert refused == [name]
     assert runs.seen == [32, 64, 96]
-    assert "3 jobs: 3 ok" in said
+    assert "3 jobs: 3 ok" in printed
     assert only(tmp_path).counts()["done"] == 3
     assert len((only(tmp_path).folder / "table.csv").read_text().splitlines()) == 4
-    assert ("job 2: its record cannot be written" in said) == (name == "job-0001.json")
+    assert ("job 2: its record cannot be written" in printed) == (name == "job-0001.json")
 
 
 def test_a_disk_that_stays_full_leaves_the_job_to_the_next_call(
@@ -232,9 +232,9 @@ def test_a_disk_that_stays_full_leaves_the_job_to_the_next_call(
     with monkeypatch.context() as patch:
         full("job-0001.json", 99, patch)
         assert main(GRID) == 1
-    said = capsys.readouterr()
-    assert "3 jobs: 3 ok" in said.err, "this process still knows what ended"
-    assert f"python -m kvbench --resume {only(tmp_path).manifest.id}" in said.err
+    captured = capsys.readouterr()
+    assert "3 jobs: 3 ok" in captured.err, "this process still knows what ended"
+    assert f"python -m kvbench --resume {only(tmp_path).manifest.id}" in captured.err
     assert only(tmp_path).counts() == {"done": 2, "running": 0, "failed": 0, "missing": 1}
     assert main(GRID) == 0
     assert only(tmp_path).counts()["done"] == 3

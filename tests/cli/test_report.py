@@ -25,10 +25,10 @@ def runs(tmp_path_factory):
 def test_list(runs, capsys):
     directory, ids = runs
     assert report.main(["--results", str(directory)]) == 0
-    said = capsys.readouterr().out
-    assert all(id_ in said for id_ in ids)
-    assert "kivi int2" in said
-    assert "4/4" in said
+    printed = capsys.readouterr().out
+    assert all(id_ in printed for id_ in ids)
+    assert "kivi int2" in printed
+    assert "4/4" in printed
     assert report.main(["--results", str(directory), "--format", "csv"]) != 0  # a list has one form
     assert "--format=csv: needs --show or --compare" in capsys.readouterr().err
 
@@ -36,9 +36,9 @@ def test_list(runs, capsys):
 def test_show_by_the_beginning_of_an_id(runs, capsys):
     directory, ids = runs
     assert report.main(["--results", str(directory), "--show", ids[0], ids[1][11:15]]) == 0
-    said = capsys.readouterr().out
-    assert "reads packed codes" in said
-    assert "answer NLL" in said
+    printed = capsys.readouterr().out
+    assert "reads packed codes" in printed
+    assert "answer NLL" in printed
     for form in ("markdown", "csv"):
         assert report.main(["--results", str(directory), "--show", ids[1], "--format", form]) == 0
         assert "kivi int2" in capsys.readouterr().out
@@ -60,10 +60,10 @@ def test_what_is_wrong_is_said(runs, tmp_path, capsys):
     assert report.main(["--results", str(directory), "--show", "nothing"]) == 1
     assert report.main(["--results", str(directory), "--show", ids[0][:5]]) == 1
     assert report.main(["--results", str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert "no run nothing" in said
-    assert "matches 2 runs" in said
-    assert "there are no runs in" in said
+    printed = capsys.readouterr().err
+    assert "no run nothing" in printed
+    assert "matches 2 runs" in printed
+    assert "there are no runs in" in printed
 
 
 def test_an_unfinished_run_is_listed(runs, tmp_path, capsys):
@@ -71,9 +71,9 @@ def test_an_unfinished_run_is_listed(runs, tmp_path, capsys):
     with store.hold():
         store.start(config(tmp_path))
     assert report.main(["--results", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert "unfinished" in said
-    assert "kivi int2" in said and "?" not in said  # as its configuration has it
+    printed = capsys.readouterr().out
+    assert "unfinished" in printed
+    assert "kivi int2" in printed and "?" not in printed  # as its configuration has it
     assert report.main(["--results", str(tmp_path), "--show", "0123"]) == 1
 
 
@@ -94,11 +94,11 @@ def copies(runs, tmp_path, count):
     metrics = json.loads((directory / ids[1] / "metrics.json").read_text())
     for number in range(count):
         store = RunStore(tmp_path, f"0123456789-{number:010}")
-        made = config(tmp_path, method={"alpha": 0.1 * (number // 2), "beta": number % 2, "preset": "mine"})
+        settings = config(tmp_path, method={"alpha": 0.1 * (number // 2), "beta": number % 2, "preset": "mine"})
         with store.hold():
-            store.start(made)
+            store.start(settings)
             content = {**metrics, "run_id": store.run_id, "label": "mine int2"}
-            content["config"] = {**metrics["config"], "method": made["method"]}
+            content["config"] = {**metrics["config"], "method": settings["method"]}
             if number:
                 store.write_metrics(content)
     return [f"0123456789-{number:010}" for number in range(count)]
@@ -114,11 +114,11 @@ def test_runs_of_one_name_are_told_apart_by_their_settings(runs, tmp_path, capsy
         assert lines[run_id].startswith(f"mine int2 {settings} toy toy "), lines
     assert "unfinished" in lines[ids[0]] and " ok " in lines[ids[1]]
     assert report.main(["--results", str(tmp_path), "--show", *ids[1:]]) == 0
-    said = capsys.readouterr().out
-    assert "mine int2 alpha=0.1 beta=1" in said
+    printed = capsys.readouterr().out
+    assert "mine int2 alpha=0.1 beta=1" in printed
     assert report.main(["--results", str(tmp_path), "--compare", ids[2], ids[3]]) == 0
-    said = capsys.readouterr().out
-    assert "mine int2 beta=0, toy, toy" in said and "mine int2 beta=1, toy, toy" in said
+    printed = capsys.readouterr().out
+    assert "mine int2 beta=0, toy, toy" in printed and "mine int2 beta=1, toy, toy" in printed
 
 
 def test_the_code_that_made_the_samples_is_a_column(runs, tmp_path, capsys, monkeypatch):
@@ -151,9 +151,9 @@ def test_a_foreign_metrics_file_costs_no_other_run(runs, tmp_path, capsys, conte
     foreign.write_text(content)
     for arguments in (["--list"], ["--show", ids[2]]):
         assert report.main(["--results", str(tmp_path), *arguments]) == 0
-        said = capsys.readouterr()
-        assert f"skipped: {foreign}" in said.err
-        assert ids[2] in said.out and ids[1] not in said.out
+        captured = capsys.readouterr()
+        assert f"skipped: {foreign}" in captured.err
+        assert ids[2] in captured.out and ids[1] not in captured.out
 
 
 @pytest.mark.parametrize("kind", ["folder", "loop"])
@@ -162,8 +162,8 @@ def test_samples_that_cannot_be_read_cost_no_other_run(runs, tmp_path, capsys, k
     path = tmp_path / ids[0] / "samples.jsonl"
     path.mkdir() if kind == "folder" else path.symlink_to(path.name)
     assert report.main(["--results", str(tmp_path)]) == 0
-    said = capsys.readouterr()
-    assert str(path) in said.err and ids[0] in said.out and ids[1] in said.out
+    captured = capsys.readouterr()
+    assert str(path) in captured.err and ids[0] in captured.out and ids[1] in captured.out
     assert report.main(["--results", str(tmp_path), "--compare", *ids]) == 1
     assert "cannot be read" in capsys.readouterr().err
     with pytest.raises(UnreadableError, match="move the file away"):

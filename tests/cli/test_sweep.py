@@ -58,13 +58,13 @@ def test_failed_jobs_are_rows_and_a_second_call_runs_only_them(
     ).split()
 
     assert main(command) == 1
-    said = capsys.readouterr()
-    rows = [line for line in said.out.splitlines() if line.startswith("flaky") and "  " in line]  # no notes
+    captured = capsys.readouterr()
+    rows = [line for line in captured.out.splitlines() if line.startswith("flaky") and "  " in line]  # no notes
     assert len(rows) == 4
     assert ["alpha=0.6 beta=0.1" in row or "alpha=0.9 beta=0.1" in row for row in rows] == [False] * 2 + [True] * 2
-    assert "4 jobs: 2 ok, 2 error" in said.err
-    assert "a damaged embedding" in said.err
-    assert "is too large for method.beta" in said.err
+    assert "4 jobs: 2 ok, 2 error" in captured.err
+    assert "a damaged embedding" in captured.err
+    assert "is too large for method.beta" in captured.err
     before = runs(tmp_path)
     assert len(before) == 2
 
@@ -176,11 +176,11 @@ def test_what_is_no_record_of_this_sweep_is_said_and_skipped(tmp_path: Path, mon
         (tmp_path / name).write_text(text)
     (tmp_path / "job-0009.json").mkdir()
     (tmp_path / "job-0010.json").write_text(json.dumps({**outcome, "number": 10}))  # of a worker that knew no name
-    said: list[str] = []
-    assert [each["number"] for each in sweep.outcomes(tmp_path, said.append)] == [2, 10, 11]
-    skipped = {Path(line.split(": ", 1)[0]).name for line in said}
+    messages: list[str] = []
+    assert [each["number"] for each in sweep.outcomes(tmp_path, messages.append)] == [2, 10, 11]
+    skipped = {Path(line.split(": ", 1)[0]).name for line in messages}
     assert skipped == {*bad, "job-0009.json", "job-0007.json"}
-    assert next(line for line in said if "job-0007" in line).endswith("belongs to another sweep; skipped")
+    assert next(line for line in messages if "job-0007" in line).endswith("belongs to another sweep; skipped")
 
 
 def test_a_sweep_keeps_its_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
@@ -190,9 +190,9 @@ def test_a_sweep_keeps_its_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         " decoding.max_new_tokens=2 runtime.device=cpu logger=none"
     ).split()
     assert main(command) == 0
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     (folder,) = (tmp_path / "results" / "sweeps").iterdir()
-    assert f"table: {folder.relative_to(tmp_path)}/table.md" in said.err
+    assert f"table: {folder.relative_to(tmp_path)}/table.md" in captured.err
     text = (folder / "table.md").read_text(encoding="utf-8")
     assert {line.split("|")[1].strip() for line in text.splitlines()[2:]} == {"fp16", "kivi int2"}
     rows = list(csv.DictReader((folder / "table.csv").read_text(encoding="utf-8").splitlines()))
@@ -214,8 +214,8 @@ def test_presets_of_one_class_have_names_of_their_own(
         " dataset.limit=1 decoding.max_new_tokens=2 runtime.device=cpu logger.path=runs.csv"
     ).split()
     assert main(command) == 0
-    said = capsys.readouterr()
-    assert "kivi int2: 1 samples" in said.err and "kivi_wide int2: 1 samples" in said.err
+    captured = capsys.readouterr()
+    assert "kivi int2: 1 samples" in captured.err and "kivi_wide int2: 1 samples" in captured.err
     rows = list(csv.DictReader((tmp_path / "runs.csv").read_text(encoding="utf-8").splitlines()))
     assert [row["method"] for row in rows] == ["kivi", "kivi_wide"]
     ids = sorted(path.parent.name for path in tmp_path.glob("results/runs/*/metrics.json"))

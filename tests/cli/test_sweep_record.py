@@ -28,9 +28,9 @@ def test_outcomes_come_back_in_the_order_of_jobs(tmp_path: Path) -> None:
     for number in (10_000, 2, 9_999):
         sweep.record(folder, number, outcome(number))
     assert sorted(path.name for path in folder.iterdir()) == ["job-0002.json", "job-10000.json", "job-9999.json"]
-    found = sweep.outcomes(folder)
-    assert [one["number"] for one in found] == [2, 9_999, 10_000]
-    assert found[0] == {**outcome(2), "sweep": "mine"}
+    outcomes = sweep.outcomes(folder)
+    assert [one["number"] for one in outcomes] == [2, 9_999, 10_000]
+    assert outcomes[0] == {**outcome(2), "sweep": "mine"}
     assert json.loads((folder / "job-0002.json").read_text())["sweep"] == "mine"
 
 
@@ -52,9 +52,9 @@ def test_outcomes_come_back_in_the_order_of_jobs(tmp_path: Path) -> None:
 def test_what_is_no_record_of_this_sweep_is_said(tmp_path: Path, content: str, problem: str) -> None:
     (tmp_path / "job-0000.json").write_text(content)
     lines: list[str] = []
-    found = sweep.outcomes(tmp_path, lines.append)
+    outcomes = sweep.outcomes(tmp_path, lines.append)
     assert lines == ([f"{tmp_path / 'job-0000.json'}: {problem}; skipped"] if problem else [])
-    assert len(found) == (not problem)
+    assert len(outcomes) == (not problem)
 
 
 @pytest.mark.usefixtures("token")

@@ -112,25 +112,27 @@ def test_weights_in_4_bits_are_not_rounded_again_for_drafts(tmp_path, weights, d
     form = {"bits": 8, "kind": "hierarchical"}
     key, value = {**form, "group_size": 128, "axis": "channel"}, {**form, "group_size": "head_dim", "axis": "token"}
     quantizer = {"name": "hierarchical", "key": key, "value": value}
-    made = config(tmp_path, model={"weights": weights}, quantizer=quantizer)
-    refused(lambda: check({**made, "method": method}), said)
+    settings = config(tmp_path, model={"weights": weights}, quantizer=quantizer)
+    refused(lambda: check({**settings, "method": method}), said)
 
 
 def test_weights_in_4_bits_are_not_split(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(launch, "launched", lambda: True)
     monkeypatch.setattr(launch, "size", lambda: 2)
-    made = config(tmp_path, runtime={"tensor_parallel": "auto", "device": "auto"})
-    check(made)
-    made["model"]["weights"] = "random_int4"
-    refused(lambda: check(made), "runtime.tensor_parallel=auto: cannot split 4-bit weights over processes (model toy")
+    settings = config(tmp_path, runtime={"tensor_parallel": "auto", "device": "auto"})
+    check(settings)
+    settings["model"]["weights"] = "random_int4"
+    refused(
+        lambda: check(settings), "runtime.tensor_parallel=auto: cannot split 4-bit weights over processes (model toy"
+    )
 
 
 def test_groups_must_be_there_and_no_others(tmp_path) -> None:
-    made = config(tmp_path)
-    refused(lambda: check({**made, "methods": {}}), "methods=null: no such group")
-    refused(lambda: check({**made, "model": None}), "model: must be a group of keys")
-    refused(lambda: check({**made, "model": "tiny"}), "choose one with model=NAME")
-    refused(lambda: check({key: part for key, part in made.items() if key != "logger"}), "logger: must be a group")
+    settings = config(tmp_path)
+    refused(lambda: check({**settings, "methods": {}}), "methods=null: no such group")
+    refused(lambda: check({**settings, "model": None}), "model: must be a group of keys")
+    refused(lambda: check({**settings, "model": "tiny"}), "choose one with model=NAME")
+    refused(lambda: check({key: part for key, part in settings.items() if key != "logger"}), "logger: must be a group")
 
 
 def test_what_does_not_fit_the_task_is_refused_by_it(tmp_path, monkeypatch) -> None:
@@ -156,8 +158,8 @@ def test_a_methods_own_check_that_raises_is_named_with_its_line(tmp_path, monkey
 
     Mine.__module__ = "mine_kivi"
     monkeypatch.setitem(sys.modules, "mine_kivi", SimpleNamespace(Mine=Mine))  # type: ignore[arg-type]
-    made = config(tmp_path, method={"_target_": "mine_kivi.Mine"})
-    refused(lambda: check(made), "method._target_=mine_kivi.Mine: its check() raised ZeroDivisionError: by hand (")
+    settings = config(tmp_path, method={"_target_": "mine_kivi.Mine"})
+    refused(lambda: check(settings), "method._target_=mine_kivi.Mine: its check() raised ZeroDivisionError: by hand (")
 
 
 def test_a_method_is_prepared_for_the_model_once_it_is_checked(tmp_path, monkeypatch) -> None:

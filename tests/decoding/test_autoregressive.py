@@ -155,9 +155,11 @@ def test_an_answer_that_must_say_something_does_not_end_at_once(llama):
     first = generate(llama, method.new_cache(llama), ids, max_new_tokens=1).tokens[0][0]
     ended = generate(llama, method.new_cache(llama), ids, max_new_tokens=4, eos_token_ids=[first])
     assert ended.tokens == [[]] and ended.finish == ["eos"]
-    said = generate(llama, method.new_cache(llama), ids, max_new_tokens=4, eos_token_ids=[first], say_something=True)
+    generation = generate(
+        llama, method.new_cache(llama), ids, max_new_tokens=4, eos_token_ids=[first], say_something=True
+    )
     logits = llama(input_ids=ids).logits[0, -1]
-    assert said.tokens[0][0] == int(logits.topk(2).indices[1])
+    assert generation.tokens[0][0] == int(logits.topk(2).indices[1])
     method.detach(llama)
 
 

@@ -71,14 +71,14 @@ def test_an_answer_that_cannot_be_captured_goes_on_eagerly_with_the_same_draws(
         raise graphs.NotCaptured("no room")
 
     monkeypatch.setattr(graphs.Captured, "record" if gamma else "first", fail)
-    found = answer(method, sampling=SAMPLED, graphs="always")
-    assert found.stepping == "eager (no room)" and found.tokens == wanted.tokens
+    computed = answer(method, sampling=SAMPLED, graphs="always")
+    assert computed.stepping == "eager (no room)" and computed.tokens == wanted.tokens
 
 
 def test_what_is_compiled_is_asked_for(oracle: None) -> None:
     for gamma in (0, 2):
-        found = answer(small(16, gamma=gamma), graphs="always", compile=True, max_new_tokens=3)
-        assert found.stepping == "graph, compiled"
+        computed = answer(small(16, gamma=gamma), graphs="always", compile=True, max_new_tokens=3)
+        assert computed.stepping == "graph, compiled"
 
 
 def test_reasons_to_capture_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

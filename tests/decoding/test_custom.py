@@ -21,7 +21,7 @@ def test_generate_gives_what_stock_greedy_decoding_gives_with_speculation_inside
     method.detach(model)
     stock = model.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False)
     report = []
-    found = model.generate(
+    generation = model.generate(
         ids,
         attention_mask=mask,
         max_new_tokens=20,
@@ -30,7 +30,7 @@ def test_generate_gives_what_stock_greedy_decoding_gives_with_speculation_inside
         custom_generate=custom_generate,
         report=report,
     )
-    assert torch.equal(found, stock)
+    assert torch.equal(generation, stock)
     assert len(report[0].rounds) < 19
 
 

@@ -42,17 +42,19 @@ def test_each_row_has_a_seed_of_its_own() -> None:
 @pytest.mark.parametrize(("top_p", "kept"), [(0.499, 1), (0.5, 1), (0.501, 2), (0.75, 2), (0.751, 3), (0.9, 4)])
 def test_the_nucleus_ends_with_the_token_that_reaches_its_mass(top_p: float, kept: int) -> None:
     probs = torch.tensor([[0.125, 0.5, 0.25, 0.125]])
-    found = probabilities(probs.log(), Sampling(1.0, top_p))
-    assert int((found > 0).sum()) == kept and float(found.sum()) == pytest.approx(1.0)
-    assert found[0, 1] == found.max()
+    computed = probabilities(probs.log(), Sampling(1.0, top_p))
+    assert int((computed > 0).sum()) == kept and float(computed.sum()) == pytest.approx(1.0)
+    assert computed[0, 1] == computed.max()
 
 
 def test_tokens_as_probable_as_the_last_of_top_k_stay() -> None:
-    found = probabilities(torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log(), Sampling(2.0, top_k=3))
-    assert torch.equal(found > 0, torch.tensor([[True, True, True, True]]))
-    found = probabilities(torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log(), Sampling(2.0, top_k=2))
-    assert torch.equal(found > 0, torch.tensor([[False, True, True, False]]))
-    assert float(found[0, 1] / found[0, 2]) == pytest.approx(2**0.5)  # a temperature of 2 takes the root of the odds
+    computed = probabilities(torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log(), Sampling(2.0, top_k=3))
+    assert torch.equal(computed > 0, torch.tensor([[True, True, True, True]]))
+    computed = probabilities(torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log(), Sampling(2.0, top_k=2))
+    assert torch.equal(computed > 0, torch.tensor([[False, True, True, False]]))
+    assert float(computed[0, 1] / computed[0, 2]) == pytest.approx(
+        2**0.5
+    )  # a temperature of 2 takes the root of the odds
 
 
 def test_any_whole_number_is_a_seed() -> None:
@@ -63,5 +65,5 @@ def test_any_whole_number_is_a_seed() -> None:
 
 
 def test_greedy_probabilities_are_those_of_the_best_token() -> None:
-    found = probabilities(torch.tensor([[0.5, 2.0, 1.0], [3.0, 2.0, 1.0]]), Sampling())
-    assert found.dtype == torch.float32 and found.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+    computed = probabilities(torch.tensor([[0.5, 2.0, 1.0], [3.0, 2.0, 1.0]]), Sampling())
+    assert computed.dtype == torch.float32 and computed.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]

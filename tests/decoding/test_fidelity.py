@@ -106,8 +106,10 @@ def test_fp16_has_no_divergence_from_itself_and_next_to_none_from_states_in_16_b
 
 
 def test_a_2_bit_cache_diverges_only_where_it_is_read() -> None:
-    found = klds(states("fp16"), states("kivi", quantizer="int2", residual=32))
-    assert found[0] == 0 and (found[1:] > 1e-9).all()  # the prefill is exact; 32 of the prompt's tokens are packed
+    computed = klds(states("fp16"), states("kivi", quantizer="int2", residual=32))
+    assert (
+        computed[0] == 0 and (computed[1:] > 1e-9).all()
+    )  # the prefill is exact; 32 of the prompt's tokens are packed
     whole = klds(states("fp16"), states("kivi", quantizer="int2", residual=128))
     assert (np.abs(whole) < 1e-9).all()  # all tokens are in the window
 
@@ -142,8 +144,8 @@ def test_a_planted_error_shows_from_its_step_on_and_the_probe_names_its_layer(la
     model, ids = zoo.restless(), text(1)[0]
     base = states("fp16", 1)
     for plant in (scale, swap):
-        found = klds(base, states("fp16", 1, before=plant))
-        assert (np.abs(found[:step]) < 1e-9).all() and (found[step:] > 1e-9).all()
+        computed = klds(base, states("fp16", 1, before=plant))
+        assert (np.abs(computed[:step]) < 1e-9).all() and (computed[step:] > 1e-9).all()
         new = lambda: load_method("fp16").new_cache(model, max_length=WIDTH)  # noqa: E731
         errors = layer_errors(model, new, new, ids[:, :PROMPT], ids[:, PROMPT:-1], plant)
         assert errors.own[layer] > 1e-5 and max(errors.own[:layer] + errors.own[layer + 1 :]) < 1e-9

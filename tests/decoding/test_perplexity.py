@@ -63,8 +63,8 @@ def test_chunks_give_what_single_tokens_give(model, ids, prompt):
     method = kvbench.load_method("fp16")
     single = decoded(model, ids, method, prompt=prompt, first=max(1, prompt))
     for chunk in (7, 64, 500):
-        found = decoded(model, ids, method, prompt=prompt, first=max(1, prompt), chunk=exact_chunk(method, chunk))
-        assert torch.allclose(found, single, rtol=1e-5), chunk
+        computed = decoded(model, ids, method, prompt=prompt, first=max(1, prompt), chunk=exact_chunk(method, chunk))
+        assert torch.allclose(computed, single, rtol=1e-5), chunk
 
 
 @pytest.mark.parametrize(("name", "quantizer"), CASES)
@@ -191,9 +191,9 @@ def test_a_lossy_cache_is_really_read(model, ids, name, settings):
     exact = decoded(model, ids, kvbench.load_method("fp16"))
     quantizer = {"kivi": "int2", "atom": "int2_token", "logquant": "int2"}[name]
     method = kvbench.load_method(name, quantizer=quantizer, **settings)
-    found = decoded(model, ids, method)
-    assert bool(torch.isfinite(found).all())
-    assert (found - exact).abs().min() > 1e-3
+    computed = decoded(model, ids, method)
+    assert bool(torch.isfinite(computed).all())
+    assert (computed - exact).abs().min() > 1e-3
     # as long as nothing has left the window it is the same to the last bit
     if name == "kivi":
         short = ids[:, :30]
@@ -203,8 +203,8 @@ def test_a_lossy_cache_is_really_read(model, ids, name, settings):
 def test_simulated_with_an_endless_window_is_fp16_and_differs_else(model, ids):
     exact = forward_nll(model, ids, 1)
     endless = kvbench.load_method("kivi", quantizer="int2", residual=1024)
-    found = simulated_nll(model, endless.new_cache(model), ids, 1)
-    assert torch.allclose(found, exact, rtol=1e-5)
+    computed = simulated_nll(model, endless.new_cache(model), ids, 1)
+    assert torch.allclose(computed, exact, rtol=1e-5)
     lossy = kvbench.load_method("kivi", quantizer="int2", residual=32)
     assert (simulated_nll(model, lossy.new_cache(model), ids, 1) - exact).abs().min() > 1e-3
     # decoding after it works as before: the attention was put back

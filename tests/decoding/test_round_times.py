@@ -38,18 +38,18 @@ def test_each_row_counts_the_rounds_in_which_it_gains_tokens() -> None:
 
 
 def test_parts_that_were_not_timed_are_not_guessed() -> None:
-    found = totals([*ROUNDS[:3], replace(ROUNDS[3], verify_seconds=None)], [1])
-    assert found is not None and found["seconds"] == 9.0
-    assert [found[f"{part}_s"] for part in ("draft", "verify", "sampling", "flush")] == [None] * 4
+    computed = totals([*ROUNDS[:3], replace(ROUNDS[3], verify_seconds=None)], [1])
+    assert computed is not None and computed["seconds"] == 9.0
+    assert [computed[f"{part}_s"] for part in ("draft", "verify", "sampling", "flush")] == [None] * 4
 
 
 def test_a_single_round_counts_and_none_gives_nothing() -> None:
-    found = totals(ROUNDS[:1], [0])
-    assert found is not None and found["seconds"] == 9.0 and found["tokens"] == 5
+    computed = totals(ROUNDS[:1], [0])
+    assert computed is not None and computed["seconds"] == 9.0 and computed["tokens"] == 5
     assert totals([], [0]) is None and totals(ROUNDS[3:], [0]) is None
 
 
 def test_measured_apart_is_not_more_than_the_whole() -> None:
     """Device times of the parts may add up to slightly more than the host's time of the round."""
-    found = totals([replace(ROUNDS[1], seconds=1.7)], [0])
-    assert found is not None and found["sampling_s"] == pytest.approx(0.0)
+    computed = totals([replace(ROUNDS[1], seconds=1.7)], [0])
+    assert computed is not None and computed["sampling_s"] == pytest.approx(0.0)

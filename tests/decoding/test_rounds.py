@@ -152,9 +152,9 @@ def decoded(method: Any, lengths: list[int], new: int, sampling: Any = None, eos
     engine.prepare()
     stopping = Stopping(batch, eos, (), None)
     rest = (stopping, sampling, sampling.generators(batch), new, 0, method.speculation)
-    found = speculative.decode(model, cache, token, *rest, engine)
+    computed = speculative.decode(model, cache, token, *rest, engine)
     int4.detach(model)
-    return stopping.tokens, found, cache, ids, engine
+    return stopping.tokens, computed, cache, ids, engine
 
 
 def alone(method: Any, ids: Any, points: Any, new: int) -> list[int]:

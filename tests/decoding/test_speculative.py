@@ -54,12 +54,12 @@ def test_greedy_speculation_equals_the_target_alone_flushed_at_the_same_points(m
     method = small(32, gamma=gamma)
     ids, _ = zoo.padded_batch([95 + 7 * gamma], seed=gamma)
     cache = method.new_cache(model)
-    found = generate(model, cache, ids, max_new_tokens=48)
-    rate = figures(found.rounds, 0)
+    generation = generate(model, cache, ids, max_new_tokens=48)
+    rate = figures(generation.rounds, 0)
     assert 0 < rate["accepted"] < rate["drafted"]  # both are exercised
-    alone, gaps = replay(model, method.new_cache(model), ids, settle_points(found.rounds), 48)
+    alone, gaps = replay(model, method.new_cache(model), ids, settle_points(generation.rounds), 48)
     assert min(gaps) > 1e-4  # no ties that rounding could turn
-    assert found.tokens[0] == alone
+    assert generation.tokens[0] == alone
     assert cache.layers[0].stores()[0].packed.length(slice(0, 1)) > method.border(ids.shape[1])  # flushed on the way
 
 
@@ -93,16 +93,16 @@ def test_rows_that_come_to_hold_equally_many_tokens_are_not_taken_for_one_anothe
     assert any(a == b for a, b in settled) and settled[0][0] != settled[0][1]
     for row, (length, seed) in enumerate(zip(lengths, seeds, strict=True)):
         alone = ids[row : row + 1, max(lengths) - length :]
-        found = generate(model, method.new_cache(model), alone, sampling=Sampling(1.0, 0.9, [seed]), **options)
-        assert found.tokens[0] == both.tokens[row]
+        generation = generate(model, method.new_cache(model), alone, sampling=Sampling(1.0, 0.9, [seed]), **options)
+        assert generation.tokens[0] == both.tokens[row]
 
 
 def test_a_draft_that_is_the_target_is_always_accepted(model):
     method = small(32, gamma=4, draft="fp16", target="fp16")
     ids, mask = zoo.padded_batch(LENGTHS)
-    found = generate(model, fresh(method, model, ids, mask), ids, mask, max_new_tokens=25)
+    generation = generate(model, fresh(method, model, ids, mask), ids, mask, max_new_tokens=25)
     for row in range(3):
-        assert figures(found.rounds, row) == {"rounds": 5, "drafted": 19, "accepted": 19, "tokens": 24}
+        assert figures(generation.rounds, row) == {"rounds": 5, "drafted": 19, "accepted": 19, "tokens": 24}
 
 
 def test_an_end_of_sequence_among_the_drafts_ends_the_row_there(model):
@@ -129,12 +129,12 @@ def test_no_row_drafts_past_its_budget(model, wanted):
     method = small(32, gamma=8)
     ids, mask = zoo.padded_batch(LENGTHS)
     cache = fresh(method, model, ids, mask)
-    found = generate(model, cache, ids, mask, max_new_tokens=wanted)
+    generation = generate(model, cache, ids, mask, max_new_tokens=wanted)
     longer = generate(model, fresh(method, model, ids, mask), ids, mask, max_new_tokens=20)
-    assert found.tokens == [tokens[:wanted] for tokens in longer.tokens]
+    assert generation.tokens == [tokens[:wanted] for tokens in longer.tokens]
     for row, length in enumerate(LENGTHS):
         assert cache.layers[0].real_tokens(row) == length + wanted - 1
-        assert all(each.drafted[row] < wanted for each in found.rounds)
+        assert all(each.drafted[row] < wanted for each in generation.rounds)
 
 
 def test_speculation_can_be_left_out_and_needs_the_drafts_cache(model):
@@ -157,14 +157,14 @@ def test_any_method_may_be_the_target_and_lead_any_other(model):
     cache = target.new_cache(model)
     cache.lead(draft.new_cache(model))
     how = Speculation(gamma=3, draft="logquant")
-    found = generate(model, cache, ids, mask, max_new_tokens=17, speculate=how)
-    assert len({figures(found.rounds, row)["rounds"] for row in range(3)}) > 1
+    generation = generate(model, cache, ids, mask, max_new_tokens=17, speculate=how)
+    assert len({figures(generation.rounds, row)["rounds"] for row in range(3)}) > 1
     for row, length in enumerate(LENGTHS):
         part = ids[row : row + 1, -length:]
         own = target.new_cache(model)
         own.lead(draft.new_cache(model))
         alone = generate(model, own, part, max_new_tokens=17, speculate=how)
-        assert alone.tokens[0] == found.tokens[row]
+        assert alone.tokens[0] == generation.tokens[row]
         assert alone.tokens[0] == replay(model, target.new_cache(model), part, settle_points(alone.rounds), 17)[0]
     with pytest.raises(CacheError, match="should differ by"):
         draft.new_cache(model).follow(cache, [1, 1, 1])
@@ -187,10 +187,10 @@ def test_several_questions_on_one_cache_are_drafted_too(model):
 def test_four_bit_weights_draft_and_the_exact_ones_verify(model):
     ids, _ = zoo.padded_batch([100])
     plain = generate(model, small(32, gamma=0).new_cache(model), ids, max_new_tokens=16)
-    found = generate(model, small(32, draft_weights="int4_all").new_cache(model), ids, max_new_tokens=16)
+    generation = generate(model, small(32, draft_weights="int4_all").new_cache(model), ids, max_new_tokens=16)
     exact = generate(model, small(32).new_cache(model), ids, max_new_tokens=16)
-    assert found.tokens == exact.tokens == plain.tokens
-    assert figures(found.rounds, 0)["accepted"] < figures(exact.rounds, 0)["accepted"]
+    assert generation.tokens == exact.tokens == plain.tokens
+    assert figures(generation.rounds, 0)["accepted"] < figures(exact.rounds, 0)["accepted"]
 
 
 def test_the_distribution_of_sampled_tokens_end_to_end(model):
@@ -198,8 +198,8 @@ def test_the_distribution_of_sampled_tokens_end_to_end(model):
     rows, method, sampling = 300, small(8, gamma=2), Sampling(1.0, 1.0)
     ids, _ = zoo.padded_batch([30], seed=4)
     many = ids.expand(rows, -1)
-    found = generate(model, method.new_cache(model), many, max_new_tokens=3, sampling=sampling)
-    assert figures(found.rounds, 0)["drafted"] > 0
+    generation = generate(model, method.new_cache(model), many, max_new_tokens=3, sampling=sampling)
+    assert figures(generation.rounds, 0)["drafted"] > 0
     with torch.no_grad():
         first = torch.softmax(model(ids).logits[0, -1], -1)
         cache = method.new_cache(model)
@@ -207,7 +207,7 @@ def test_the_distribution_of_sampled_tokens_end_to_end(model):
         model(input_ids=ids.expand(len(every), -1), past_key_values=cache, use_cache=True)
         second = torch.softmax(model(input_ids=every[:, None], past_key_values=cache, use_cache=True).logits[:, -1], -1)
     expected = rows * (first[:, None] * second).sum(0)
-    counts = torch.bincount(torch.tensor([tokens[1] for tokens in found.tokens]), minlength=zoo.VOCABULARY)
+    counts = torch.bincount(torch.tensor([tokens[1] for tokens in generation.tokens]), minlength=zoo.VOCABULARY)
     order = expected.argsort(descending=True)
     bins = order.tensor_split(12)
     observed, wanted = (torch.stack([x[b].sum() for b in bins]) for x in (counts.float(), expected))
@@ -250,8 +250,8 @@ def test_on_a_gpu_in_fp16_speculation_follows_the_target_but_for_ties():
     method = load_method("quantspec", gamma=4)
     for seed in range(4):
         ids = zoo.padded_batch([380 + seed], seed=seed)[0].cuda()
-        found = generate(model, method.new_cache(model), ids, max_new_tokens=48)
-        alone, gaps = replay(model, method.new_cache(model), ids, settle_points(found.rounds), 48)
-        parted = next((i for i, (a, b) in enumerate(zip(found.tokens[0], alone, strict=True)) if a != b), None)
+        generation = generate(model, method.new_cache(model), ids, max_new_tokens=48)
+        alone, gaps = replay(model, method.new_cache(model), ids, settle_points(generation.rounds), 48)
+        parted = next((i for i, (a, b) in enumerate(zip(generation.tokens[0], alone, strict=True)) if a != b), None)
         assert parted is None or gaps[parted] < 0.05
-        assert figures(found.rounds, 0)["accepted"] > 0
+        assert figures(generation.rounds, 0)["accepted"] > 0

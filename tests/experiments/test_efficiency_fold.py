@@ -80,8 +80,8 @@ def test_runs_of_the_data_set_are_read_too(tmp_path, capsys):
     for name in ("fp16", "kivi"):
         run(settings(tmp_path / "runs", name, grid=grid))
     assert main(["--fold", str(tmp_path / "runs"), "--out", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert "### toy, prompts of 32, 4 new tokens" in said and "| kivi int2 | 1 |" in said
+    printed = capsys.readouterr().out
+    assert "### toy, prompts of 32, 4 new tokens" in printed and "| kivi int2 | 1 |" in printed
 
 
 def test_a_compiled_step_and_one_that_is_not_are_two_points(tmp_path):

@@ -38,15 +38,15 @@ def sample(key: str, answer: str) -> Sample:
 def test_a_key_on_a_border_counts_in_two_ways(bits, figures):
     """One token a character, chunks of six from the first: "aa key", "ed: 12", and so on."""
     offsets = [(i, i + 1) for i in range(len(PROMPT))]
-    found = chunks.judge(sample("keyed", "12"), offsets, Chunked(0, 6, ("", "", ""), "", ""), Widths(bits, 0.0, 0.0))
-    assert {name: found[name] for name in figures} == figures
-    assert sum(found[width] for width in ("2", "4", "16")) == pytest.approx(1.0)
+    computed = chunks.judge(sample("keyed", "12"), offsets, Chunked(0, 6, ("", "", ""), "", ""), Widths(bits, 0.0, 0.0))
+    assert {name: computed[name] for name in figures} == figures
+    assert sum(computed[width] for width in ("2", "4", "16")) == pytest.approx(1.0)
 
 
 def test_the_remainder_is_exact():
     offsets = [(i, i + 1) for i in range(len(PROMPT))]
-    found = chunks.judge(sample("bb", "zz"), offsets, Chunked(0, 6, ("", ""), "", ""), Widths((2, 2), 0.0, 0.0))
-    assert (found["key"], found["answer"], found["cut"]) == (1.0, 1.0, 0.0)
+    computed = chunks.judge(sample("bb", "zz"), offsets, Chunked(0, 6, ("", ""), "", ""), Widths((2, 2), 0.0, 0.0))
+    assert (computed["key"], computed["answer"], computed["cut"]) == (1.0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("task", chunks.KEYS)

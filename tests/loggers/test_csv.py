@@ -85,28 +85,28 @@ def test_a_failing_logger_does_not_lose_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(CsvLogger, "finish", fail)
     metrics = run(config(tmp_path, logger={"name": "csv", "path": str(tmp_path / "runs.csv")}))
     assert metrics["status"] == "ok"
-    said = capsys.readouterr().err
-    assert said.count("logger csv failed (ConnectionError: the service went away)") == 1
+    printed = capsys.readouterr().err
+    assert printed.count("logger csv failed (ConnectionError: the service went away)") == 1
 
 
 def test_a_row_lost_to_a_kill_or_a_failure_is_sent_by_the_next_session(tmp_path, monkeypatch, capsys):
     path = tmp_path / "runs.csv"
-    made = config(tmp_path / "r", dataset={"limit": 2}, logger={"name": "csv", "path": str(path)})
+    settings = config(tmp_path / "r", dataset={"limit": 2}, logger={"name": "csv", "path": str(path)})
 
     def fail(*_):
         raise ConnectionError("the service went away")
 
     with monkeypatch.context() as patch:
         patch.setattr(CsvLogger, "finish", fail)
-        run(made)
+        run(settings)
     assert "run the same command again later to send them" in capsys.readouterr().err
     assert not path.exists()
-    run(made)  # nothing is missing but the row
+    run(settings)  # nothing is missing but the row
     assert len(table(path)) == 1
-    run(made)
+    run(settings)
     assert len(table(path)) == 1
     path.unlink()
-    run(made)
+    run(settings)
     assert len(table(path)) == 1
 
 

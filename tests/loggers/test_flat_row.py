@@ -170,9 +170,9 @@ class Failing(Logger):
 
 @pytest.mark.parametrize("at", ["begin", "sample", "finish", "destination", "never"])
 def test_a_logger_that_failed_is_not_called_again(at: str) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     inner = Failing(at)
-    safe = Safe(inner, "csv", said.append)
+    safe = Safe(inner, "csv", messages.append)
     assert not safe.failed
     for _ in range(2):
         safe.begin([1])
@@ -182,10 +182,10 @@ def test_a_logger_that_failed_is_not_called_again(at: str) -> None:
     calls = [("begin", [1]), ("sample", {"a": 1}), ("finish", {"b": 2}), ("destination",)]
     names = [name for name, *_ in calls]
     if at == "never":
-        assert inner.calls == calls * 2 and place == "a place" and not safe.failed and said == []
+        assert inner.calls == calls * 2 and place == "a place" and not safe.failed and messages == []
         return
     assert inner.calls == calls[: names.index(at) + 1] and place is None and safe.failed
-    assert said == [
+    assert messages == [
         "logger csv failed (ConnectionError: away); the run continues and its results are on disk; run the same "
         "command again later to send them"
     ]

@@ -101,8 +101,8 @@ def test_an_unreachable_service_is_offline_in_auto(tmp_path, monkeypatch):
 
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     settings = SimpleNamespace(project="p", entity=None, group=None, tags=(), mode="auto", dir=str(tmp_path / "w"))
-    said: list[str] = []
-    logger = WandbLogger(settings, "0123456789-0123456789", config(tmp_path), "kivi int2", said.append)
+    messages: list[str] = []
+    logger = WandbLogger(settings, "0123456789-0123456789", config(tmp_path), "kivi int2", messages.append)
     modes = []
     real = logger.service._init
 
@@ -115,7 +115,7 @@ def test_an_unreachable_service_is_offline_in_auto(tmp_path, monkeypatch):
     monkeypatch.setattr(logger.service, "_init", init)
     logger._start().finish()
     assert modes == ["online", "offline"]
-    assert said == ["wandb: not reachable (cannot connect), so it runs offline"]
+    assert messages == ["wandb: not reachable (cannot connect), so it runs offline"]
 
 
 def test_wandb_is_imported_only_when_it_is_used(tmp_path):
@@ -148,15 +148,15 @@ def tables(tmp_path: Path) -> list[list[str]]:
 
 def test_a_finished_run_is_sent_when_it_is_repeated_and_only_once(tmp_path):
     run(config(tmp_path / "r"))
-    made = config(tmp_path / "r", logger=logger_config(tmp_path))
-    metrics = run(made)
+    settings = config(tmp_path / "r", logger=logger_config(tmp_path))
+    metrics = run(settings)
     (path,) = files(tmp_path)
-    found = read(path)
-    assert found["run_id"] == metrics["run_id"]
-    assert found["summary"]["scores/first/score"] == pytest.approx(metrics["scores"]["first"]["score"])
-    assert sum("sample/kv_MiB" in row for row in found["history"]) == 4
+    content = read(path)
+    assert content["run_id"] == metrics["run_id"]
+    assert content["summary"]["scores/first/score"] == pytest.approx(metrics["scores"]["first"]["score"])
+    assert sum("sample/kv_MiB" in row for row in content["history"]) == 4
     assert [len(ids) for ids in tables(tmp_path)] == [4]
-    run(made)
+    run(settings)
     assert files(tmp_path) == [path]
     run(config(tmp_path / "r", logger={**logger_config(tmp_path), "dir": str(tmp_path / "elsewhere")}))
     assert list((tmp_path / "elsewhere").rglob("*.wandb"))
@@ -172,12 +172,12 @@ def test_a_resumed_run_has_the_samples_of_all_its_sessions(tmp_path, monkeypatch
             raise KeyboardInterrupt
         return rows(self, batch)
 
-    made = config(tmp_path / "r", logger=logger_config(tmp_path))
+    settings = config(tmp_path / "r", logger=logger_config(tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(Session, "rows", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run(made)
-    run(made)
+            run(settings)
+    run(settings)
     first, last = files(tmp_path)
     stored = list(samples.read(next((tmp_path / "r").glob("*/samples.jsonl"))).rows)
     assert tables(tmp_path) == [stored[:2], stored]
@@ -188,13 +188,13 @@ def test_a_resumed_run_has_the_samples_of_all_its_sessions(tmp_path, monkeypatch
 
 
 def test_what_failed_once_is_sent_by_the_next_session(tmp_path, monkeypatch, capsys):
-    made = config(tmp_path / "r", dataset={"limit": 2}, logger=logger_config(tmp_path, "offline"))
+    settings = config(tmp_path / "r", dataset={"limit": 2}, logger=logger_config(tmp_path, "offline"))
     with monkeypatch.context() as patch:
         patch.setattr(Service, "_init", lambda *_: (_ for _ in ()).throw(ConnectionError("away")))
-        run(made)
+        run(settings)
     assert "logger wandb failed (ConnectionError: away)" in capsys.readouterr().err
     assert not files(tmp_path)
-    run(made)
+    run(settings)
     assert len(files(tmp_path)) == 1
     assert [len(ids) for ids in tables(tmp_path)] == [2]
 
@@ -206,8 +206,8 @@ def test_a_run_that_ended_out_of_memory_is_a_result_and_one_that_failed_is_none(
     for status, error in (("oom", MemoryError()), ("error", ValueError("a bad record"))):
         monkeypatch.setattr(Session, "rows", lambda self, batch, error=error: (_ for _ in ()).throw(error))
         place = tmp_path / status
-        made = config(place / "r", dataset={"limit": 1}, logger=logger_config(place, "offline"))
-        assert run(made)["status"] == status
+        settings = config(place / "r", dataset={"limit": 1}, logger=logger_config(place, "offline"))
+        assert run(settings)["status"] == status
         (path,) = files(place)
         codes[status] = read(path)["exit_code"]
     assert codes == {"oom": 0, "error": 1}

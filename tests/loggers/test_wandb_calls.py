@@ -196,15 +196,15 @@ def test_a_warm_up_has_no_time_and_a_point_has_its_figures(wandb, tmp_path) -> N
 
 
 def test_without_a_key_it_is_offline_and_says_so_once(wandb, tmp_path) -> None:
-    said: list[str] = []
-    log = logger(tmp_path, said, mode="auto")
+    messages: list[str] = []
+    log = logger(tmp_path, messages, mode="auto")
     log.sample(row("a"))
     log.sample(row("b"))
-    assert [named["mode"] for named in wandb.inits] == ["offline"] and len(said) == 1
-    assert said[0].startswith("wandb: no API key is configured, so it runs offline; run `wandb sync ")
+    assert [named["mode"] for named in wandb.inits] == ["offline"] and len(messages) == 1
+    assert messages[0].startswith("wandb: no API key is configured, so it runs offline; run `wandb sync ")
     assert log.destination() == f"wandb offline {tmp_path / 'w'}"
-    logger(tmp_path, said).sample(row("a"))
-    assert len(said) == 1, "offline was asked for"
+    logger(tmp_path, messages).sample(row("a"))
+    assert len(messages) == 1, "offline was asked for"
 
 
 def test_the_environment_decides_before_the_key(wandb, tmp_path, monkeypatch) -> None:
@@ -221,14 +221,14 @@ def test_the_environment_decides_before_the_key(wandb, tmp_path, monkeypatch) ->
 def test_a_service_that_does_not_answer_is_left_unless_online_was_asked_for(wandb, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "a key")
     wandb.refuse = True
-    said: list[str] = []
-    log = logger(tmp_path, said, mode="auto")
+    messages: list[str] = []
+    log = logger(tmp_path, messages, mode="auto")
     log.sample(row("a"))
     assert [named["mode"] for named in wandb.inits] == ["online", "offline"]
-    assert said == ["wandb: not reachable (no route), so it runs offline"]
+    assert messages == ["wandb: not reachable (no route), so it runs offline"]
     assert log.destination() == f"wandb offline {tmp_path / 'w'}"
     with pytest.raises(Error):
-        logger(tmp_path, said, mode="online").sample(row("a"))
+        logger(tmp_path, messages, mode="online").sample(row("a"))
     assert len(wandb.inits) == 3
 
 

@@ -31,9 +31,14 @@ GRID = {"prompts": [48, 32], "batches": [1, 2, 4], "new_tokens": 4, "repeats": 2
 
 
 def settings(folder, name="kivi", /, grid=None, **groups):
-    made = config(folder, name, **groups)
-    made["dataset"] = {"_target_": "kvbench.tasks.efficiency.Efficiency", "name": "efficiency", **GRID, **(grid or {})}
-    return made
+    settings = config(folder, name, **groups)
+    settings["dataset"] = {
+        "_target_": "kvbench.tasks.efficiency.Efficiency",
+        "name": "efficiency",
+        **GRID,
+        **(grid or {}),
+    }
+    return settings
 
 
 def rows_of(metrics: dict) -> dict:
@@ -122,10 +127,10 @@ def test_memory_that_ends_inside_onednn_is_an_end_too(tmp_path, monkeypatch):
 
     def leaves(model, cache, ids, **options):
         seen.append(torch.backends.mkldnn.enabled)
-        made = generate(model, cache, ids, **options)
+        generation = generate(model, cache, ids, **options)
         if ids.shape[0] > 1:
             torch.backends.mkldnn.enabled = False
-        return made
+        return generation
 
     monkeypatch.setattr(measuring, "generate", leaves)
     rows = rows_of(run(settings(tmp_path, grid={"batches": [1, 2], "prompts": [48, 32], "repeats": 1})))
@@ -318,20 +323,20 @@ def test_a_memory_limit_ends_a_grid_in_a_row(tmp_path):
 
 def test_times_of_steps_and_of_rounds():
     plain = Generation([[1] * 5], [], ["length"], 0.5, [9.0, 1.0, 2.0, 3.0], [4])
-    found = times(plain, [0.4, 0.5, 0.6], [0.1, 0.1, 0.1], batch=2, new_tokens=5)
-    assert found["first_step_s"] == 9.0 and found["tpot_s"]["median"] == found["tpot_s"]["mean"] == 2.0
-    assert found["ttft_s"] == 0.6 and found["prefill_s"] == 0.5 and found["search_s"] == 0.1
-    assert found["tokens_per_s"] == pytest.approx(2 * 5 / (0.6 + 0.1 + 15.0), abs=1e-6)
+    computed = times(plain, [0.4, 0.5, 0.6], [0.1, 0.1, 0.1], batch=2, new_tokens=5)
+    assert computed["first_step_s"] == 9.0 and computed["tpot_s"]["median"] == computed["tpot_s"]["mean"] == 2.0
+    assert computed["ttft_s"] == 0.6 and computed["prefill_s"] == 0.5 and computed["search_s"] == 0.1
+    assert computed["tokens_per_s"] == pytest.approx(2 * 5 / (0.6 + 0.1 + 15.0), abs=1e-6)
     rounds = [Round(8.0, [4], [4], [1], [2]), Round(3.0, [6], [4], [2], [3]), Round(1.0, [9], [1], [0], [1])]
     drafted = Generation([[1] * 7], [], ["length"], 0.5, [r.seconds for r in rounds], [4], rounds=rounds)
-    found = times(drafted, [0.5], [0.0], batch=1, new_tokens=7)
-    assert found["first_step_s"] == 4.0 and found["tpot_s"]["median"] == 1.0 and found["tpot_s"]["n"] == 2
-    assert found["speculation"] == {"rounds": 3, "drafted": 9, "accepted": 3, "tokens": 6}
+    computed = times(drafted, [0.5], [0.0], batch=1, new_tokens=7)
+    assert computed["first_step_s"] == 4.0 and computed["tpot_s"]["median"] == 1.0 and computed["tpot_s"]["n"] == 2
+    assert computed["speculation"] == {"rounds": 3, "drafted": 9, "accepted": 3, "tokens": 6}
     pair = [Round(6.0, [4, 4], [4, 4], [1, 3], [2, 4]), Round(5.0, [6, 8], [4, 0], [3, 0], [4, 0])]
     two = Generation([[1] * 7, [1] * 5], [], ["length", "stop"], 0.5, [6.0, 5.0], [4, 4], rounds=pair)
-    found = times(two, [0.5], [0.0], batch=2, new_tokens=7)
-    assert found["first_step_s"] == 2.0  # 6 s, of which a row got three tokens on the average
-    assert found["tpot_s"]["mean"] == pytest.approx(5 / 3, abs=1e-6)  # the other three of a row's six took 5 s
+    computed = times(two, [0.5], [0.0], batch=2, new_tokens=7)
+    assert computed["first_step_s"] == 2.0  # 6 s, of which a row got three tokens on the average
+    assert computed["tpot_s"]["mean"] == pytest.approx(5 / 3, abs=1e-6)  # the other three of a row's six took 5 s
     one = times(Generation([[1, 1]], [], ["length"], 0.5, [2.0], [4]), [0.5], [0.0], batch=1, new_tokens=2)
     assert one["tpot_s"]["median"] == one["first_step_s"] == 2.0
 
@@ -341,13 +346,13 @@ def test_the_roofline_stands_beside_where_the_gpu_is_known(monkeypatch):
     figures = {"kv_used": {"total": 10**9}}
     assert predicted(model, figures, 4096, 2, None, False) is None
     monkeypatch.setattr("kvbench.measure.point_figures.device_name", lambda device: "NVIDIA H200")
-    found = predicted(model, figures, 4096, 2, 9 * 10**8, False)
-    assert found["gpu"] == "h200" and found["bound"] == "memory"
-    assert found["tpot_s"] == pytest.approx(9.5e8 / 4.69e12, rel=0.02)
-    assert found["peak_decode"] == pytest.approx(weight_bytes(model) + 10**9, rel=0.01)
+    prediction = predicted(model, figures, 4096, 2, 9 * 10**8, False)
+    assert prediction["gpu"] == "h200" and prediction["bound"] == "memory"
+    assert prediction["tpot_s"] == pytest.approx(9.5e8 / 4.69e12, rel=0.02)
+    assert prediction["peak_decode"] == pytest.approx(weight_bytes(model) + 10**9, rel=0.01)
     assert predicted(model, figures, 4096, 2, 9 * 10**8, True)["tpot_s"] is None
     parted = predicted(model, figures, 4096, 2, 9 * 10**8, False, together=4096)
-    assert parted["peak_prefill"] < found["peak_prefill"] and parted["peak_decode"] == found["peak_decode"]
+    assert parted["peak_prefill"] < prediction["peak_prefill"] and parted["peak_decode"] == prediction["peak_decode"]
     model.config.num_experts = 8
     assert predicted(model, figures, 4096, 2, None, False) is None
 

@@ -40,8 +40,8 @@ def test_bytes_that_weights_share_count_once():
 def test_every_time_of_a_generation():
     steps = [9.0, *(float(number) for number in range(1, 12))]
     plain = Generation([[1] * 13], [], ["length"], 0.5, steps, [4], stepping="graph", capture_s=0.1234567)
-    found = times(plain, [0.4, 0.9, 0.5], [0.3, 0.1, 0.2], batch=3, new_tokens=13)
-    assert found == {
+    computed = times(plain, [0.4, 0.9, 0.5], [0.3, 0.1, 0.2], batch=3, new_tokens=13)
+    assert computed == {
         "search_s": 0.2,
         "prefill_s": 0.5,
         "ttft_s": 0.7,  # the median of the sums .7, 1.0 and .7
@@ -58,12 +58,12 @@ def test_every_time_of_a_generation():
 
 def test_tpot_is_a_mean_over_tokens_and_a_median_over_steps():
     plain = Generation([[1] * 5], [], ["length"], 0.5, [9.0, 1.0, 1.0, 4.0], [4])
-    found = times(plain, [0.5], [0.0], batch=1, new_tokens=5)
-    assert found["tpot_s"]["median"] == 1.0 and found["tpot_s"]["mean"] == 2.0
+    computed = times(plain, [0.5], [0.0], batch=1, new_tokens=5)
+    assert computed["tpot_s"]["median"] == 1.0 and computed["tpot_s"]["mean"] == 2.0
     rounds = [Round(8.0, [1], [1], [1], [2]), Round(3.0, [1], [1], [1], [3]), Round(4.0, [1], [1], [0], [1])]
     drafted = Generation([[1] * 7], [], ["length"], 0.5, [8.0, 3.0, 4.0], [4], rounds=rounds)
-    found = times(drafted, [0.5], [0.0], batch=1, new_tokens=7)
-    assert found["tpot_s"]["median"] == found["tpot_s"]["mean"] == 7 / 4
+    computed = times(drafted, [0.5], [0.0], batch=1, new_tokens=7)
+    assert computed["tpot_s"]["median"] == computed["tpot_s"]["mean"] == 7 / 4
     assert first_tokens(drafted) == 2.0 and first_tokens(plain) == 1
     drafted.rounds[0].emitted[:] = [2, 4, 0]
     assert first_tokens(drafted) == 2.0
@@ -164,9 +164,9 @@ def test_the_roofline_is_asked_for_the_mean_of_the_cache_and_the_largest_pass(
     monkeypatch.setattr(point_figures, "predict", predict)
     monkeypatch.setattr(point_figures, "device_name", lambda device: "a GPU")
     monkeypatch.setattr(point_figures, "gpu_of", lambda name: gpu)
-    found = predicted(Toy(), {"kv_used": {"total": 1000}}, 20, 3, held, drafted, together)
+    prediction = predicted(Toy(), {"kv_used": {"total": 1000}}, 20, 3, held, drafted, together)
     assert calls == [(2, read, 60, 3, 20, gpu, {"kv_stored_bytes": 1000, "prefill_chunk": chunk, "width": 2})]
-    assert found == {
+    assert prediction == {
         "gpu": "h200",
         "ttft_s": 1.0,
         "tpot_s": None if drafted else 2.0,

@@ -44,10 +44,10 @@ def test_steps_after_the_warm_ups_are_timed_and_greedy(monkeypatch, clock) -> No
     caches: list[tuple[Any, ...]] = []
     monkeypatch.setattr(stock, "new_cache", lambda *args: caches.append(args) or "cache")
     model = Toy()
-    found = stock.decode("dynamic", model, IDS, 4, "prefill")
+    computed = stock.decode("dynamic", model, IDS, 4, "prefill")
     assert caches == [("dynamic", model, 3 + 4 + 2)]
-    assert found["prefill_s"] == 1.0 and found["step_s"] == [1.0] * 4
-    assert found["tokens"] == [4, 5, 6, 7, 8, 9, 10]
+    assert computed["prefill_s"] == 1.0 and computed["step_s"] == [1.0] * 4
+    assert computed["tokens"] == [4, 5, 6, 7, 8, 9, 10]
     prompt, *steps = model.calls
     assert torch.equal(prompt["ids"], IDS) and prompt["use_cache"] is True and prompt["logits_to_keep"] == 1
     assert [step["ids"].tolist() for step in steps] == [[[4 + n], [10 + n]] for n in range(6)]
@@ -67,9 +67,9 @@ def test_random_keys_are_no_prompt_and_the_last_token_of_it_goes_on(monkeypatch,
 
     monkeypatch.setattr(stock, "random_layers", layers)
     model = Toy()
-    found = stock.decode("static", model, IDS, 1, "random", 9)
+    computed = stock.decode("static", model, IDS, 1, "random", 9)
     assert filled == [(2, 3, 9)] and updates == [("keys", "values", 1)]
-    assert found["prefill_s"] is None and found["tokens"] == [3, 4, 5, 6] and len(model.calls) == 3
+    assert computed["prefill_s"] is None and computed["tokens"] == [3, 4, 5, 6] and len(model.calls) == 3
     assert model.calls[0]["ids"].tolist() == [[3], [9]]
 
 

@@ -220,8 +220,8 @@ def test_bm25_finds_a_key_that_a_border_cuts():
     widths = {}
     for whole in (None, True, False):
         method = load_method("cocktail", encoder="bm25", chunk_size=16, whole_words=whole)
-        told = Prompts.from_batch(ids, None, context_spans=[(0, 192)], queries=["where is the zebra"], decode=decode)
-        widths[whole] = method.new_cache(model, told).progress.method_state.rows[0].widths.bits
+        prompts = Prompts.from_batch(ids, None, context_spans=[(0, 192)], queries=["where is the zebra"], decode=decode)
+        widths[whole] = method.new_cache(model, prompts).progress.method_state.rows[0].widths.bits
     method.detach(model)
     assert [i for i, bits in enumerate(widths[None]) if bits > 2] == [4, 5]
     assert widths[True] == widths[None]

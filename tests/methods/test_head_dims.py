@@ -113,9 +113,9 @@ def test_a_person_on_the_command_line_is_refused_and_the_hint_is_accepted(capsys
 
     shape = ["model=llama2-7b", "model.weights=random", "model.architecture.hidden_size=2560", "dataset=mini/needle"]
     assert main([*shape, "method=kivi", "quantizer.value.group_size=64"]) == 2
-    said = capsys.readouterr().err
-    assert "quantizer.value.group_size=64: does not divide the model's head_dim 80" in said
-    assert "hint: set quantizer.value.group_size=16" in said
+    printed = capsys.readouterr().err
+    assert "quantizer.value.group_size=64: does not divide the model's head_dim 80" in printed
+    assert "hint: set quantizer.value.group_size=16" in printed
     for typed in (["quantizer.value.group_size=16"], []):
         assert main([*shape, "method=kivi", *typed, "--cfg", "job"]) == 0
 

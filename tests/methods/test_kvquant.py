@@ -38,12 +38,12 @@ def test_the_cache_equals_projections_that_quantize_in_the_models_own_forward_pa
     found.append(simulated_nll(model, method.new_cache(model), ids, 41))
     found.append(decode_nll(model, method.new_cache(model), ids, 41, prompt=1, chunk=79))
     method.detach(model)
-    made = file.load(Path(zoo.calibrations(architecture)) / f"{architecture}-5pct.safetensors")
+    loaded = file.load(Path(zoo.calibrations(architecture)) / f"{architecture}-5pct.safetensors")
 
     def change(layer, side, x):
-        levels = made.levels(layer, side, 3)
+        levels = loaded.levels(layer, side, 3)
         if side == "key":
-            out = slow.kvquant_keys(x, made.thresholds(layer), levels, True)
+            out = slow.kvquant_keys(x, loaded.thresholds(layer), levels, True)
         else:
             out = slow.kvquant_values(x, levels, 0.05)
         return torch.cat([x[:first], out[first:]])
@@ -101,10 +101,10 @@ def test_the_bill_to_the_byte(dtype, pair, element, bits, share, first):
     layer.settle()
     packed = 80 - first
     kept = sum(store.segments[-2].exact.count(0) if share else 0 for store in layer.stores())
-    made = file.load(Path(one_file(share)))
+    loaded = file.load(Path(one_file(share)))
     if share:
         flat = torch.cat([keys, random_kv(3, channels=channels, seed=1)[0].to(dtype)], 2)[0, :, first:]
-        upper, lower = made.thresholds(0).float().unflatten(1, (heads, 1, channels))
+        upper, lower = loaded.thresholds(0).float().unflatten(1, (heads, 1, channels))
         outside = int(((flat.float() > upper) | (flat.float() < lower)).sum())
         # of 128 values a token, those beyond the interpolated 2.5 and 97.5 per cent: 4 on each side, more in a tie
         assert outside + 8 * packed <= kept <= outside + 8 * packed + (0 if dtype == torch.float32 else 40)
@@ -136,7 +136,7 @@ def test_without_outliers_a_channel_and_a_token_have_so_many_levels():
 
 def test_q_norm_restores_mean_and_deviation():
     plain, normed = (new_layer(kvquant("llama", bits=3, q_norm=q, calibration=one_file())) for q in (False, True))
-    made = file.load(Path(one_file()))
+    loaded = file.load(Path(one_file()))
     keys, values = random_kv(50, channels=64)
     reads = []
     for layer in (plain, normed):
@@ -144,8 +144,8 @@ def test_q_norm_restores_mean_and_deviation():
         segment = layer.stores()[1].segments[0]
         reads.append((segment.codes(ROWS, 0, 50), segment.read(ROWS, 0, 50, torch.float32), segment.params))
     assert torch.equal(reads[0][0], reads[1][0])
-    levels = made.levels(0, "value", 3)
-    scale, offset = made.norm(0, "value", 3)
+    levels = loaded.levels(0, "value", 3)
+    scale, offset = loaded.norm(0, "value", 3)
     assert float(scale) > 1
     by, base = (p[0, :50, None, None] for p in reads[0][2])
     codes = reads[0][0][0].transpose(0, 1).long()

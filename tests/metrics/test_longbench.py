@@ -26,11 +26,11 @@ def test_every_golden_score_is_equal(chinese: bool) -> None:
     cases = [case for case in CASES if (case["dataset"] in CHINESE) is chinese]
     wrong = []
     for case in cases:
-        found = longbench.mean(
+        computed = longbench.mean(
             [longbench.score(case["dataset"], case["prediction"], case["answers"], case["all_classes"])]
         )
-        if found != case["score"]:
-            wrong.append((case, found))
+        if computed != case["score"]:
+            wrong.append((case, computed))
     if chinese:
         assert longbench.limited_rouge("vcsum", "中国", ["x", "中国"]) == pytest.approx(1.0)
     assert len(cases) >= (10 if chinese else 80)
@@ -51,8 +51,8 @@ def test_aggregates_and_buckets(chinese: bool) -> None:
         assert longbench.mean(scores) == case["score"], case["dataset"]
         for name, expected in case["score_e"].items():
             inside = [s for s, n in zip(scores, case["lengths"], strict=True) if longbench.bucket(n) == name]
-            found = longbench.mean(inside)
-            assert found == expected or (found != found and expected != expected), (case["dataset"], name)
+            computed = longbench.mean(inside)
+            assert computed == expected or (computed != computed and expected != expected), (case["dataset"], name)
 
 
 def test_edge_cases_as_documented() -> None:
@@ -93,8 +93,8 @@ def test_rouge_equals_the_package(seed: int) -> None:
             expected = package.get_scores([texts[0]], [texts[1]], avg=True)["rouge-l"]
         except ValueError:
             expected = {"f": 0.0, "p": 0.0, "r": 0.0}
-        found = rouge_l(*texts)
-        assert (found.f, found.precision, found.recall) == (expected["f"], expected["p"], expected["r"]), texts
+        computed = rouge_l(*texts)
+        assert (computed.f, computed.precision, computed.recall) == (expected["f"], expected["p"], expected["r"]), texts
 
 
 def test_recursion_steps_are_the_packages() -> None:
@@ -130,9 +130,9 @@ def test_steps_of_short_walks() -> None:
 def test_the_recursion_limit_is_990_steps() -> None:
     """A walk of so many calls still has its score; one more is the package's error, which LongBench scores 0."""
     for words, limited in ((900, True), (989, True), (990, False), (1200, False)):
-        found = rouge_l("a" + " b" * (words - 1), "a")
-        assert found.steps == words + 1 and found.f > 0
-        assert found.limited == (found.f if limited else 0.0)
+        computed = rouge_l("a" + " b" * (words - 1), "a")
+        assert computed.steps == words + 1 and computed.f > 0
+        assert computed.limited == (computed.f if limited else 0.0)
 
 
 def test_buckets_means_and_names() -> None:
@@ -210,5 +210,5 @@ def test_published_outputs_give_the_published_scores() -> None:
     for file in files:
         name = file.name.removesuffix(".jsonl.gz")
         rows = read_lines(file)
-        found = longbench.mean([longbench.score(name, r["pred"], r["answers"], r["all_classes"]) for r in rows])
-        assert abs(found - published[name]) <= 0.01 + 1e-9, (name, found, published[name])
+        computed = longbench.mean([longbench.score(name, r["pred"], r["answers"], r["all_classes"]) for r in rows])
+        assert abs(computed - published[name]) <= 0.01 + 1e-9, (name, computed, published[name])

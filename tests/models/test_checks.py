@@ -98,8 +98,8 @@ def test_weights_that_do_not_match_are_refused_in_this_order(capsys) -> None:
         complete(unexpected_keys=keys["unexpected_keys"])
     assert capsys.readouterr().err == ""
     complete(unexpected_keys=["model.layers.2.a", "extra"])
-    said = capsys.readouterr().err
-    assert said == "model m: the folder has 2 tensors that the model does not use: extra, model.layers.2.a\n"
+    printed = capsys.readouterr().err
+    assert printed == "model m: the folder has 2 tensors that the model does not use: extra, model.layers.2.a\n"
 
 
 @pytest.mark.parametrize(
@@ -126,12 +126,12 @@ def test_a_gated_model_says_how_to_get_access() -> None:
 
 def test_a_damaged_file_of_a_folder_is_named_in_place_of_the_error(tmp_path) -> None:
     (tmp_path / "config.json").write_text("{")
-    found = refusal(MODEL, Source(str(tmp_path), local=True), ValueError("odd"), "weights")
-    assert isinstance(found, DamagedFile) and found.file == tmp_path / "config.json"
+    computed = refusal(MODEL, Source(str(tmp_path), local=True), ValueError("odd"), "weights")
+    assert isinstance(computed, DamagedFile) and computed.file == tmp_path / "config.json"
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    found = refusal(MODEL, Source(str(tmp_path), local=True), ValueError("odd"), "weights")
-    assert "building it from its config.json and its pytorch_model.bin failed" in str(found)
+    computed = refusal(MODEL, Source(str(tmp_path), local=True), ValueError("odd"), "weights")
+    assert "building it from its config.json and its pytorch_model.bin failed" in str(computed)
 
 
 def test_the_longest_sequence_is_that_of_the_first_key(tmp_path) -> None:

@@ -197,10 +197,10 @@ def test_a_secret_in_a_repositorys_name_goes_nowhere(
     monkeypatch.chdir(tmp_path)
     for extra in ([], ["model.weights=random"]):
         assert main(["model=llama2-7b", f'model.hub_id="{given}"', *extra]) == 2
-        said = capsys.readouterr().err
-        assert "is not a valid repository name" in said
-        assert "hf_abcdefghijkl" not in said
-        assert "secret" not in said
+        printed = capsys.readouterr().err
+        assert "is not a valid repository name" in printed
+        assert "hf_abcdefghijkl" not in printed
+        assert "secret" not in printed
     assert not list(tmp_path.rglob("*"))
 
 

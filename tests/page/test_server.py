@@ -56,9 +56,9 @@ def test_the_page_follows_a_run_as_it_goes(tmp_path):
         store.append(rows[2:3])
         status, headers, body = get(server, f"/data.json?mark={mark}")
         assert (status, json.loads(body)["runs"][0]["done"]) == (200, 3) and headers["X-Mark"] != mark
-        made = store.config()
+        settings = store.config()
         store.append(rows[3:])
-        store.write_metrics(metrics(store.run_id, made, rows))
+        store.write_metrics(metrics(store.run_id, settings, rows))
         write(tmp_path, 2)
         runs = {run["id"]: run for run in json.loads(get(server, "/data.json")[2])["runs"]}
         assert runs[run_id(1)]["done"] == 4 and runs[run_id(1)]["status"] != "unfinished" and len(runs) == 2

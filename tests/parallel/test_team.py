@@ -120,6 +120,6 @@ def test_the_first_failure_is_the_cause_and_stays() -> None:
     finally:
         for each in team:
             each.close()
-    found = json.loads(store.get("failed"))
-    assert (found["rank"], found["kind"], found["message"]) == (1, "ValueError", "the cause")
+    content = json.loads(store.get("failed"))
+    assert (content["rank"], content["kind"], content["message"]) == (1, "ValueError", "the cause")
     assert team[0].broken and team[1].broken

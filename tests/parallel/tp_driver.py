@@ -65,10 +65,10 @@ def decoded(model: Any, name: str, sampling: Sampling | None = None) -> tuple[An
     ids, mask = zoo.padded_batch([70, 45])
     method = kvbench.load_method(name, **options)
     cache = method.new_cache(model, Prompts.from_batch(ids, mask), max_length=ids.shape[1] + NEW_TOKENS)
-    made = generate(model, cache, ids, mask, max_new_tokens=NEW_TOKENS, sampling=sampling)
+    generation = generate(model, cache, ids, mask, max_new_tokens=NEW_TOKENS, sampling=sampling)
     bill = cache.bill().as_dict()
     method.detach(model)
-    return made.tokens, bill
+    return generation.tokens, bill
 
 
 def models(team: teams.Team) -> dict[str, Any]:

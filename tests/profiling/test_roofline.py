@@ -109,15 +109,15 @@ SLOW_MEMORY, SLOW_COMPUTE = own_gpu(1e-9, 1.0, 1), own_gpu(1.0, 1e-9, 1)
 
 
 def test_a_prediction_by_hand_where_memory_is_slow():
-    found = predict(SMALL, 600, 680, 3, 5, SLOW_MEMORY, kv_stored_bytes=900, q_len=2)
-    assert found.tpot_s == pytest.approx(0.6 + 0.6)
-    assert found.ttft_s == pytest.approx((600 + 15 * 2 * 2 * 46 + 15 * 2 * 2 * 2 * 6 + 900) / 1000)
-    assert (found.bound, found.prefill_bound, found.kv_share) == ("memory", "memory", pytest.approx(0.5))
-    assert found.tokens_per_s == pytest.approx(3 / 1.2)
-    assert found.expected_tpot_s - found.tpot_s == pytest.approx(2 * 11 * 2.3e-6, rel=1e-4)
-    assert found.decode_peak_bytes == 680 + 900 + 3 * 2 * 10 * 6
-    assert found.prefill_peak_bytes == 680 + 900 + 2 * 15 * 34 == found.peak_bytes
-    assert replace(found, decode_peak_bytes=9999).peak_bytes == 9999
+    prediction = predict(SMALL, 600, 680, 3, 5, SLOW_MEMORY, kv_stored_bytes=900, q_len=2)
+    assert prediction.tpot_s == pytest.approx(0.6 + 0.6)
+    assert prediction.ttft_s == pytest.approx((600 + 15 * 2 * 2 * 46 + 15 * 2 * 2 * 2 * 6 + 900) / 1000)
+    assert (prediction.bound, prediction.prefill_bound, prediction.kv_share) == ("memory", "memory", pytest.approx(0.5))
+    assert prediction.tokens_per_s == pytest.approx(3 / 1.2)
+    assert prediction.expected_tpot_s - prediction.tpot_s == pytest.approx(2 * 11 * 2.3e-6, rel=1e-4)
+    assert prediction.decode_peak_bytes == 680 + 900 + 3 * 2 * 10 * 6
+    assert prediction.prefill_peak_bytes == 680 + 900 + 2 * 15 * 34 == prediction.peak_bytes
+    assert replace(prediction, decode_peak_bytes=9999).peak_bytes == 9999
     wide = predict(SMALL, 600, 680, 3, 5, SLOW_MEMORY, width=4)
     assert wide.tpot_s == pytest.approx((680 - 160 + 600) / 1000)
     assert wide.decode_peak_bytes == 680 + 600 + 3 * 10 * 8
@@ -129,13 +129,13 @@ def test_a_prediction_by_hand_where_memory_is_slow():
 
 
 def test_a_prediction_by_hand_where_compute_is_slow():
-    found = predict(SMALL, 600, 680, 3, 5, SLOW_COMPUTE, q_len=2, overhead_s_per_layer=0.1)
+    prediction = predict(SMALL, 600, 680, 3, 5, SLOW_COMPUTE, q_len=2, overhead_s_per_layer=0.1)
     linear, attention = 2 * 280 * 3 * 2 / 1000, 4 * 2 * 2 * 2 * 3 * 2 * 5 / 1000
-    assert found.tpot_s == pytest.approx(linear + attention + 0.2) == pytest.approx(found.expected_tpot_s)
-    assert found.kv_share == pytest.approx(attention / (linear + attention + 0.2))
-    assert found.tokens_per_s == pytest.approx(3 / (linear + attention + 0.2))
-    assert found.ttft_s == pytest.approx((2 * 240 * 15 + 2 * 40 * 3 + 32 * 3 * 15) / 1000 + 0.2)
-    assert (found.bound, found.prefill_bound) == ("compute", "compute")
+    assert prediction.tpot_s == pytest.approx(linear + attention + 0.2) == pytest.approx(prediction.expected_tpot_s)
+    assert prediction.kv_share == pytest.approx(attention / (linear + attention + 0.2))
+    assert prediction.tokens_per_s == pytest.approx(3 / (linear + attention + 0.2))
+    assert prediction.ttft_s == pytest.approx((2 * 240 * 15 + 2 * 40 * 3 + 32 * 3 * 15) / 1000 + 0.2)
+    assert (prediction.bound, prediction.prefill_bound) == ("compute", "compute")
     fewer = predict(SMALL, 600, 680, 3, 5, SLOW_COMPUTE, q_len=2, attended=2)
     assert fewer.tpot_s == pytest.approx(linear + attention * 2 / 5)
     long = predict(SMALL, 1e13, 680, 3, 5, SLOW_COMPUTE, kv_stored_bytes=0)  # 10 s of reading, 1.7 s of FLOPs
@@ -164,18 +164,18 @@ def test_tpot_where_memory_bounds_it(model, thousands):
     context = thousands * K
     for column, (bits, expected) in enumerate(zip(BITS, TPOT[model, thousands], strict=True)):
         weights = shape.weight_bytes(*((16, None) if column < 6 else (4, 128)))
-        found = predict(shape, shape.kv_bytes(context) * bits / 16, weights, 1, context, H200)
-        assert found.bound == "memory"
-        assert found.tpot_s * 1e3 == pytest.approx(expected, rel=0.01, abs=0.006)
+        prediction = predict(shape, shape.kv_bytes(context) * bits / 16, weights, 1, context, H200)
+        assert prediction.bound == "memory"
+        assert prediction.tpot_s * 1e3 == pytest.approx(expected, rel=0.01, abs=0.006)
 
 
 def test_peak_of_a_prefill_is_what_was_measured_with_stock_transformers():
     for thousands, gib in ((4, 15.0), (32, 31.6), (64, 50.6), (128, 88.7)):
         context = thousands * K
-        found = predict(SEVEN, SEVEN.kv_bytes(context), SEVEN.weight_bytes(), 1, context, H200, mlp_chunk=None)
-        assert found.prefill_peak_bytes / 2**30 == pytest.approx(gib, rel=0.01)
-        assert found.prefill_bound == "compute"
-        assert found.peak_bytes == found.prefill_peak_bytes > found.decode_peak_bytes
+        prediction = predict(SEVEN, SEVEN.kv_bytes(context), SEVEN.weight_bytes(), 1, context, H200, mlp_chunk=None)
+        assert prediction.prefill_peak_bytes / 2**30 == pytest.approx(gib, rel=0.01)
+        assert prediction.prefill_bound == "compute"
+        assert prediction.peak_bytes == prediction.prefill_peak_bytes > prediction.decode_peak_bytes
 
 
 def test_slices_of_the_feed_forward_layer_leave_attention_as_the_largest():
@@ -194,18 +194,18 @@ def test_prefill_by_hand():
     """32k tokens of 7B: 2 FLOPs a weight and token; attention 4 FLOPs a channel and pair, half of the pairs."""
     n, linear = 32 * K, 32 * (4 * 4096**2 + 3 * 4096 * 11008)
     flops = 2 * linear * n + 2 * 32000 * 4096 + 4 * 32 * 4096 * n * (n + 1) / 2
-    found = predict(SEVEN, SEVEN.kv_bytes(n), SEVEN.weight_bytes(), 1, n, H200)
-    assert found.ttft_s == pytest.approx(flops / 718e12)
-    assert 0.6 < found.ttft_s / 1.408 < 1  # 1.408 s were measured
+    prediction = predict(SEVEN, SEVEN.kv_bytes(n), SEVEN.weight_bytes(), 1, n, H200)
+    assert prediction.ttft_s == pytest.approx(flops / 718e12)
+    assert 0.6 < prediction.ttft_s / 1.408 < 1  # 1.408 s were measured
 
 
 def test_large_batches_of_short_prompts_are_bound_by_compute():
     n, batch = 64, 1024
-    found = predict(SEVEN, batch * SEVEN.kv_bytes(n), SEVEN.weight_bytes(), batch, n, H200)
+    prediction = predict(SEVEN, batch * SEVEN.kv_bytes(n), SEVEN.weight_bytes(), batch, n, H200)
     linear = 2 * (SEVEN.linear_elements + SEVEN.head_elements) * batch / 718e12
-    assert found.bound == "compute"
-    assert found.tpot_s == pytest.approx(linear + batch * SEVEN.kv_bytes(n) / 4.69e12)
-    assert found.tokens_per_s == pytest.approx(batch / found.tpot_s)
+    assert prediction.bound == "compute"
+    assert prediction.tpot_s == pytest.approx(linear + batch * SEVEN.kv_bytes(n) / 4.69e12)
+    assert prediction.tokens_per_s == pytest.approx(batch / prediction.tpot_s)
 
 
 def test_overhead_is_a_layers_and_comes_on_top():
@@ -227,11 +227,11 @@ def test_what_was_measured_is_within_15_percent_of_what_is_expected():
     assert measured["model"] == "llama2-7b" and len(rows) == 16
     assert {row["stepping"] for row in rows} == {"graph, compiled"}
     for row in rows:
-        found = predict(SEVEN, row["kv"], SEVEN.weight_bytes(), 1, row["context"], H200)
-        assert found.expected_tpot_s - found.tpot_s == pytest.approx(32 * 11 * 2.3e-6)
+        prediction = predict(SEVEN, row["kv"], SEVEN.weight_bytes(), 1, row["context"], H200)
+        assert prediction.expected_tpot_s - prediction.tpot_s == pytest.approx(32 * 11 * 2.3e-6)
         # attention to 128k tokens of two bits is bound by unpacking them, not by reading
         most = 1.17 if (row["setting"], row["context"]) == ("kivi:int2_g128", 131072) else 1.15
-        assert 1 < row["tpot_s"]["median"] / found.expected_tpot_s < most, row["setting"]
+        assert 1 < row["tpot_s"]["median"] / prediction.expected_tpot_s < most, row["setting"]
 
 
 def test_the_largest_batch_fits_and_one_more_does_not():

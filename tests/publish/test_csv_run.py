@@ -19,7 +19,7 @@ pytest.importorskip("wandb")
 def test_a_resumed_csv_run_is_published_whole(tmp_path, monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
-    made = config(tmp_path / "r", logger={"name": "csv", "path": str(tmp_path / "runs.csv")})
+    settings = config(tmp_path / "r", logger={"name": "csv", "path": str(tmp_path / "runs.csv")})
     rows = Session.rows
 
     def interrupted(self, batch):
@@ -30,8 +30,8 @@ def test_a_resumed_csv_run_is_published_whole(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Session, "rows", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run(made)
-    metrics = run(made)
+            run(settings)
+    metrics = run(settings)
     arguments = [metrics["run_id"], "--results", str(tmp_path / "r"), "--dir", str(tmp_path / "w"), "--mode", "offline"]
     assert main([*arguments, "--prompts"]) == 0
     (file,) = (tmp_path / "w").rglob("*.wandb")
@@ -49,5 +49,5 @@ def test_a_resumed_csv_run_is_published_whole(tmp_path, monkeypatch):
     assert content["config"]["method"]["residual"] == 32
 
     wandb = {"name": "wandb", "project": "kvbench", "mode": "offline", "dir": str(tmp_path / "w")}
-    run({**made, "logger": wandb})  # what is already sent is not sent again
+    run({**settings, "logger": wandb})  # what is already sent is not sent again
     assert list((tmp_path / "w").rglob("*.wandb")) == [file]

@@ -24,16 +24,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
 
 def test_differences_are_the_paired_ones(pair: tuple[Path, str, str]) -> None:
     folder, a, b = pair
-    found = compare.compare(RunStore(folder, a), RunStore(folder, b))
+    comparison = compare.compare(RunStore(folder, a), RunStore(folder, b))
     metrics = RunStore(folder, b).metrics()
     assert metrics is not None
     for key, entry in metrics["scores"].items():
-        assert found.keys[key]["diff"] == entry["vs_fp16"]["diff"]
-        assert found.keys[key]["stderr"] == entry["vs_fp16"]["stderr"]
-        assert found.keys[key]["nll"] == entry["nll"]["vs_fp16"]
-    assert not found.notes
+        assert comparison.keys[key]["diff"] == entry["vs_fp16"]["diff"]
+        assert comparison.keys[key]["stderr"] == entry["vs_fp16"]["stderr"]
+        assert comparison.keys[key]["nll"] == entry["nll"]["vs_fp16"]
+    assert not comparison.notes
     back = compare.compare(RunStore(folder, b), RunStore(folder, a))
-    for key, entry in found.keys.items():
+    for key, entry in comparison.keys.items():
         assert back.keys[key]["diff"] == pytest.approx(-entry["diff"])
 
 
@@ -43,10 +43,10 @@ def test_changed_samples_and_notes(pair: tuple[Path, str, str]) -> None:
     row = next(iter(store.samples().rows.values()))
     before = len(compare.compare(RunStore(folder, a), store).changed)
     store.append([{**row, "prediction": "x | y", "scores": {**row["scores"], "score": 9.0}}])
-    found = compare.compare(RunStore(folder, a), store)
-    assert len(found.changed) >= max(1, before)
-    assert found.changed[0]["id"] == row["id"]
-    assert "x \\| y" in compare.markdown(found)
+    comparison = compare.compare(RunStore(folder, a), store)
+    assert len(comparison.changed) >= max(1, before)
+    assert comparison.changed[0]["id"] == row["id"]
+    assert "x \\| y" in compare.markdown(comparison)
     other = run(config(folder, "kivi", dataset={"limit": 2, "seed": 3}))["run_id"]
     assert any("not only in the method" in note for note in compare.compare(store, RunStore(folder, other)).notes)
 

@@ -56,8 +56,8 @@ def pair(tmp_path: Path) -> tuple[RunStore, RunStore]:
 
 
 def test_differences_are_b_minus_a_over_the_samples_of_both(pair) -> None:
-    found = compare.compare(*pair)
-    entry = found.keys["t"]
+    comparison = compare.compare(*pair)
+    entry = comparison.keys["t"]
     assert (entry["a"], entry["n"]) == (pytest.approx(2.5 / 3), 3)
     assert entry["b"] == pytest.approx(1.25 / 3) and entry["diff"] == pytest.approx(-1.25 / 3)
     differences = [-0.25, -1.0, 0.0]
@@ -65,16 +65,16 @@ def test_differences_are_b_minus_a_over_the_samples_of_both(pair) -> None:
     error = (sum((value - mean) ** 2 for value in differences) / 2 / 3) ** 0.5
     assert entry["stderr"] == pytest.approx(error)
     assert entry["nll"]["diff"] == pytest.approx(0.25) and entry["nll"]["n"] == 3
-    assert found.keys["u"]["diff"] is None and found.keys["u"]["a"] is None and found.keys["u"]["n"] == 0
+    assert comparison.keys["u"]["diff"] is None and comparison.keys["u"]["a"] is None and comparison.keys["u"]["n"] == 0
 
 
 def test_changed_samples_come_with_the_largest_difference_first(pair) -> None:
-    found = compare.compare(*pair)
-    assert [(one["id"], one["a"], one["b"]) for one in found.changed] == [("t/1", 1.0, 0.0), ("t/0", 1.0, 0.75)]
-    assert (found.changed[0]["said_a"], found.changed[0]["said_b"]) == ("x", "z")
-    assert found.reworded == 1
-    assert found.names[0].startswith(f"{SETTING}-{'a' * 10}  ") and found.names[1].endswith(", toy, toy")
-    assert found.notes == ["A has 5 samples, B has 5; the 4 that both have are compared"]
+    comparison = compare.compare(*pair)
+    assert [(one["id"], one["a"], one["b"]) for one in comparison.changed] == [("t/1", 1.0, 0.0), ("t/0", 1.0, 0.75)]
+    assert (comparison.changed[0]["said_a"], comparison.changed[0]["said_b"]) == ("x", "z")
+    assert comparison.reworded == 1
+    assert comparison.names[0].startswith(f"{SETTING}-{'a' * 10}  ") and comparison.names[1].endswith(", toy, toy")
+    assert comparison.notes == ["A has 5 samples, B has 5; the 4 that both have are compared"]
 
 
 def test_a_score_that_only_one_run_has_is_a_change_from_nothing(tmp_path) -> None:
@@ -110,12 +110,12 @@ def test_data_and_code_of_the_runs_are_compared(tmp_path, monkeypatch) -> None:
     }
     monkeypatch.setattr(RunStore, "metrics", lambda self: contents[self.run_id])
     monkeypatch.setattr(compare, "labels", lambda runs, beside: [run["label"] for run in runs])
-    found = compare.compare(a, b)
-    assert found.notes == [
+    comparison = compare.compare(a, b)
+    assert comparison.notes == [
         "their data differ, so the same sample id may belong to different questions",
         "the samples of A were made by 2 versions of the code",
     ]
-    assert found.names == (f"{a.run_id}  fp16, toy, toy", f"{b.run_id}  kivi int2, toy, toy")
+    assert comparison.names == (f"{a.run_id}  fp16, toy, toy", f"{b.run_id}  kivi int2, toy, toy")
     contents[b.run_id]["data"] = None
     assert len(compare.compare(a, b).notes) == 1
 

@@ -17,14 +17,14 @@ from kvbench.util.version import __version__
 
 
 def test_the_environment_has_the_device_the_machine_and_the_versions() -> None:
-    found = environment("cuda:0", "A GPU", "bfloat16")
-    assert (found["device"], found["device_name"], found["dtype"]) == ("cuda:0", "A GPU", "bfloat16")
-    assert (found["cpu"], found["cpu_count"]) == (cpu_name(), os.cpu_count())
-    assert (found["platform"], found["python"]) == (platform.platform(), platform.python_version())
-    assert (found["kvbench"], found["commit"]) == (__version__, commit())
+    computed = environment("cuda:0", "A GPU", "bfloat16")
+    assert (computed["device"], computed["device_name"], computed["dtype"]) == ("cuda:0", "A GPU", "bfloat16")
+    assert (computed["cpu"], computed["cpu_count"]) == (cpu_name(), os.cpu_count())
+    assert (computed["platform"], computed["python"]) == (platform.platform(), platform.python_version())
+    assert (computed["kvbench"], computed["commit"]) == (__version__, commit())
     for name in ("torch", "transformers", "tokenizers", "numpy"):
-        assert found[name] == metadata.version(name)
-    assert "triton" in found
+        assert computed[name] == metadata.version(name)
+    assert "triton" in computed
     bare = environment()
     assert (bare["device"], bare["device_name"], bare["dtype"]) == (None, cpu_name(), None)
 
@@ -108,5 +108,5 @@ def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.Monk
         return "1.2"
 
     monkeypatch.setattr(metadata, "version", version)
-    found = environment()
-    assert found["triton"] is None and found["torch"] == "1.2"
+    computed = environment()
+    assert computed["triton"] is None and computed["torch"] == "1.2"

@@ -91,11 +91,11 @@ def test_methods_of_one_setting_share_the_first_half():
 
 
 def test_a_local_checkpoint_counts_by_content_not_by_place(tmp_path):
-    made = config("r", model={"weights": "pretrained"})
+    settings = config("r", model={"weights": "pretrained"})
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"other" if name == "c" else b"weights")
-    ids = [an_id(made, weights=tmp_path / name) for name in ("a", "b", "c")]
+    ids = [an_id(settings, weights=tmp_path / name) for name in ("a", "b", "c")]
     assert ids[0] == ids[1] != ids[2]
 
 
@@ -187,21 +187,21 @@ def test_a_place_that_cannot_be_used_costs_time_alone(cached, monkeypatch, damag
         assert fingerprint(folder) == expected
         monkeypatch.setattr(fingerprint_module, "_whole", lambda path: pytest.fail("read again in the same process"))
     else:
-        kept = json.loads(path.read_text())
-        path.write_text({"text": "{", "list": "[]", "values": json.dumps(dict.fromkeys(kept, 3))}[damage])
+        content = json.loads(path.read_text())
+        path.write_text({"text": "{", "list": "[]", "values": json.dumps(dict.fromkeys(content, 3))}[damage])
     assert fingerprint(folder) == expected
 
 
 def test_reading_many_gigabytes_is_said(cached, monkeypatch):
-    said: list[str] = []
+    messages: list[str] = []
     folder = checkpoint(cached / "m")
     os.utime(folder / "model.safetensors", (1, 1))
-    fingerprint(folder, said.append)
-    assert not said
+    fingerprint(folder, messages.append)
+    assert not messages
     monkeypatch.setattr(fingerprint_module, "SLOW", 1 << 20)
-    fingerprint(checkpoint(cached / "n"), said.append)
-    fingerprint(folder, said.append)
-    assert len(said) == 1 and "reading 40 MiB of weights" in said[0] and str(cached / "n") in said[0]
+    fingerprint(checkpoint(cached / "n"), messages.append)
+    fingerprint(folder, messages.append)
+    assert len(messages) == 1 and "reading 40 MiB of weights" in messages[0] and str(cached / "n") in messages[0]
 
 
 def test_folders_inside_count_where_asked_for(cached):

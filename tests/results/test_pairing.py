@@ -70,11 +70,11 @@ def test_a_run_whose_rows_have_changed_since_is_left_to_pair_itself(tmp_path: Pa
     samples.append(kivi.samples_path, [row(9, 0.0, 2.0)])  # killed before it wrote its metrics again
     before = (kivi.path / "metrics.json").read_bytes()
     full = finished(tmp_path, "ffffffffff", [row(i, 1.0, 1.0) for i in range(10)], 10)
-    said: list[str] = []
-    full.say = said.append
+    messages: list[str] = []
+    full.say = messages.append
     assert summary.pair_siblings(full) == 0
     assert (kivi.path / "metrics.json").read_bytes() == before
-    assert len(said) == 1 and kivi.run_id in said[0] and "run its command again" in said[0]
+    assert len(messages) == 1 and kivi.run_id in messages[0] and "run its command again" in messages[0]
 
 
 def test_only_fp16_pairs_others_and_never_itself(tmp_path: Path) -> None:

@@ -28,34 +28,34 @@ def test_acceptance_counts_decided_drafts_alone() -> None:
     for _ in range(5000):
         run = next((i for i in range(4) if chance.random() >= 0.8), 4)
         accepted, refused, tokens = accepted + run, refused + (run < 4), tokens + run + 1
-    found = round_times(totals(rounds=5000, accepted=accepted, refused=refused, tokens=tokens, limits={"4": 5000}))
-    assert found is not None
-    assert found["acceptance"] == pytest.approx(0.8, abs=0.01)
-    assert found["expected_tokens"] == pytest.approx(found["tokens"], rel=0.01)
+    times = round_times(totals(rounds=5000, accepted=accepted, refused=refused, tokens=tokens, limits={"4": 5000}))
+    assert times is not None
+    assert times["acceptance"] == pytest.approx(0.8, abs=0.01)
+    assert times["expected_tokens"] == pytest.approx(times["tokens"], rel=0.01)
     assert accepted / (4 * 5000) == pytest.approx(0.59, abs=0.02)  # the paper's rate
 
 
 def test_expected_and_measured_time_per_token() -> None:
-    found = round_times(totals())
-    assert found is not None
-    assert found["acceptance"] == 0.9 and found["tokens"] == 3.7
-    assert found["expected_tpot_s"] == pytest.approx(1.5 / expected_tokens(0.9, 4))
-    assert found["tpot_s"] == pytest.approx(15.3 / 37)
-    assert found["why"] == (
+    times = round_times(totals())
+    assert times is not None
+    assert times["acceptance"] == 0.9 and times["tokens"] == 3.7
+    assert times["expected_tpot_s"] == pytest.approx(1.5 / expected_tokens(0.9, 4))
+    assert times["tpot_s"] == pytest.approx(15.3 / 37)
+    assert times["why"] == (
         "+13% per token: sampling and Python take 1% of draft and verification, flushes 1%; "
         "3.70 tokens a round, 4.10 expected"
     )
 
 
 def test_no_reason_within_five_percent() -> None:
-    found = round_times(totals(tokens=41))
-    assert found is not None and found["why"] is None
+    times = round_times(totals(tokens=41))
+    assert times is not None and times["why"] is None
 
 
 def test_gammas_that_change_are_averaged() -> None:
-    found = round_times(totals(limits={"2": 5, "8": 5}))
-    assert found is not None
-    assert found["expected_tokens"] == pytest.approx((expected_tokens(0.9, 2) + expected_tokens(0.9, 8)) / 2)
+    times = round_times(totals(limits={"2": 5, "8": 5}))
+    assert times is not None
+    assert times["expected_tokens"] == pytest.approx((expected_tokens(0.9, 2) + expected_tokens(0.9, 8)) / 2)
 
 
 def test_sums_over_answers() -> None:

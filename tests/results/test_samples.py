@@ -28,11 +28,11 @@ def test_rows_come_back_and_the_last_of_an_id_counts(tmp_path):
     path = tmp_path / "samples.jsonl"
     samples.append(path, [row(0), row(1)])
     samples.append(path, [{**row(0), "scores": {"score": 0.0}, "scorer_version": 2}])
-    found = samples.read(path)
-    assert list(found.rows) == ["needle@512/0", "needle@512/1"]
-    assert found.rows["needle@512/0"]["scorer_version"] == 2
-    assert found.rows["needle@512/1"] == row(1)
-    assert not found.damaged
+    stored = samples.read(path)
+    assert list(stored.rows) == ["needle@512/0", "needle@512/1"]
+    assert stored.rows["needle@512/0"]["scorer_version"] == 2
+    assert stored.rows["needle@512/1"] == row(1)
+    assert not stored.damaged
 
 
 def test_every_line_is_plain_json(tmp_path):
@@ -46,9 +46,9 @@ def test_every_line_is_plain_json(tmp_path):
 def test_any_prediction_survives(tmp_path, text):
     path = tmp_path / "samples.jsonl"
     samples.append(path, [row(0, text), row(1)])
-    found = samples.read(path)
-    assert found.rows["needle@512/0"]["prediction"] == text
-    assert not found.damaged
+    stored = samples.read(path)
+    assert stored.rows["needle@512/0"]["prediction"] == text
+    assert not stored.damaged
 
 
 def test_a_line_torn_at_any_byte_costs_only_itself(tmp_path):
@@ -58,10 +58,10 @@ def test_a_line_torn_at_any_byte_costs_only_itself(tmp_path):
     last = samples.encode(row(1))
     for length in range(1, len(last)):
         path.write_bytes(whole + last[:length])
-        found = samples.read(path)
-        assert list(found.rows) == ["needle@512/0"]
-        assert found.torn
-        samples.repair(path, found)
+        stored = samples.read(path)
+        assert list(stored.rows) == ["needle@512/0"]
+        assert stored.torn
+        samples.repair(path, stored)
         samples.append(path, [row(1)])
         assert list(samples.read(path).rows) == ["needle@512/0", "needle@512/1"]
 
@@ -74,14 +74,14 @@ def test_a_flipped_bit_anywhere_is_seen_or_harmless(tmp_path):
         changed = bytearray(line)
         changed[place] ^= 1
         path.write_bytes(samples.encode(row(0)) + bytes(changed) + samples.encode(row(2)))
-        found = samples.read(path)
-        assert found.rows["needle@512/0"] == row(0)
-        assert found.rows["needle@512/2"] == row(2)
-        if found.damaged:
+        stored = samples.read(path)
+        assert stored.rows["needle@512/0"] == row(0)
+        assert stored.rows["needle@512/2"] == row(2)
+        if stored.damaged:
             seen += 1
-            assert "needle@512/1" not in found.rows
+            assert "needle@512/1" not in stored.rows
         else:  # the name of the checksum itself
-            assert samples.outputs(found.rows["needle@512/1"]).items() >= row(1).items()
+            assert samples.outputs(stored.rows["needle@512/1"]).items() >= row(1).items()
     assert seen >= len(line) - 5
 
 
@@ -149,9 +149,9 @@ def test_a_row_that_was_typed_by_hand_is_no_result(tmp_path):
     path = tmp_path / "samples.jsonl"
     typed = json.dumps({**row(1), "kv_bytes": "few"}).encode() + b"\n"
     path.write_bytes(samples.encode(row(0)) + typed)
-    found = samples.read(path)
-    assert list(found.rows) == ["needle@512/0"]
-    assert [(number, line, "by hand" in problem) for number, line, problem in found.damaged] == [
+    stored = samples.read(path)
+    assert list(stored.rows) == ["needle@512/0"]
+    assert [(number, line, "by hand" in problem) for number, line, problem in stored.damaged] == [
         (2, typed.rstrip(), True)
     ]
 
@@ -159,9 +159,9 @@ def test_a_row_that_was_typed_by_hand_is_no_result(tmp_path):
 def test_deep_nesting_is_a_damaged_line(tmp_path):
     path = tmp_path / "samples.jsonl"
     path.write_bytes(b"[" * 100_000 + b"\n" + samples.encode(row(0)))
-    found = samples.read(path)
-    assert list(found.rows) == ["needle@512/0"]
-    assert found.damaged[0][2] == "the sample's JSON is nested too deeply"
+    stored = samples.read(path)
+    assert list(stored.rows) == ["needle@512/0"]
+    assert stored.damaged[0][2] == "the sample's JSON is nested too deeply"
 
 
 def test_a_folder_or_a_loop_in_its_place_is_said(tmp_path):

@@ -48,10 +48,10 @@ def test_a_run_says_what_speculation_gave(tmp_path, batch):
 
 def test_the_error_counts_samples_not_drafts():
     rows = [{"speculation": {"rounds": 10, "drafted": 40, "accepted": a, "tokens": 10 + a}} for a in (40, 20, 30, 30)]
-    found = speculation(rows, {"gamma": 4, "draft": "upper"})
-    assert found["acceptance_rate"] == 0.75 and found["tokens_per_round"] == 4.0
+    computed = speculation(rows, {"gamma": 4, "draft": "upper"})
+    assert computed["acceptance_rate"] == 0.75 and computed["tokens_per_round"] == 4.0
     # equal weights: the standard error of the mean of 1, .5, .75, .75
-    assert found["stderr"] == pytest.approx((((0.25**2) * 2) / 3 / 4) ** 0.5)
+    assert computed["stderr"] == pytest.approx((((0.25**2) * 2) / 3 / 4) ** 0.5)
     assert ratio_error([1.0], [2.0]) is None
     assert speculation([{"id": "plain"}], {}) is None
 
@@ -64,8 +64,8 @@ def test_times_of_a_warm_up_do_not_count():
         return {"speculation": counts, "measured": {"rounds": rounds, **measured}}
 
     slow = row(100.0, warm_up=True)
-    found = speculation([slow, row(1.0)], {"gamma": 4})
-    assert found["rounds"] == 2 and found["round_times"]["draft_s"] == 0.1
+    computed = speculation([slow, row(1.0)], {"gamma": 4})
+    assert computed["rounds"] == 2 and computed["round_times"]["draft_s"] == 0.1
     assert speculation([slow], {"gamma": 4})["round_times"] is None
 
 

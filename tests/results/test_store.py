@@ -36,18 +36,18 @@ def holder(directory) -> subprocess.Popen:
 
 def test_the_second_process_waits_and_says_so(tmp_path):
     child = holder(tmp_path)
-    said: list[str] = []
+    messages: list[str] = []
 
     def let_go(text: str) -> None:
-        said.append(text)
+        messages.append(text)
         assert child.poll() is None
         child.stdin.close()
 
     with RunStore(tmp_path, "run", let_go).hold():
         pass
-    assert len(said) == 1
+    assert len(messages) == 1
     assert child.wait() == 0
-    assert f"process {child.pid} on " in said[0] and " is working on run " in said[0]
+    assert f"process {child.pid} on " in messages[0] and " is working on run " in messages[0]
 
 
 def test_a_killed_holder_holds_nothing(tmp_path):

@@ -60,16 +60,16 @@ def build(folder: Path, rows: list[dict[str, Any]], **changes: Any) -> dict[str,
 def test_warm_up_samples_count_for_the_peak_alone(tmp_path: Path) -> None:
     warm = row("w", warm_up=True, scores={"score": 1.0}, prompt_tokens=99)
     warm["measured"]["peak_bytes"]["prefill"] = 70
-    found = build(tmp_path, [warm, row("a"), row("b", truncated=3, prompt_tokens=20)], left_out=["z"])
-    assert found["peak_bytes"]["prefill"] == 70 and found["scores"]["t"]["score"] == 0.5
-    assert found["samples"] == {
+    computed = build(tmp_path, [warm, row("a"), row("b", truncated=3, prompt_tokens=20)], left_out=["z"])
+    assert computed["peak_bytes"]["prefill"] == 70 and computed["scores"]["t"]["score"] == 0.5
+    assert computed["samples"] == {
         "requested": 4,
         "done": 2,
         "truncated": 1,
         "left_out": ["z"],
         "prompt_tokens": {"mean": 15.0, "max": 20},
     }
-    assert found["code"] == {digest(CODE): 2} and found["scores"]["t"]["version"] == 3
+    assert computed["code"] == {digest(CODE): 2} and computed["scores"]["t"]["version"] == 3
     nothing = build(tmp_path, [])["samples"]
     assert nothing["prompt_tokens"] == {"mean": None, "max": None} and nothing["done"] == 0
 
@@ -77,9 +77,9 @@ def test_warm_up_samples_count_for_the_peak_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("device", "ttft_s"), [(None, 2.0), ("A", 1.0), ("B", 2.0), ("C", 2.0)])
 def test_times_are_of_the_named_device_or_of_that_with_most_samples(tmp_path: Path, device, ttft_s) -> None:
     rows = [row("a"), row("b", "B", 2.0), row("c", "B", 2.0)]
-    found = build(tmp_path, rows, device=device)
-    assert found["ttft_s"]["median"] == ttft_s and set(found["timings"]) == {"A", "B"}
-    assert (found["tpot_s"]["median"], found["tokens_per_s"]) == (0.25, pytest.approx(2 / 0.75))
+    computed = build(tmp_path, rows, device=device)
+    assert computed["ttft_s"]["median"] == ttft_s and set(computed["timings"]) == {"A", "B"}
+    assert (computed["tpot_s"]["median"], computed["tokens_per_s"]) == (0.25, pytest.approx(2 / 0.75))
 
 
 @pytest.mark.parametrize(
@@ -99,28 +99,32 @@ def test_paths_of_attention_are_joined(tmp_path: Path, paths, expected) -> None:
 
 
 def test_the_configuration_that_tables_show(tmp_path: Path) -> None:
-    found = build(tmp_path, [row("a")], data={"identity": {"x": 1}})
-    made = config(tmp_path)
-    assert found["config"] == {
+    computed = build(tmp_path, [row("a")], data={"identity": {"x": 1}})
+    settings = config(tmp_path)
+    assert computed["config"] == {
         "model": "toy",
-        "method": made["method"],
+        "method": settings["method"],
         "quantizer": "int2",
-        "formats": {"key": made["quantizer"]["key"], "value": made["quantizer"]["value"]},
+        "formats": {"key": settings["quantizer"]["key"], "value": settings["quantizer"]["value"]},
         "dataset": "toy",
         "decoding": {},
         "seed": 7,
         "batch_size": 2,
     }
-    assert (found["run_id"], found["label"], found["env"]["cpu"]) == ("0123456789-aaaaaaaaaa", "kivi int2", "c")
-    assert found["data"] == {"identity": {"x": 1}} and build(tmp_path, [row("a")])["data"] is None
+    assert (computed["run_id"], computed["label"], computed["env"]["cpu"]) == (
+        "0123456789-aaaaaaaaaa",
+        "kivi int2",
+        "c",
+    )
+    assert computed["data"] == {"identity": {"x": 1}} and build(tmp_path, [row("a")])["data"] is None
 
 
 def test_failures_are_recorded_and_the_last_one_is_the_message(tmp_path: Path) -> None:
     errors = [{"sample": name, "type": "E", "message": f"of {name}", "traceback": ""} for name in "ab"]
     oom = {"bytes_asked": 5, "sample": None, "message": "full", "code": CODE}
-    found = build(tmp_path, [], status="oom", errors=errors, oom=oom)
-    assert (found["status"], found["error"], found["oom"]["bytes_asked"]) == ("oom", "of b", 5)
-    assert [error["sample"] for error in found["errors"]] == ["a", "b"]
+    computed = build(tmp_path, [], status="oom", errors=errors, oom=oom)
+    assert (computed["status"], computed["error"], computed["oom"]["bytes_asked"]) == ("oom", "of b", 5)
+    assert [error["sample"] for error in computed["errors"]] == ["a", "b"]
     fine = build(tmp_path, [row("a")])
     assert (fine["error"], fine["errors"], fine["oom"]) == (None, [], None)
 
@@ -135,8 +139,8 @@ def test_failures_are_recorded_and_the_last_one_is_the_message(tmp_path: Path) -
     ],
 )
 def test_a_run_of_older_code_is_older(tmp_path: Path, now, status, older) -> None:
-    found = build(tmp_path, [row("a")], code=now)
-    assert (found["status"], found["older"]) == (status, older)
+    computed = build(tmp_path, [row("a")], code=now)
+    assert (computed["status"], computed["older"]) == (status, older)
     assert build(tmp_path, [row("a")], code=now, status="interrupted")["status"] == "interrupted"
 
 

@@ -118,8 +118,8 @@ def test_instructions_are_llm_embedders_only(monkeypatch: pytest.MonkeyPatch) ->
 def test_texts_are_encoded_in_batches_and_compared_by_their_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model()
     monkeypatch.setattr(encoders, "load_sentence_transformer", lambda *given: model)
-    made = encoders.SentenceTransformer("contriever", "x/y", EmbeddingStore(None))
-    scores = made.scores("qq", ["t" * n for n in range(100)])
+    encoder = encoders.SentenceTransformer("contriever", "x/y", EmbeddingStore(None))
+    scores = encoder.scores("qq", ["t" * n for n in range(100)])
     assert sorted(len(texts) for texts, _, _ in model.seen) == [37, 64] and len(scores) == 100
     assert scores[2] == pytest.approx(1.0) and scores[0] == pytest.approx(5**-0.5)
     assert embedding.cosine([3.0, 4.0], [4.0, 3.0]) == pytest.approx(0.96)
@@ -292,12 +292,12 @@ def test_an_encoder_in_the_hubs_cache_is_ready_without_the_hub(monkeypatch: pyte
     asked: list[Any] = []
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *given: asked.append(given) or answers.pop(0))
     monkeypatch.setattr(encoders, "hub_answers", lambda: False)
-    made = encoders.SentenceTransformer("minilm", "org/minilm", EmbeddingStore(None))
-    made.ready()
+    encoder = encoders.SentenceTransformer("minilm", "org/minilm", EmbeddingStore(None))
+    encoder.ready()
     assert asked == [("org/minilm", "config.json")]
     for _ in range(2):
         with pytest.raises(ModelError, match="neither a folder nor in the hub's cache"):
-            made.ready()
+            encoder.ready()
     monkeypatch.setattr(encoders, "hub_answers", lambda: True)
     answers.append(None)
-    made.ready()
+    encoder.ready()

@@ -35,8 +35,8 @@ def test_memory_that_ran_out_is_recorded_with_its_code_and_said(capsys, message,
         "message": (message + ". " + "x" * 2000)[:1000],
         "code": {"method": "0123"},
     }
-    said = capsys.readouterr().err
-    assert said == f"kivi int2: out of memory during {where} (requested: {size}); recorded as a result\n"
+    printed = capsys.readouterr().err
+    assert printed == f"kivi int2: out of memory during {where} (requested: {size}); recorded as a result\n"
 
 
 def test_a_run_gives_up_at_the_third_failure_and_shows_each_message_once() -> None:

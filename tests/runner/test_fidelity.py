@@ -79,8 +79,8 @@ def test_a_stale_or_damaged_file_is_named_and_made_again(tmp_path, text, monkeyp
     assert f"{other}: the file is damaged" in capsys.readouterr().err and other.read_bytes() == whole
     monkeypatch.setattr(references, "FORMAT", 2)
     again = run(windows(tmp_path, text, statistics="llamacpp"))
-    said = capsys.readouterr().err
-    assert said.count("were made with another version of the file format; making them again") == 1
+    printed = capsys.readouterr().err
+    assert printed.count("were made with another version of the file format; making them again") == 1
     assert np.abs(kld(first) - kld(again)).max() < 1e-4
 
 

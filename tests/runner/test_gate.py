@@ -108,10 +108,10 @@ def test_a_process_that_ended_leaves_its_room(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
     assert [entry["in"] for entry in entries(tmp_path)] == [True]
     (reused,) = entries(tmp_path)
-    said: list[str] = []
-    with gate.entered("fake", SIZE, 900, said.append, tmp_path, 0.002):
+    messages: list[str] = []
+    with gate.entered("fake", SIZE, 900, messages.append, tmp_path, 0.002):
         assert [entry["pid"] for entry in entries(tmp_path)] != [reused["pid"]]
-    assert said == []
+    assert messages == []
 
 
 def test_an_error_inside_gives_the_room_back_and_a_damaged_ledger_is_empty(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ def test_imports_and_names_are_those_of_the_source(write) -> None:
         "from ..k import l\nfrom m import *\nif TYPE_CHECKING:\n    import never\n    from never2 import n\n"
         "def inside():\n    import late\n",
     )
-    found = facts("facts_pack.sub.one")
-    assert found.names == {
+    computed = facts("facts_pack.sub.one")
+    assert computed.names == {
         "TYPE_CHECKING": "typing.TYPE_CHECKING",
         "a": "a",
         "e": "c.d",
@@ -58,13 +58,13 @@ def test_imports_and_names_are_those_of_the_source(write) -> None:
         "*": "m.*",
         "late": "late",
     }
-    assert found.imports == tuple(
+    assert computed.imports == tuple(
         sorted(
             ["typing", "typing.TYPE_CHECKING", "a.b", "c.d", "f", "f.g", "f.i", "facts_pack.sub", "facts_pack.sub.j"]
             + ["facts_pack.k", "facts_pack.k.l", "m", "m.*", "late"]
         )
     )
-    assert found.stars == ("m",)
+    assert computed.stars == ("m",)
     assert facts("facts_pack").names == {"here": "facts_pack.sub.here"}
 
 
@@ -114,8 +114,8 @@ def test_members_that_score_have_a_digest_of_their_own(write, old, new, scorer, 
 
 def test_a_module_without_a_scorer_is_whole(write) -> None:
     write("facts_plain.py", "a = scorer_version = 1\nb.c = 2\ndef score(): pass\n")
-    found = facts("facts_plain")
-    assert found.scorer == "" and found.without_scorer == found.digest == modules.digest("facts_plain")
+    computed = facts("facts_plain")
+    assert computed.scorer == "" and computed.without_scorer == computed.digest == modules.digest("facts_plain")
 
 
 def test_a_source_that_python_does_not_read_counts_by_its_bytes(write) -> None:

@@ -85,16 +85,16 @@ def run(monkeypatch, samples, sums=(2.5, 4.0), max_length=WIDTH, report=None) ->
 
 def test_spans_are_decoded_together_and_each_row_is_its_own(monkeypatch) -> None:
     shown: list[Any] = []
-    found = run(monkeypatch, [span("a"), span("b", 7)], report=lambda share, line: shown.append((share, line)))
-    ((name, model, cache, ids, first, named),) = found.calls
+    metrics = run(monkeypatch, [span("a"), span("b", 7)], report=lambda share, line: shown.append((share, line)))
+    ((name, model, cache, ids, first, named),) = metrics.calls
     assert (name, model, first) == ("decode", "the model", [60, 60])
     assert cache.options == Options(kernels="reference")
     assert ids.tolist() == [list(range(WIDTH)), list(range(7, 7 + WIDTH))]
     assert (named["prompt"], named["chunk"]) == (0, 128)
     assert shown == [(0.5, "a: 25 of 100 tokens")]  # a quarter of each of two samples
-    assert ("check", "decode", 0) in found.method.calls
-    assert found.method.calls[-1] == ("cache", "the model", None, WIDTH)
-    own, other = found.rows
+    assert ("check", "decode", 0) in metrics.method.calls
+    assert metrics.method.calls[-1] == ("cache", "the model", None, WIDTH)
+    own, other = metrics.rows
     peaks = own[MEASURED].pop("peak_bytes")
     assert (peaks["prefill"], peaks["decode"], peaks["kind"]) == (None, None, None)
     assert own == {
@@ -126,50 +126,50 @@ def test_spans_are_decoded_together_and_each_row_is_its_own(monkeypatch) -> None
 
 
 def test_a_prompt_is_the_context_and_what_follows_it_the_question(monkeypatch) -> None:
-    found = run(monkeypatch, [span("a", prefill=30, chunk=4), span("b", 7, prefill=30, chunk=4)])
-    (*_, named) = found.calls[0]
+    metrics = run(monkeypatch, [span("a", prefill=30, chunk=4), span("b", 7, prefill=30, chunk=4)])
+    (*_, named) = metrics.calls[0]
     assert (named["prompt"], named["chunk"]) == (30, 4)
-    assert found.rows[0]["window"]["chunk"] == 4 and found.rows[0]["window"]["prefill"] == 30
-    prompts = found.method.calls[-1][2]
+    assert metrics.rows[0]["window"]["chunk"] == 4 and metrics.rows[0]["window"]["prefill"] == 30
+    prompts = metrics.method.calls[-1][2]
     assert (prompts.starts, prompts.lengths) == ([0, 0], [30, 30])
     assert prompts.context_spans == [(0, 30), (0, 30)]
     assert prompts.input_ids.tolist() == [list(range(30)), list(range(7, 37))]
-    assert prompts.queries == [found.decode(range(30 + at, 30 + at + QUERY_TOKENS)) for at in (0, 7)]
-    assert prompts.decode is found.decode
+    assert prompts.queries == [metrics.decode(range(30 + at, 30 + at + QUERY_TOKENS)) for at in (0, 7)]
+    assert prompts.decode is metrics.decode
 
 
 def test_one_pass_without_a_cache_leaves_the_method_out(monkeypatch) -> None:
-    found = run(monkeypatch, [span("a", mode="fp16", prefill=30)])
-    ((name, model, ids, first, named),) = found.calls
+    metrics = run(monkeypatch, [span("a", mode="fp16", prefill=30)])
+    ((name, model, ids, first, named),) = metrics.calls
     assert (name, model, ids.shape, first, named) == ("forward", "the model", (1, WIDTH), [60], {})
-    assert found.method.calls[-1] == ("detach", "the model")
-    (row,) = found.rows
+    assert metrics.method.calls[-1] == ("detach", "the model")
+    (row,) = metrics.rows
     assert row["kv_bytes"] is None and row["window"]["chunk"] is None
     assert row[MEASURED]["attention"] == {"reads_packed": False, "path": "none"}
 
 
 def test_one_pass_over_what_is_stored_has_a_cache_and_no_prompt(monkeypatch) -> None:
-    found = run(monkeypatch, [span("a", mode="simulated", prefill=30)])
-    ((name, _, cache, _, first, _),) = found.calls
+    metrics = run(monkeypatch, [span("a", mode="simulated", prefill=30)])
+    ((name, _, cache, _, first, _),) = metrics.calls
     assert (name, first) == ("simulated", [60]) and cache.options == Options(kernels="reference")
-    assert found.method.calls[-1] == ("cache", "the model", None, WIDTH)
-    assert found.rows[0]["kv_bytes"]["used"]["total"] == 10 and found.rows[0]["window"]["chunk"] is None
+    assert metrics.method.calls[-1] == ("cache", "the model", None, WIDTH)
+    assert metrics.rows[0]["kv_bytes"]["used"]["total"] == 10 and metrics.rows[0]["window"]["chunk"] is None
 
 
 def test_spans_with_different_first_tokens_run_together(monkeypatch) -> None:
-    found = run(monkeypatch, [span("a", first=60), span("b", 7, first=90)])
-    assert [(call[3].shape[0], call[4]) for call in found.calls] == [(2, [60, 90])]
-    assert [row["nll"]["n"] for row in found.rows] == [40, 10]
+    metrics = run(monkeypatch, [span("a", first=60), span("b", 7, first=90)])
+    assert [(call[3].shape[0], call[4]) for call in metrics.calls] == [(2, [60, 90])]
+    assert [row["nll"]["n"] for row in metrics.rows] == [40, 10]
 
 
 def test_spans_of_different_lengths_run_apart(monkeypatch) -> None:
     """Each row's bytes are those of a cache of its own length."""
     short = replace(span("b"), work=replace(span("b").work, ids=tuple(range(80))))
-    found = run(monkeypatch, [span("a"), short, span("c"), span("d")])
-    assert [tuple(call[3].shape) for call in found.calls] == [(1, WIDTH), (1, 80), (2, WIDTH)]
-    assert [row["id"] for row in found.rows] == ["a", "b", "c", "d"]
-    assert [row["nll"]["n"] for row in found.rows] == [40, 20, 40, 40]
-    assert [row[MEASURED]["batch_rows"] for row in found.rows] == [1, 1, 2, 2]
+    metrics = run(monkeypatch, [span("a"), short, span("c"), span("d")])
+    assert [tuple(call[3].shape) for call in metrics.calls] == [(1, WIDTH), (1, 80), (2, WIDTH)]
+    assert [row["id"] for row in metrics.rows] == ["a", "b", "c", "d"]
+    assert [row["nll"]["n"] for row in metrics.rows] == [40, 20, 40, 40]
+    assert [row[MEASURED]["batch_rows"] for row in metrics.rows] == [1, 1, 2, 2]
 
 
 def spans(rows_at_once: Any, *, layout: str = "one device") -> TextSpans:

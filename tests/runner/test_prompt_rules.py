@@ -51,10 +51,10 @@ def test_a_text_within_longbenchs_limit_stays_whole(tokenizer) -> None:
 @pytest.mark.parametrize("span", [(0, 60), (3, 55), (20, 40), (5, 58), (3, 20), (40, 55)])
 def test_the_span_follows_longbenchs_cut(tokenizer, span) -> None:
     prompt = longbench(tokenizer, 20, context_span=span)
-    kept = text_of(tokenizer, prompt.ids)
-    assert kept == TEXT[:9] + TEXT[-10:]
+    text = text_of(tokenizer, prompt.ids)
+    assert text == TEXT[:9] + TEXT[-10:]
     inside = text_of(tokenizer, prompt.ids[slice(*prompt.context_span)]) if prompt.context_span else ""
-    assert inside == "".join(character for character in TEXT[slice(*span)] if character in kept)
+    assert inside == "".join(character for character in TEXT[slice(*span)] if character in text)
 
 
 def test_a_wrapped_text_that_does_not_fit_is_cut_further(tokenizer) -> None:
@@ -92,8 +92,8 @@ def test_two_tokens_of_the_text_are_the_least_beside_the_wrapper(tokenizer, limi
 
 
 def test_an_odd_room_keeps_one_more_of_the_end(tokenizer) -> None:
-    kept = text_of(tokenizer, encode(sample(), tokenizer, chat="<{prompt}>", limit=3 + 5).ids)
-    assert kept == f"<{TEXT[:2]}{TEXT[-3:]}>"
+    text = text_of(tokenizer, encode(sample(), tokenizer, chat="<{prompt}>", limit=3 + 5).ids)
+    assert text == f"<{TEXT[:2]}{TEXT[-3:]}>"
 
 
 def test_a_system_turn_comes_first_and_only_with_the_tokenizers_template() -> None:

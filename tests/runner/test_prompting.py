@@ -65,8 +65,8 @@ def test_the_middle_goes_and_the_span_follows(tokenizer, limit):
     assert prompt.ids[:5] == whole.ids[:5]
     assert prompt.ids[-5:] == whole.ids[-5:]
     left = text_of(tokenizer, prompt.ids[slice(*prompt.context_span)]) if prompt.context_span else ""
-    kept = text_of(tokenizer, prompt.ids)
-    assert left == kept.removeprefix("Read: ").removesuffix("\nAnswer:")
+    text = text_of(tokenizer, prompt.ids)
+    assert left == text.removeprefix("Read: ").removesuffix("\nAnswer:")
 
 
 @pytest.mark.parametrize("span", [(0, 30), (3, 24), (24, 36), (26, 32), (30, 60), (33, 41), (2, 8), (50, 58)])

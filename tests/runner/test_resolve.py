@@ -21,17 +21,17 @@ from tests.run_support import ToyTask, config
 
 
 def test_the_identity_has_the_task_and_its_version_and_no_machine(tmp_path) -> None:
-    made = config(tmp_path)
-    checked = check(made)
+    settings = config(tmp_path)
+    checked = check(settings)
     task = ToyTask(version=3)
-    found = resolve.material(made, checked, task)
+    found = resolve.material(settings, checked, task)
     assert found["setting"]["data"] == {"identity": task.identity(), "version": 3}
     assert found["setting"]["seed"] == 0 and found["setting"]["decoding"]["top_p"] == 1.0
     assert found["method"]["method"]["residual"] == 32
 
 
 def test_a_data_set_that_depends_on_the_machine_names_it_in_the_identity(tmp_path, monkeypatch) -> None:
-    made = config(tmp_path)
+    settings = config(tmp_path)
     asked: list[Any] = []
 
     def machine_identity(self, runtime, device):
@@ -39,8 +39,8 @@ def test_a_data_set_that_depends_on_the_machine_names_it_in_the_identity(tmp_pat
         return {"device": device()}
 
     monkeypatch.setattr(ToyTask, "machine_identity", machine_identity)
-    checked = check(made)
-    assert resolve.material(made, checked, ToyTask())["setting"]["data"]["setting"] == {"device": cpu_name()}
+    checked = check(settings)
+    assert resolve.material(settings, checked, ToyTask())["setting"]["data"]["setting"] == {"device": cpu_name()}
     assert asked == [checked.runtime]
 
 
@@ -70,14 +70,14 @@ def test_the_name_of_a_machine_is_of_its_devices(monkeypatch, devices, name) -> 
 
 
 def test_settings_that_fit_are_recorded_as_they_are(tmp_path, capsys) -> None:
-    made = config(tmp_path)
-    before = copy.deepcopy(made)
-    assert resolve.fitted(made, check(made)) == before
+    settings = config(tmp_path)
+    before = copy.deepcopy(settings)
+    assert resolve.fitted(settings, check(settings)) == before
     assert capsys.readouterr().err == ""
 
 
 def fitted(tmp_path, sizes: dict[str, int], head_dim: int | None = 80, method: str = "kivi") -> dict[str, Any]:
-    made = config(tmp_path, method)
+    settings = config(tmp_path, method)
     asked: list[int] = []
 
     def fit(head: int) -> dict[str, int]:
@@ -85,9 +85,9 @@ def fitted(tmp_path, sizes: dict[str, int], head_dim: int | None = 80, method: s
         return sizes
 
     checked: Any = SimpleNamespace(method=SimpleNamespace(fitted=fit), model=SimpleNamespace(head_dim=lambda: head_dim))
-    before = copy.deepcopy(made)
-    recorded = resolve.fitted(made, checked)
-    assert made == before, "the composed configuration stays as it is"
+    before = copy.deepcopy(settings)
+    recorded = resolve.fitted(settings, checked)
+    assert settings == before, "the composed configuration stays as it is"
     assert asked == ([head_dim] if head_dim else [])
     return recorded
 
@@ -96,9 +96,9 @@ def test_group_sizes_that_are_really_used_are_recorded_named_and_said(tmp_path, 
     recorded = fitted(tmp_path, {"quantizer.value.group_size": 16})
     assert recorded["quantizer"]["value"] == {"bits": 2, "group_size": 16, "axis": "token"}
     assert recorded["quantizer"]["key"]["group_size"] == 32
-    said = capsys.readouterr().err
-    assert "value.group_size=16" in recorded["quantizer"]["name"] and recorded["quantizer"]["name"] in said
-    assert "head size of 80 channels; using quantizer.value.group_size=16" in said
+    printed = capsys.readouterr().err
+    assert "value.group_size=16" in recorded["quantizer"]["name"] and recorded["quantizer"]["name"] in printed
+    assert "head size of 80 channels; using quantizer.value.group_size=16" in printed
 
 
 def test_a_methods_own_formats_get_a_name(tmp_path, capsys) -> None:
@@ -122,28 +122,28 @@ def test_nothing_is_fitted_to_heads_of_unknown_size(tmp_path, capsys) -> None:
 
 
 def test_versions_above_one_are_part_of_the_identity(tmp_path, monkeypatch) -> None:
-    made = config(tmp_path)
-    plain = resolve.settled(made, check(made))
+    settings = config(tmp_path)
+    plain = resolve.settled(settings, check(settings))
     assert "version" not in plain["method"] and "version" not in plain["quantizer"]
     monkeypatch.setattr(Kivi, "version", 2)
     monkeypatch.setattr(QuantizerSpec, "version", 3)
-    later = resolve.settled(made, check(made))
+    later = resolve.settled(settings, check(settings))
     assert later["method"]["version"] == 2 and later["quantizer"]["version"] == 3
     full = config(tmp_path, "fp16")
     assert "version" not in resolve.settled(full, check(full))["quantizer"], "it uses no quantizer"
-    assert "version" not in made["quantizer"]
+    assert "version" not in settings["quantizer"]
 
 
 def test_what_a_method_puts_in_place_of_a_hyper_parameter_identifies_it(tmp_path, monkeypatch) -> None:
-    made = config(tmp_path)
+    settings = config(tmp_path)
     monkeypatch.setattr(Kivi, "identity", lambda self: {"residual": "a hash", "further": 1})
-    method = resolve.settled(made, check(made))["method"]
+    method = resolve.settled(settings, check(settings))["method"]
     assert (method["residual"], method["further"], method["sinks"]) == ("a hash", 1, 0)
 
 
 def test_every_default_is_filled_in(tmp_path) -> None:
-    made = config(tmp_path)
-    settled = resolve.settled(made, check(made))
+    settings = config(tmp_path)
+    settled = resolve.settled(settings, check(settings))
     assert settled["model"]["chat"] == "none" and settled["model"]["architecture"]["rms_norm_eps"] == 1e-5
     assert settled["runtime"]["batch_size"] == 1 and settled["decoding"]["max_new_tokens"] is None
-    assert settled["dataset"] == made["dataset"] and settled["logger"] == made["logger"]
+    assert settled["dataset"] == settings["dataset"] and settled["logger"] == settings["logger"]

@@ -256,9 +256,9 @@ def test_a_damaged_line_is_said_and_done_again(tmp_path, capsys):
     path.write_bytes(lines[0] + lines[1][:40] + b"\xff\xfe" + lines[1][42:] + lines[2] + lines[3][:-30])
     capsys.readouterr()
     run(config(tmp_path))
-    said = capsys.readouterr().err
-    assert "line 2" in said
-    assert "line 4: incomplete line" in said
+    printed = capsys.readouterr().err
+    assert "line 2" in printed
+    assert "line 4: incomplete line" in printed
     assert {name: outputs(row) for name, row in samples.read(path).rows.items()} == before
 
 
@@ -323,10 +323,10 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path, monkeypatch):
 
 
 def test_settled_fills_in_defaults(tmp_path):
-    made = config(tmp_path)
-    settled = settle(made, check(made))
+    settings = config(tmp_path)
+    settled = settle(settings, check(settings))
     assert settled["decoding"]["temperature"] == 0.0
-    assert settled["method"]["_target_"] == made["method"]["_target_"]
+    assert settled["method"]["_target_"] == settings["method"]["_target_"]
     assert settled["method"]["residual"] == 32
 
 
@@ -347,11 +347,11 @@ def test_what_a_method_lacks_is_said_before_the_model_is_loaded(tmp_path, monkey
 def test_failures_alike_are_said_once_with_their_count(tmp_path, monkeypatch, capsys):
     broken(monkeypatch, RuntimeError("a broken kernel\nits second line"))
     metrics = run(config(tmp_path, dataset={"limit": 6}))
-    said = capsys.readouterr().err
-    assert said.count("a broken kernel") == 1
+    printed = capsys.readouterr().err
+    assert printed.count("a broken kernel") == 1
     assert (
-        "2 more samples failed with the same error as second/1: first/" in said
-        or "2 more samples failed with the same error as first/" in said
+        "2 more samples failed with the same error as second/1: first/" in printed
+        or "2 more samples failed with the same error as first/" in printed
     )
     assert len(metrics["errors"]) == 3
     names = iter("abc")
@@ -364,9 +364,9 @@ def test_failures_alike_are_said_once_with_their_count(tmp_path, monkeypatch, ca
 
     monkeypatch.setattr(Session, "rows", differently)
     run(config(tmp_path / "other", dataset={"limit": 6}))
-    said = capsys.readouterr().err
-    assert [said.count(f"kernel {name}") for name in "abc"] == [1, 1, 1]
-    assert "more samples failed" not in said
+    printed = capsys.readouterr().err
+    assert [printed.count(f"kernel {name}") for name in "abc"] == [1, 1, 1]
+    assert "more samples failed" not in printed
 
 
 def test_a_method_that_touched_nothing_says_so(tmp_path, capsys):

@@ -85,8 +85,8 @@ def test_samples_of_another_precision_are_said(tmp_path, capsys):
     store.unlink()
     samples.append(store, rows)
     run(config(tmp_path, dataset={"limit": 3}))
-    said = capsys.readouterr().err
-    assert "earlier samples ran in bfloat16, these run in float32" in said
+    printed = capsys.readouterr().err
+    assert "earlier samples ran in bfloat16, these run in float32" in printed
     run(config(tmp_path / "other", dataset={"limit": 2}))
     run(config(tmp_path / "other", dataset={"limit": 3}))
     assert "ran in" not in capsys.readouterr().err
@@ -164,9 +164,9 @@ def test_the_seed_of_a_draw_is_of_the_run_and_of_the_sample():
 def test_another_seed_draws_other_tokens(tmp_path):
     tokens = []
     for seed in (0, 1):
-        made = config(tmp_path, decoding={"temperature": 1.0}, runtime={"seed": seed}, dataset={"new_tokens": 8})
-        made["model"]["weights"] = "random"
-        rows = store_of(run(made)).samples().rows
+        settings = config(tmp_path, decoding={"temperature": 1.0}, runtime={"seed": seed}, dataset={"new_tokens": 8})
+        settings["model"]["weights"] = "random"
+        rows = store_of(run(settings)).samples().rows
         tokens.append({name: tuple(row["tokens"]) for name, row in rows.items()})
     assert tokens[0].keys() == tokens[1].keys() and tokens[0] != tokens[1]
 
@@ -221,19 +221,23 @@ def test_a_rows_tokens_took_a_step_each_but_the_first_and_the_end_took_one(tmp_p
     generate = answers.generate
 
     def ended(*args, **kwargs):
-        found = generate(*args, **kwargs)
-        return replace(found, tokens=[found.tokens[0][:2], *found.tokens[1:]], finish=[finish, *found.finish[1:]])
+        generation = generate(*args, **kwargs)
+        return replace(
+            generation,
+            tokens=[generation.tokens[0][:2], *generation.tokens[1:]],
+            finish=[finish, *generation.finish[1:]],
+        )
 
     monkeypatch.setattr(answers, "generate", ended)
-    made = config(tmp_path, dataset={"limit": 2}, runtime={"batch_size": 2})
-    rows = list(store_of(run(made)).samples().rows.values())
+    settings = config(tmp_path, dataset={"limit": 2}, runtime={"batch_size": 2})
+    rows = list(store_of(run(settings)).samples().rows.values())
     assert [row[MEASURED]["decoded"] for row in rows] == [steps, 3]
     assert [len(row[MEASURED]["step_s"]) for row in rows] == [3, 3]
 
 
 def test_batches_share_their_times_and_prompts_come_longest_first(tmp_path):
-    made = config(tmp_path, dataset={"limit": 6}, runtime={"batch_size": 2})
-    rows = list(store_of(run(made)).samples().rows.values())
+    settings = config(tmp_path, dataset={"limit": 6}, runtime={"batch_size": 2})
+    rows = list(store_of(run(settings)).samples().rows.values())
     assert [row[MEASURED]["batch_rows"] for row in rows] == [2] * 6
     assert [row[MEASURED]["warm_up"] for row in rows] == [True, True, False, False, False, False]
     assert max(row["prompt_tokens"] for row in rows) in [row["prompt_tokens"] for row in rows[:2]]

@@ -37,9 +37,9 @@ def driven(tmp_path_factory) -> dict:
 
 
 def rows_of(run_dir: Path | str) -> dict:
-    found = samples.read(Path(run_dir) / "samples.jsonl")
-    assert not found.damaged
-    return {name: outputs(row) for name, row in found.rows.items()}
+    stored = samples.read(Path(run_dir) / "samples.jsonl")
+    assert not stored.damaged
+    return {name: outputs(row) for name, row in stored.rows.items()}
 
 
 def same_metrics(one: dict, other: dict) -> None:

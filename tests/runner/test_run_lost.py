@@ -64,7 +64,7 @@ def test_a_failure_elsewhere_is_the_end_of_a_run_that_has_none(tmp_path, monkeyp
         return done
 
     monkeypatch.setattr(run_module.RunSteps, "steps", lost)
-    found = read(run(config(tmp_path))["run_dir"])
-    assert found["status"] == "oom"
-    assert found["oom"]["message"].startswith("rank 1: ")
-    assert found["oom"]["bytes_asked"] == 20 * 2**30
+    content = read(run(config(tmp_path))["run_dir"])
+    assert content["status"] == "oom"
+    assert content["oom"]["message"].startswith("rank 1: ")
+    assert content["oom"]["bytes_asked"] == 20 * 2**30

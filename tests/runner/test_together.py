@@ -126,10 +126,10 @@ def test_what_cannot_share_runs_by_itself_and_says_why(tmp_path: Path, prefills:
     wrong = {**runs[2], "method": {**runs[2]["method"], "budget": -1}}
     ended: list[int] = []
     results = run_together([*runs[:2], other, limited, wrong, runs[0]], ended=lambda place, result: ended.append(place))
-    said = capsys.readouterr().err
-    assert "kivi int2: does not share a prefill: its model, data or decoding options are others" in said
-    assert "snapkv: does not share a prefill: its memory is limited (runtime.memory_limit_gb)" in said
-    assert "fp16: does not share a prefill: the same run is among the others" in said
+    printed = capsys.readouterr().err
+    assert "kivi int2: does not share a prefill: its model, data or decoding options are others" in printed
+    assert "snapkv: does not share a prefill: its memory is limited (runtime.memory_limit_gb)" in printed
+    assert "fp16: does not share a prefill: the same run is among the others" in printed
     assert "method.budget" in str(results[4])
     assert [result["status"] for i, result in enumerate(results) if i != 4] == ["ok"] * 5  # type: ignore[index]
     assert prefills == [2, 2]

@@ -154,9 +154,9 @@ def test_whoever_fetches_is_not_sent_to_fetch(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert fetch.main(["dataset=longbench/qasper"]) == 1
-    said = capsys.readouterr().err
-    assert "HF_HUB_OFFLINE is set" in said and "connect this machine to the network" in said
-    assert "kvbench.fetch" not in said
+    printed = capsys.readouterr().err
+    assert "HF_HUB_OFFLINE is set" in printed and "connect this machine to the network" in printed
+    assert "kvbench.fetch" not in printed
     with pytest.raises(DataError, match=r"python -m kvbench\.fetch dataset="):
         data.find(SOURCE, "a", None, "dataset toy")
 

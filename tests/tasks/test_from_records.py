@@ -299,16 +299,16 @@ def earlier_files(folder: Path, name: str) -> str:
 def test_prompts_ids_and_scores_are_those_of_the_earlier_classes(tmp_path: Path, case: str) -> None:
     options, samples_digest, identity_digest, count = EARLIER[case]
     preset = yaml.safe_load((conf_dir() / f"dataset/{case.split()[0]}.yaml").read_text())
-    made = load({**preset, "path": earlier_files(tmp_path, case), **options})
+    loaded = load({**preset, "path": earlier_files(tmp_path, case), **options})
     texts = (" B", "It is 3", "#### 3", "C. no", "A or D", "#### 1,5")
     rows = [
         [s.id, s.task, s.prompt, list(s.answers), s.max_new_tokens, list(s.stop), s.truncation, s.target]
-        + [s.rules.system, [made.score(s, text) for text in texts]]
-        for s in made.samples()
+        + [s.rules.system, [loaded.score(s, text) for text in texts]]
+        for s in loaded.samples()
     ]
     assert len(rows) == count
     assert _digest(rows) == samples_digest
-    assert _digest(made.identity()) == identity_digest, "stored runs keep their ids"
+    assert _digest(loaded.identity()) == identity_digest, "stored runs keep their ids"
 
 
 def _digest(content: Any) -> str:

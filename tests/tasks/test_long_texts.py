@@ -37,10 +37,10 @@ class Words(SimpleNamespace):
 
 def load(name: str, **overrides: Any) -> Any:
     """The task of a data set's YAML, bound to :class:`Words`."""
-    made: Any = tasks.load({**yaml.safe_load((conf_dir() / "dataset" / f"{name}.yaml").read_text()), **overrides})
-    if hasattr(made, "bind"):
-        made.bind(Words())
-    return made
+    loaded: Any = tasks.load({**yaml.safe_load((conf_dir() / "dataset" / f"{name}.yaml").read_text()), **overrides})
+    if hasattr(loaded, "bind"):
+        loaded.bind(Words())
+    return loaded
 
 
 def words(first: int, count: int) -> str:
@@ -261,8 +261,8 @@ def test_warm_up_samples_come_first_and_count_for_memory_alone(tmp_path: Path) -
         "warm_up": 2,
         "max_new_tokens": 4,
     }
-    made = config(tmp_path / "runs", "fp16", runtime={"batch_size": 4})
-    metrics = run({**made, "dataset": dataset})
+    settings = config(tmp_path / "runs", "fp16", runtime={"batch_size": 4})
+    metrics = run({**settings, "dataset": dataset})
     rows = [json.loads(line) for line in Path(metrics["run_dir"], "samples.jsonl").read_text().splitlines()]
     assert [row.get("warm_up", False) for row in rows] == [True, True, False, False]
     assert {row["prompt_tokens"] for row in rows} == {64}
@@ -272,7 +272,7 @@ def test_warm_up_samples_come_first_and_count_for_memory_alone(tmp_path: Path) -
     assert rows[2]["nll"]["n"] == 4
     assert metrics["ttft_s"]["n"] == 2  # the first counted batch is not the session's first
     assert metrics["peak_bytes"]["prefill"] > 0
-    again = run({**made, "dataset": dataset})
+    again = run({**settings, "dataset": dataset})
     assert again["samples"]["done"] == 2 and len(Path(again["run_dir"], "samples.jsonl").read_text().splitlines()) == 4
 
 

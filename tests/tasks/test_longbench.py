@@ -117,15 +117,15 @@ def test_a_run_adds_samples_and_scores_anew_without_generating(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def go(limit: int):
-        made = config(tmp_path / "runs", "kivi")
-        made["dataset"] = {
+        settings = config(tmp_path / "runs", "kivi")
+        settings["dataset"] = {
             "_target_": "kvbench.tasks.longbench.LongBench",
             "path": str(folder),
             "tasks": ["qasper", "samsum"],
             "limit": limit,
             "max_new_tokens": 4,
         }
-        return run(made)
+        return run(settings)
 
     first = go(1)
     assert first["samples"]["done"] == 2

@@ -61,9 +61,9 @@ def test_shards_are_one_split_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "odd [1]*name"  # characters of patterns, which `datasets` would expand
     for shard in range(3):
         write(folder / f"test-0000{shard}-of-00003.parquet", RECORDS[shard * 10 : shard * 10 + 10])
-    found = data.find(SOURCE, "test", str(folder), "toy")
-    assert read_records(found) == RECORDS[:30]
-    assert str(found) == f"{folder}/test-00000-of-00003.parquet and 2 more"
+    file = data.find(SOURCE, "test", str(folder), "toy")
+    assert read_records(file) == RECORDS[:30]
+    assert str(file) == f"{folder}/test-00000-of-00003.parquet and 2 more"
     (folder / "test-00001-of-00003.parquet").unlink()
     with pytest.raises(DataError, match=r"toy: 'test' lacks test-00001-of-00003\.parquet, one of its 3 shards in"):
         data.find(SOURCE, "test", str(folder), "toy")

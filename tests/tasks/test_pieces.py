@@ -142,11 +142,11 @@ def spans(text: str, documents: list[str], **options: Any) -> list[Any]:
 
 def test_spans_of_documents_by_hand() -> None:
     documents = ["abcdefghijklmnopqrst", "short", "ABCDEFGHIJé\ud800"]
-    found = spans("pg19", documents, prefill=3)
-    assert [(s.id, s.work.document, chr(s.work.ids[0]), s.work.first) for s in found] == [
+    computed = spans("pg19", documents, prefill=3)
+    assert [(s.id, s.work.document, chr(s.work.ids[0]), s.work.first) for s in computed] == [
         ("pg19@8/0", 0, "a", 3), ("pg19@8/1", 0, "i", 3), ("pg19@8/2", 2, "A", 3)
     ]  # fmt: skip
-    assert [s.work.bytes for s in found] == [5, 5, 5] and found[0].work.prefill == 3
+    assert [s.work.bytes for s in computed] == [5, 5, 5] and computed[0].work.prefill == 3
     assert [chr(s.work.ids[0]) for s in spans("pg19", documents, per_document=1, skip=1)] == ["b", "B"]
     assert [chr(s.work.ids[0]) for s in spans("pg19", documents, limit=2)] == ["a", "i"]
     last = spans("pg19", documents, skip=4)[-1]
@@ -164,10 +164,10 @@ def test_spans_of_c4_are_drawn_as_gptq_draws_them() -> None:
         number = draw.randint(0, 2)
         if len(documents[number]) > 8:
             expected.append((number, draw.randint(0, len(documents[number]) - 9)))
-    found = spans("c4", documents)
-    assert [sample.work.document for sample in found] == [number for number, _ in expected]
+    computed = spans("c4", documents)
+    assert [sample.work.document for sample in computed] == [number for number, _ in expected]
     firsts = [documents[number][start] for number, start in expected]
-    assert [chr(sample.work.ids[0]) for sample in found] == firsts
+    assert [chr(sample.work.ids[0]) for sample in computed] == firsts
     assert len(spans("c4", documents, limit=5)) == 5
     with pytest.raises(DataError, match="at least 8 tokens"):
         spans("c4", ["tooshort"])
