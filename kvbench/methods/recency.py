@@ -287,9 +287,10 @@ class RecencyMethod(Method):
         due = []
         for store, most in zip(layer.stores(), exact.pop(), strict=True):
             tokens = store.tail.view(slice(None))[:, :, : max(store.tail.lengths[0] - most, 0)]
-            due.append((store, store.segments[-2], tokens))
-        if not all(isinstance(segment, PackedSegment) and segment.appends_each(x) for _, segment, x in due):
-            return False
+            segment = store.segments[-2]
+            if not isinstance(segment, PackedSegment) or not segment.appends_each(tokens):
+                return False
+            due.append((store, segment, tokens))
         for store, segment, x in due:
             if x.shape[2]:
                 segment.append_each(x)
