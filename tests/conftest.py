@@ -43,11 +43,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.path.as_posix().endswith(LONG))
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Take what imports and collection have made out of the garbage collector's sight.
+def _freeze() -> None:
+    """Take the objects that are alive out of the garbage collector's sight.
 
     Torch, transformers and the tests themselves are a million objects that live until the end. Every run collects
     garbage and looks for live tensors, which takes half a second among all of these.
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Freeze what imports and collection have made."""
+    _freeze()
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    """Freeze what the tests of a file have left (models that all files share, modules), once for each file."""
+    file = nodeid.partition("::")[0]
+    if _frozen_after.get("file", file) != file:
+        _freeze()
+    _frozen_after["file"] = file
+
+
+#: file of the test that ended last
+_frozen_after: dict[str, str] = {}

@@ -7,6 +7,7 @@ import gc
 import hashlib
 import importlib.util
 import re
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -70,13 +71,23 @@ def digest(name: str) -> str | None:
     return _read_digest(*stamps) if stamps else None
 
 
+def digest_of_file(path: Path) -> str | None:
+    """Return what :func:`digest` returns for the module in a file, without looking for the module."""
+    stamps = _stamps_of_file(path)
+    return _read_digest(*stamps) if stamps else None
+
+
 def _stamps(name: str) -> tuple[Stamp, ...]:
     """Return the stamps of a module's file and of the data files that it names; empty if the module has no file."""
     spec = find(name)
-    if spec is None or spec.origin is None or (own := _stamp(Path(spec.origin))) is None:
+    return () if spec is None or spec.origin is None else _stamps_of_file(Path(spec.origin))
+
+
+def _stamps_of_file(path: Path) -> tuple[Stamp, ...]:
+    own = _stamp(path)
+    if own is None:
         return ()
-    folder = Path(spec.origin).parent
-    paths = (folder / file for file in _data_files(own) if ".." not in Path(file).parts)
+    paths = (path.parent / file for file in _data_files(own) if ".." not in Path(file).parts)
     return (own, *filter(None, map(_stamp, paths)))
 
 
@@ -85,7 +96,7 @@ def _stamp(path: Path) -> Stamp | None:
         status = path.stat()
     except OSError:
         return None
-    return (str(path), status.st_mtime_ns, status.st_size) if path.is_file() else None
+    return (str(path), status.st_mtime_ns, status.st_size) if stat.S_ISREG(status.st_mode) else None
 
 
 @lru_cache(maxsize=1024)

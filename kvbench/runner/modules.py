@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvbench.runner.module_facts import Module, find, load
 from kvbench.runner.module_facts import digest as digest
+from kvbench.runner.module_facts import digest_of_file as digest_of_file
 
 
 def submodules(package: str) -> list[str]:
@@ -21,16 +22,25 @@ def submodules(package: str) -> list[str]:
     Args:
         package: dotted name of the package. If it is a plain module, only this name is returned.
     """
+    return list(files(package))
+
+
+def files(package: str) -> dict[str, Path]:
+    """Return the files of a package and of all modules in it, by dotted name; empty if the package is not found.
+
+    Args:
+        package: dotted name of the package. If it is a plain module, only its own file is returned.
+    """
     spec = find(package)
     if spec is None or spec.origin is None:
-        return []
+        return {}
     folder = Path(spec.origin).parent
     if spec.submodule_search_locations is None:
-        return [package]
-    names = []
+        return {package: Path(spec.origin)}
+    names = {}
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).with_suffix("").parts
-        names.append(".".join([package, *(parts[:-1] if parts[-1] == "__init__" else parts)]))
+        names[".".join([package, *(parts[:-1] if parts[-1] == "__init__" else parts)])] = path
     return names
 
 

@@ -98,8 +98,10 @@ def shared() -> Code:
     """Return the digests of the parts of kvbench's code that all methods and tasks use, by name (:data:`SHARED`)."""
     digests: Code = {}
     for part, (packages, left_out) in SHARED.items():
-        names = [name for package in packages for name in modules.submodules(package)]
-        digests[part] = _combined({name: _whole(name) for name in names if not below(name, left_out)})
+        files = {name: path for package in packages for name, path in modules.files(package).items()}
+        digests[part] = _combined(
+            {name: modules.digest_of_file(path) or "" for name, path in files.items() if not below(name, left_out)}
+        )
     return digests
 
 

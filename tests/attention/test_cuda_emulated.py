@@ -90,6 +90,7 @@ SLOW = pytest.mark.slow
             {"team": 4, "shares": 2, "blocks": 2, "teams": 1},
             FP16,
             id="3 bits, 32 rows, four warps a tile",
+            marks=SLOW,
         ),
         pytest.param(
             *("atom", 2, "token", (64, 64), 64, (5, 4)),
@@ -240,7 +241,7 @@ def test_factors_and_elements(
     assert error(out, exact(query, work, dims**-0.5)) < (5e-4 if dtype == FP16 else 3e-3)
 
 
-@pytest.mark.parametrize("factor", [50000.0, 2.0**-24])
+@pytest.mark.parametrize("factor", [pytest.param(50000.0, marks=SLOW), 2.0**-24])
 def test_largest_and_smallest_factors_of_values(factor: float, tmp_path: Path) -> None:
     """fp16 holds 2^-15 and 2^-24 as subnormal numbers only."""
     work = layer(
@@ -281,7 +282,8 @@ def test_windows_as_integers(
     assert error(out, exact(query, work, channels**-0.5)) < 3e-3
 
 
-@pytest.mark.parametrize("group", [32, pytest.param(64, marks=SLOW)])
+@pytest.mark.parametrize("group", [32, 64])
+@SLOW
 def test_integers_of_a_channel_ten_thousand_times_the_others(group: int, tmp_path: Path) -> None:
     """Sixteen bits of the largest would leave three of the others, which decide between tokens."""
     sides = [[Piece(Format("affine", 2, axis, group), [160]), Piece(FULL, [11])] for axis in ("channel", "token")]

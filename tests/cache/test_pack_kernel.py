@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cache.packing import interpret, interpreted, same, tokens  # noqa: F401
+from tests.marks import fast
 
 interpreted()
 
@@ -78,7 +79,15 @@ def test_heads_of_128_channels_and_several_rows_and_heads():
     both(AffineQuantizer(4, None, "token"), "value", [tokens(9, 128, torch.float16, batch=2)])
 
 
-@pytest.mark.parametrize(("quantizer", "side"), [f for f in FORMATS if f[0].axis == "token"], ids=str)
+#: kinds of which `make test` packs a token alone: of each number of bits one
+ALONE = [(AffineQuantizer, 2), (AtomQuantizer, 3), (AffineQuantizer, 4), (HierarchicalQuantizer, 8)]
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "side"),
+    fast((f for f in FORMATS if f[0].axis == "token"), lambda case: (type(case[0]), case[0].bits) in ALONE),
+    ids=str,
+)
 def test_a_token_alone_is_packed_by_programs_of_one_word_row(quantizer, side):
     """At both ends of a word row's fields, at the end of a tile and behind it; several programs across wide heads."""
     many, one = tokens(30, 64, torch.bfloat16, heads=2), [tokens(1, 64, torch.bfloat16, n, heads=2) for n in range(4)]

@@ -134,18 +134,25 @@ def test_warming_up_compiles_what_packs_a_token_alone_too(quantizer, side, count
         assert len(found) == count and one in found
 
 
-def test_warming_up_packs_nothing():
+@pytest.mark.parametrize(
+    ("quantizer", "side"),
+    [
+        pytest.param(AffineQuantizer(2, None, "token"), "value", marks=pytest.mark.slow),
+        (AffineQuantizer(2, 32), "key"),
+    ],
+    ids=["by token", "by channel"],
+)
+def test_warming_up_packs_nothing(quantizer, side):
     """Kernels run over no tokens: buffers, lengths and the record stay as they were, even where x holds NaN."""
     watch = Watch(torch.device("cpu"))
-    for quantizer, side in ((AffineQuantizer(2, None, "token"), "value"), (AffineQuantizer(2, 32), "key")):
-        window, segment = layers(quantizer, side, torch.float16, watch, rows=1)[0]
-        segment.append(ALL, window.view(ALL)[:, :, :32])
-        before = [buffer.clone() for buffer in segment.words + segment.params]
-        window.buffer.fill_(float("nan"))
-        pack.warm(segment, window.buffer[:, :, :1])
-        assert segment.lengths == [32]
-        assert all(torch.equal(a, b) for a, b in zip(before, segment.words + segment.params, strict=True))
-        watch.check()
+    window, segment = layers(quantizer, side, torch.float16, watch, rows=1)[0]
+    segment.append(ALL, window.view(ALL)[:, :, :32])
+    before = [buffer.clone() for buffer in segment.words + segment.params]
+    window.buffer.fill_(float("nan"))
+    pack.warm(segment, window.buffer[:, :, :1])
+    assert segment.lengths == [32]
+    assert all(torch.equal(a, b) for a, b in zip(before, segment.words + segment.params, strict=True))
+    watch.check()
 
 
 def test_nothing_is_packed_when_the_block_fails(launches):

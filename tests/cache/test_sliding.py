@@ -21,6 +21,7 @@ from kvbench.errors import CacheError
 from kvbench.methods import Method, load_method
 from kvbench.methods.bytes import kv_bytes
 from tests import zoo
+from tests.marks import fast, first_of_each
 
 WINDOW = 50
 #: two layers that slide, and one between them that does not
@@ -279,7 +280,7 @@ def test_a_window_that_has_moved_on_cannot_be_taken_back():
     assert short.get_seq_length() == 15
 
 
-@pytest.mark.parametrize("case", EVERY, ids=case_id)
+@pytest.mark.parametrize("case", fast(EVERY, first_of_each(EVERY), single=True), ids=case_id)
 def test_chunks_rows_and_beams(case):
     """Padded rows whose prompts come in chunks, and then change places, answer as each row alone in one piece."""
     if case[0] == "cocktail":

@@ -152,11 +152,12 @@ def test_is_refused_with_the_remedy(
 @pytest.mark.parametrize(
     "line",
     [
-        ["method=kiwi"],
         ["method=kivi", "method.residual=33"],
-        ["method=kivi", "+method.foo=1"],
-        ["dataset.limit=0"],
         ["--multirun", "method=kivi", "method.residual=64,96,100"],
+        *(
+            pytest.param(line.split(), marks=pytest.mark.slow)
+            for line in ("method=kiwi", "method=kivi +method.foo=1", "dataset.limit=0")
+        ),
     ],
     ids=" ".join,
 )

@@ -39,9 +39,13 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Config]:
 @pytest.mark.parametrize(
     ("setting", "typed"),
     [
-        ("fp16", ["method=fp16"]),
-        ("kivi:int4_g128", ["method=kivi", "quantizer=int4_g128"]),
-        ("kivi:int4:residual=64", ["method=kivi", "quantizer=int4", "method.residual=64"]),
+        pytest.param("fp16", ["method=fp16"], marks=pytest.mark.slow),
+        pytest.param("kivi:int4_g128", ["method=kivi", "quantizer=int4_g128"], marks=pytest.mark.slow),
+        pytest.param(
+            "kivi:int4:residual=64",
+            ["method=kivi", "quantizer=int4", "method.residual=64"],
+            marks=pytest.mark.slow,
+        ),
         ("kivi:int2:sinks=2,quantizer.key.group_size=64",
          ["method=kivi", "quantizer=int2", "method.sinks=2", "quantizer.key.group_size=64"]),
         ("cocktail:split=10/30/60:encoder=bm25", ["method=cocktail", "method.split=[10,30,60]", "method.encoder=bm25"]),

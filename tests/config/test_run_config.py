@@ -14,6 +14,7 @@ from kvbench.config.run_config import GROUPS, check
 from kvbench.errors import ConfigError
 from kvbench.util.confdir import conf_dir, groups, options, summary
 from kvbench.util.schema import bounded, build
+from tests.marks import fast
 from tests.run_support import config
 
 #: a launcher that comes with an extra package
@@ -51,7 +52,11 @@ def test_every_choice_composes_and_is_accepted(group: str, choice: str) -> None:
     Composer().check(overrides)
 
 
-@pytest.mark.parametrize("method", options("method"))
+#: methods that take the same quantizers as KIVI, and check them in the same way
+LIKE_KIVI = {"logquant", "partial_logquant", "keep"}
+
+
+@pytest.mark.parametrize("method", fast(options("method"), options("method").keys() - LIKE_KIVI))
 def test_every_quantizer_that_a_method_takes_is_accepted(method: str) -> None:
     for quantizer in _takes(options("method")[method]):
         Composer().check([f"method={method}", f"quantizer={quantizer}"])

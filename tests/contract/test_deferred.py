@@ -14,7 +14,7 @@ from kvbench.cache.kernels import thin_together
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.methods.logquant import LogQuant
 from tests import zoo
-from tests.contract.test_methods import CASES, fresh, make
+from tests.contract.test_methods import PLAIN, fresh, make
 
 STEPS = (1, 1, 2, 1, 5, 1, 1, 1)
 
@@ -67,7 +67,7 @@ def same(method, monkeypatch) -> bool:
     return len(now) == len(later) and all(map(torch.equal, now, later))
 
 
-@pytest.mark.parametrize(("name", "quantizer"), CASES)
+@pytest.mark.parametrize(("name", "quantizer"), PLAIN)
 def test_deferred_packs_leave_what_immediate_ones_leave(name, quantizer, monkeypatch):
     method = make(name, quantizer)
     if not method.packs_together:

@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import sys
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -68,13 +69,13 @@ VARIANTS = {
 }
 
 
-def cases() -> list:
+def cases(slow_variants: Collection[str]) -> list:
     """Every method with the first two quantizers that its YAML takes, and variants that place tokens otherwise.
 
-    Of a method's quantizers the second one is slow, and so is the variant that takes longest.
+    Of a method's quantizers the second one is slow, and so are the variants that are named.
     """
     found = [
-        pytest.param(name, None, id=name.replace(":", "-"), marks=SLOW if name == "kvquant:authors" else ())
+        pytest.param(name, None, id=name.replace(":", "-"), marks=SLOW if name in slow_variants else ())
         for name in VARIANTS
     ]
     for name in [*options("method"), *map(str, TOYS)]:
@@ -85,7 +86,8 @@ def cases() -> list:
     return found
 
 
-CASES = cases()
+#: the variant that takes longest is slow everywhere; in some tests all variants are, as they do there what others do
+CASES, PLAIN = cases({"kvquant:authors"}), cases(VARIANTS)
 LENGTHS = [119, 251, 246]  # KIVI packs keys at 128 and at 256 tokens: while these answers are decoded
 NEW = 12  #: tokens of an answer, after which all three rows have packed
 
@@ -114,7 +116,7 @@ def answer(method, model: PreTrainedModel, ids, mask=None, *, tell=True, **kwarg
     return generate(model, cache, ids, mask, max_new_tokens=kwargs.pop("max_new_tokens", NEW), **kwargs), cache
 
 
-ANSWERS = {"answer_ids": [[5, 6]] * len(LENGTHS)}
+ANSWERS = {"answer_ids": [[5, 9, 11], [7], [3, 4, 5, 6]]}
 
 
 def places(kv: KVCache) -> list[list[list[int]]]:
@@ -126,15 +128,19 @@ class Whole(NamedTuple):
 
     made: Generation
     used: Parts
+    used_by_row: list[Parts]
+    reserved: Parts
+    held: int  #: bytes of all tensors that can be reached from the cache
     positions: list[list[list[int]]]
 
 
 @cache
-def whole(name: str, quantizer: str | None, new: int = NEW) -> Whole:
+def whole(name: str, quantizer: str | None, new: int = NEW, architecture: str = "llama") -> Whole:
     ids, mask = zoo.padded_batch(LENGTHS, seed=1)
-    model, method = zoo.model("llama"), make(name, quantizer)
+    model, method = zoo.model(architecture), make(name, quantizer)
     made, kv = answer(method, model, ids, mask, prefill_rows=None, max_new_tokens=new, **ANSWERS)
-    return Whole(made, kv.bill().used, places(kv))
+    by_row = [kv.bill(row).used for row in range(len(LENGTHS))]
+    return Whole(made, kv.bill().used, by_row, kv.bill().reserved, held(kv), places(kv))
 
 
 @pytest.fixture(scope="module")
@@ -146,18 +152,17 @@ def llama():
 @pytest.mark.parametrize("architecture", ["llama", pytest.param("mistral", marks=SLOW)])
 def test_a_left_padded_row_equals_the_row_alone(name, quantizer, architecture):
     model, method = zoo.model(architecture), make(name, quantizer)
-    ids, mask = zoo.padded_batch(LENGTHS)
-    answers = [[5, 9, 11], [7], [3, 4, 5, 6]]
-    together, cache = answer(method, model, ids, mask, answer_ids=answers)
+    ids, _ = zoo.padded_batch(LENGTHS, seed=1)
+    answers, together = ANSWERS["answer_ids"], whole(name, quantizer, architecture=architecture)
     for row, length in enumerate(LENGTHS):
         alone, own = answer(method, model, ids[row : row + 1, -length:], answer_ids=answers[row : row + 1])
-        assert alone.tokens[0] == together.tokens[row]
-        assert alone.answer_nll[0][0] == pytest.approx(together.answer_nll[row][0], rel=1e-4)
-        assert own.bill().used == cache.bill(row).used
-    assert cache.bill().used.total == sum(cache.bill(row).used.total for row in range(3))
+        assert alone.tokens[0] == together.made.tokens[row]
+        assert alone.answer_nll[0][0] == pytest.approx(together.made.answer_nll[row][0], rel=1e-4)
+        assert own.bill().used == together.used_by_row[row]
+    assert together.used.total == sum(used.total for used in together.used_by_row)
 
 
-@pytest.mark.parametrize(("name", "quantizer"), CASES)
+@pytest.mark.parametrize(("name", "quantizer"), PLAIN)
 def test_prompts_run_row_by_row_equal_prompts_run_together(name, quantizer, llama):
     """Groups of two and one; bytes, positions and tokens."""
     wanted = whole(name, quantizer)
@@ -183,16 +188,18 @@ def test_chunked_prefill_equals_one_shot(name, quantizer, llama):
 
 
 @pytest.mark.parametrize(("name", "quantizer"), CASES)
-def test_the_whole_cache_is_the_sum_of_the_bill(name, quantizer, llama):
+def test_the_whole_cache_is_the_sum_of_the_bill(name, quantizer):
     """Every tensor that can be reached from the cache, on the model's device, is on the bill."""
-    ids, mask = zoo.padded_batch(LENGTHS)
-    _, cache = answer(make(name, quantizer), llama, ids, mask)
-    bill = cache.bill()
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in reachable(cache)}
-    bookkeeping = sum(o.untyped_storage().nbytes() for layer in cache.layers for o in layer.order if o is not None)
-    told = sum(t.untyped_storage().nbytes() for t in [cache.progress.prefill.prompts.input_ids])
-    assert sum(storages.values()) - bookkeeping - told == bill.reserved.total
-    assert 0 < bill.used.total <= bill.reserved.total
+    cache = whole(name, quantizer)
+    assert cache.held == cache.reserved.total
+    assert 0 < cache.used.total <= cache.reserved.total
+
+
+def held(kv: KVCache) -> int:
+    """Bytes of all tensors that can be reached from a cache, but the orders of its layers and the prompts."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in reachable(kv)}
+    orders = sum(order.untyped_storage().nbytes() for layer in kv.layers for order in layer.order if order is not None)
+    return sum(storages.values()) - orders - kv.progress.prefill.prompts.input_ids.untyped_storage().nbytes()
 
 
 def reachable(kv: KVCache) -> list[torch.Tensor]:
@@ -209,7 +216,7 @@ def reachable(kv: KVCache) -> list[torch.Tensor]:
     return tensors
 
 
-@pytest.mark.parametrize(("name", "quantizer"), CASES)
+@pytest.mark.parametrize(("name", "quantizer"), PLAIN)
 def test_a_group_has_at_most_2_to_the_bits_levels_and_codes_were_made_once(name, quantizer, llama):
     ids, _ = zoo.padded_batch([370])  # groups and windows of all methods fill up before 400
     _, cache = answer(make(name, quantizer), llama, ids, max_new_tokens=31)
@@ -301,7 +308,7 @@ def test_a_clone_is_independent_and_beams_carry_their_caches(name, quantizer, ll
     torch.testing.assert_close(first, second[order], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "quantizer"), CASES)
+@pytest.mark.parametrize(("name", "quantizer"), PLAIN)
 def test_the_same_seed_draws_the_same_tokens_in_any_batch(name, quantizer, llama):
     method, (ids, mask) = make(name, quantizer), zoo.padded_batch(LENGTHS)
     batch, row = (Sampling(1.0, 0.9, seeds) for seeds in ([11, 22, 33], [22]))

@@ -25,6 +25,7 @@ from kvbench.methods import load_method
 from kvbench.methods.fp16 import FP16
 from tests import zoo
 from tests.decoding.recorded_oracle import Oracle, part
+from tests.marks import fast
 
 STARTS = (0, 7)
 PROMPT, NEW = 150, 90
@@ -103,7 +104,11 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+#: each of them is like another one: the rest of the list runs fast
+ALIKE = {"kivi", "logquant", "streamingllm, where it was", "h2o, largest of a group", "mixed with fp16", "mixed"}
+
+
+@pytest.mark.parametrize("name", fast(SETTINGS, SETTINGS.keys() - ALIKE))
 @torch.inference_mode()
 def test_a_recorded_step_does_what_eager_steps_do(name: str, oracle: None) -> None:
     """Tokens, bytes, lengths and every stored code; a padded batch of two, windows flushed and moved several times."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from kvbench.methods import load_method
 from kvbench.models import int4
 from tests import zoo
 from tests.decoding.recorded_oracle import Oracle, part
+from tests.marks import fast
 
 #: tokens of the prompts, of an answer (groups of 32 fill up at 160), drafts of a round
 PROMPTS, NEW, GAMMA = [150, 143], 26, 4
@@ -56,22 +58,28 @@ def rounds(method: Any, captured: bool, sampling: Sampling) -> tuple[Any, Any, A
     return stopping.tokens, speculative.decode(model, cache, token, *rest, drafter), cache
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, 0.95, 7)], ids=["greedy", "sampled"])
+GREEDY, SAMPLED = Sampling(), Sampling(0.8, 0.95, 7)
+RECORDED: dict[str, dict[str, Any]] = {
+    "upper": {},
+    "streamingllm": {"draft": "streamingllm", "draft_options": {"budget": 64, "sinks": 4}},
+    "kivi": {"draft": "kivi", "draft_options": {"quantizer": "int2", "residual": 32}},
+    "an exact layer": {"sensitive_layers": 1},
+}
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"draft": "streamingllm", "draft_options": {"budget": 64, "sinks": 4}},
-        {"draft": "kivi", "draft_options": {"quantizer": "int2", "residual": 32}},
-        {"sensitive_layers": 1},
-    ],
-    ids=["upper", "streamingllm", "kivi", "an exact layer"],
+    ("name", "sampling"),
+    fast(
+        itertools.product(RECORDED, (GREEDY, SAMPLED)),
+        [("upper", SAMPLED), ("streamingllm", GREEDY), ("kivi", SAMPLED), ("an exact layer", GREEDY)],
+    ),
+    ids=lambda case: case if isinstance(case, str) else "sampled" if case.temperature else "greedy",
 )
 @torch.inference_mode()
-def test_recorded_rounds_are_eager_rounds(options: dict[str, Any], sampling: Sampling, oracle: None) -> None:
+def test_recorded_rounds_are_eager_rounds(name: str, sampling: Sampling, oracle: None) -> None:
     """Tokens, accepted drafts, bytes: a recorded round drafts gamma tokens even where fewer may be accepted."""
-    tokens, mine, cache = rounds(made(**options), True, sampling)
-    wanted, eager, other = rounds(made(**options), False, sampling)
+    tokens, mine, cache = rounds(made(**RECORDED[name]), True, sampling)
+    wanted, eager, other = rounds(made(**RECORDED[name]), False, sampling)
     assert tokens == wanted
     assert [(r.accepted, r.emitted, r.drafted) for r in mine] == [(r.accepted, r.emitted, r.drafted) for r in eager]
     assert any(accepted < GAMMA for r in mine for accepted in r.accepted)
@@ -166,8 +174,7 @@ def alone(method: Any, ids: Any, points: Any, new: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("gamma", "batch"),
-    [*((gamma, 1) for gamma in range(1, 9)), (2, 4), (8, 4)]
-    + [pytest.param(gamma, 4, marks=pytest.mark.slow) for gamma in (1, 3, 4, 5, 6, 7)],
+    fast(itertools.product(range(1, 9), (1, 4)), [(1, 1), (4, 1), (8, 1), (2, 4)]),
 )
 @torch.inference_mode()
 def test_greedy_rounds_give_the_target_s_own_tokens(gamma: int, batch: int, oracle: None) -> None:
@@ -182,7 +189,7 @@ def test_greedy_rounds_give_the_target_s_own_tokens(gamma: int, batch: int, orac
     assert len(found) > 39 // (gamma + 1) and sum(r.emitted[0] for r in found) == 39
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", fast(EXACT, ["int4 weights", "snapkv", "logquant", "fp16 target"]))
 @torch.inference_mode()
 def test_every_draft_is_verified_to_the_target_s_tokens(name: str, oracle: None) -> None:
     method = made(**EXACT[name])

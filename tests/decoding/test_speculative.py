@@ -16,6 +16,7 @@ from kvbench.methods import load_method
 from kvbench.methods.speculation import Speculation
 from kvbench.models import int4
 from tests import zoo
+from tests.marks import fast
 from tests.methods.test_quantspec import small
 
 #: drafts with caches of their own, and weights; the prompts are too short for the sparse ones' windows of the paper
@@ -49,7 +50,7 @@ def settle_points(rounds, row: int = 0) -> set[int]:
     return {each.settled[row] for each in rounds}
 
 
-@pytest.mark.parametrize("gamma", range(1, 9))
+@pytest.mark.parametrize("gamma", fast(range(1, 9), [1, 3, 8]))
 def test_greedy_speculation_equals_the_target_alone_flushed_at_the_same_points(model, gamma):
     method = small(32, gamma=gamma)
     ids, _ = zoo.padded_batch([95 + 7 * gamma], seed=gamma)
@@ -63,7 +64,12 @@ def test_greedy_speculation_equals_the_target_alone_flushed_at_the_same_points(m
     assert cache.layers[0].stores()[0].packed.length(slice(0, 1)) > method.border(ids.shape[1])  # flushed on the way
 
 
-@pytest.mark.parametrize(("name", "sampling"), CASES, ids=[f"{n}-{'sampled' if s else 'greedy'}" for n, s in CASES])
+FAST = [("kivi", None), ("streamingllm", None), ("fp16 target", None), ("int4 weights", None), ("upper", SAMPLED)]
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling"), fast(CASES, FAST), ids=[f"{n}-{'sampled' if s else 'greedy'}" for n, s in CASES]
+)
 def test_rows_of_a_batch_accept_by_themselves_and_equal_the_rows_alone(model, name, sampling):
     method = small(32, gamma=3, **DRAFTS[name])
     ids, mask = zoo.padded_batch(LENGTHS)
@@ -124,7 +130,7 @@ def test_an_end_of_sequence_among_the_drafts_ends_the_row_there(model):
     assert figures(ended.rounds, 1) == {"rounds": 1, "drafted": place, "accepted": place, "tokens": place}
 
 
-@pytest.mark.parametrize("wanted", [1, 2, 3, 7])
+@pytest.mark.parametrize("wanted", fast([1, 2, 3, 7], [1, 7]))
 def test_no_row_drafts_past_its_budget(model, wanted):
     method = small(32, gamma=8)
     ids, mask = zoo.padded_batch(LENGTHS)

@@ -55,6 +55,7 @@ def close(out: torch.Tensor, exact: torch.Tensor) -> bool:
             384,
             1,
             id="4 bits wide, a warp idle",
+            marks=pytest.mark.slow,
         ),
         pytest.param(Build(16, unit=64, warps=2, stages=3), 5, 40, 320, 2, id="16 bits"),
         pytest.param(

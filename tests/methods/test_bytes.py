@@ -14,7 +14,9 @@ from tests import zoo
 #: the random models: 2 layers, 4 query heads, 2 KV heads of 64 channels
 SHAPE = {"layers": 2, "query_heads": 4, "heads": 2, "channels": 64}
 #: tokens of the prompt, and all tokens when the bill is asked for
-LENGTHS = [(1, 1), (3, 9), (127, 130), (128, 256), (255, 257), (300, 300), (301, 411)]
+LENGTHS = [(1, 1), (3, 9), (127, 130), (255, 257), (300, 300), (301, 347)]
+#: as many steps as it takes until all windows are flushed, most of them several times
+MANY_STEPS = [(128, 256), (301, 411)]
 HF = {"backend": "hqq", "residual": 32}
 #: method, quantizer (None: its default), fields
 CASES = [
@@ -94,7 +96,8 @@ def filled(method: Method, prompt: int, tokens: int, dtype: torch.dtype = torch.
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join([case[0], *map(str, case[2].values())])[:60])
-def test_bytes_are_those_of_the_bill(case):
+@pytest.mark.parametrize("lengths", [LENGTHS, pytest.param(MANY_STEPS, marks=pytest.mark.slow)], ids=["", "many steps"])
+def test_bytes_are_those_of_the_bill(case, lengths):
     name, quantizer, fields = case
     if name == "hf_quantized":
         pytest.importorskip({"hqq": "hqq", "quanto": "optimum.quanto", "fp8": "torch"}[fields["backend"]])
@@ -106,7 +109,7 @@ def test_bytes_are_those_of_the_bill(case):
     method = load_method(name, quantizer=quantizer, **fields, **made)
     if type(method).layer_bytes is Method.layer_bytes:
         pytest.skip("has no formula: it is optional")
-    for prompt, tokens in LENGTHS:
+    for prompt, tokens in lengths:
         used = filled(method, prompt, tokens)
         found = kv_bytes(method, tokens, prompt=prompt, **SHAPE)
         assert (found.codes, found.scales, found.window, found.index) == (

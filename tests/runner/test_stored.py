@@ -19,6 +19,7 @@ from kvbench.runner import modules
 from kvbench.runner.run import run
 from kvbench.runner.stored import OlderCodeError
 from kvbench.tasks.base import Task
+from tests.marks import fast
 from tests.run_files import on_disk, store_of
 from tests.run_support import METHODS, ToyTask, config
 
@@ -138,7 +139,7 @@ def never_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvbench.runner.session.load", lambda *_: pytest.fail("the model was loaded"))
 
 
-@pytest.mark.parametrize("part", EDITS)
+@pytest.mark.parametrize("part", fast(EDITS, ["base", "task"]))
 def test_edited_code_is_named_marked_and_never_mixed(workshop, part, monkeypatch, capsys):
     if part == "method":  # a default of the class stands in the identity; here it must not hide the edit
         workshop.edit(

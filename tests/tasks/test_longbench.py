@@ -18,6 +18,7 @@ from kvbench.runner.run import run
 from kvbench.tasks.load import load
 from kvbench.tasks.longbench import EXTENDED, LongBench, groups, templates
 from tests.data_support import data_dir, golden
+from tests.marks import fast
 from tests.run_support import config
 
 RECORD = {
@@ -188,7 +189,7 @@ def golden_template(name: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("limit", [3500, pytest.param(31500, marks=pytest.mark.slow), 901])
+@pytest.mark.parametrize("limit", fast([3500, 31500, 901], [901]))
 def test_real_prompts_equal_the_official_rule(limit: int, tokenizer) -> None:
     task = LongBench(path=str(data_dir("longbench")), limit=2 if limit == 3500 else 1)
     cut = 0

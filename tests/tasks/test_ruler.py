@@ -18,6 +18,7 @@ from kvbench.tasks.ruler import Ruler, texts
 from kvbench.tasks.ruler.frame import KINDS, NOISE
 from kvbench.tasks.ruler.stream import Draft, Stream, fitting, largest
 from kvbench.tasks.ruler.task import GROUPS, checksum
+from kvbench.tasks.ruler.wordlists import Pairs
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "ruler.json").read_text(encoding="utf-8"))
 
@@ -67,6 +68,16 @@ def test_prompts_are_those_of_the_authors_scripts(case: dict[str, Any], tiny_tok
         context = sample.prompt[start:end]
         assert sample.query in sample.prompt[end:]
         assert all(answer in context for answer in sample.answers)
+
+
+def test_pairs_of_words_are_sorted_and_there_once() -> None:
+    adjectives = ["well", "well-known", "wellborn", "a", "well", "well-k", "z-", "zoo"]
+    nouns = ["x", "known", "known-x", "b", "x", "-y", "k-x"]
+    made = Pairs(adjectives, nouns)
+    assert list(made) == sorted({f"{adjective}-{noun}" for adjective in adjectives for noun in nouns})
+    assert made[-1] == list(made)[-1] and made[3:5] == list(made)[3:5] and len(Pairs([], nouns)) == 0
+    with pytest.raises(IndexError):
+        made[len(made)]
 
 
 def test_fewer_samples_are_the_first_of_more(tiny_tokenizer: Any) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
+from itertools import accumulate
+from typing import overload
 
 from kvbench.errors import DataError
 from kvbench.tasks.ruler.stream import Stream
@@ -34,10 +37,54 @@ def words(kind: str) -> tuple[str, ...]:
     return tuple(line.rstrip() for line in text.splitlines())  # as wonderwords itself reads them
 
 
+class Pairs(Sequence[str]):
+    """All pairs ``adjective-noun``, sorted, each once; a pair is made when it is asked for, as there are millions.
+
+    Pairs of one adjective follow each other, unless it begins like another one that ends there with a hyphen (``well``
+    and ``well-known``): the pairs of such adjectives are sorted together.
+
+    Args:
+        adjectives: the first words.
+        nouns: the second words.
+    """
+
+    def __init__(self, adjectives: Iterable[str], nouns: Iterable[str]) -> None:
+        self._nouns = sorted(set(nouns))
+        groups: list[list[str]] = []
+        for first in sorted(f"{adjective}-" for adjective in set(adjectives)):
+            if groups and first.startswith(groups[-1][0]):
+                groups[-1].append(first)
+            else:
+                groups.append([first])
+        self._groups: list[str | list[str]] = [
+            group[0] if len(group) == 1 else sorted({first + noun for first in group for noun in self._nouns})
+            for group in groups
+        ]
+        sizes = (len(self._nouns) if isinstance(group, str) else len(group) for group in self._groups)
+        self._ends = list(accumulate(sizes))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(len(self)))]
+        number = range(len(self))[place]
+        at = bisect_right(self._ends, number)
+        group, number = self._groups[at], number - (self._ends[at - 1] if at else 0)
+        return group + self._nouns[number] if isinstance(group, str) else group[number]
+
+
 @cache
-def pairs() -> tuple[str, ...]:
-    """Return all pairs ``adjective-noun``, sorted, each once: about 6.2 million."""
-    return tuple(sorted({f"{adjective}-{noun}" for adjective in words("adjective") for noun in words("noun")}))
+def pairs() -> Pairs:
+    """Return all pairs ``adjective-noun`` of wonderwords, sorted, each once: about 6.2 million."""
+    return Pairs(words("adjective"), words("noun"))
 
 
 def listed(stream: Stream) -> list[str]:

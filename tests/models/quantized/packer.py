@@ -51,10 +51,8 @@ def layer(kind: str, rows: int, columns: int, group: int, seed: int, dtype: torc
     zeros = torch.randint(low, high, (columns // group, rows), generator=generator)
     zeros[0, 0], codes[0, 0] = high - 1, 15  # the highest bits of a word
     scales = (torch.rand(columns // group, rows, generator=generator) * 0.01 + 0.002).to(dtype)
-    weights = torch.empty(rows, columns)
-    for k in range(columns):
-        for n in range(rows):
-            weights[n, k] = (int(codes[k, n]) - int(zeros[k // group, n])) * scales[k // group, n].float()
+    factors, offsets = (x.repeat_interleave(group, dim=0) for x in (scales.float(), zeros))
+    weights = ((codes - offsets) * factors).T.contiguous()
     plain = tuple(range(8))
     if kind == "awq":
         tensors = {"qweight": packed_rows(codes, AWQ), "qzeros": packed_rows(zeros, AWQ), "scales": scales}
