@@ -237,5 +237,13 @@ CLAIMS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             (key("TurboQuant 3 bits", "open"), "fp16 | own"),
         ),
     ),
+    (
+        "4over6 improves nvfp4",
+        (
+            (key("nvfp4 4over6", "open"), key("nvfp4", "open")),
+            (key("nvfp4 4over6", "wide"), key("nvfp4", "wide")),
+        ),
+    ),
+    ("Levels for normal channels beat even ones", ((key("iq4_nl, rotated", "open"), key("q4_0, rotated", "open")),)),
     ("QJL helps TurboQuant", ((key("TurboQuant 4 bits, QJL", "open"), key("TurboQuant 4 bits", "open")),)),
 )

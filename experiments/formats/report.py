@@ -135,7 +135,7 @@ def plot(lines: Sequence[Line], path: Path) -> None:
     from matplotlib import pyplot
 
     tails = [tail for tail in TAILS if any(line["tail"] == tail and line["name"] != "fp16" for line in lines)]
-    figure, panels = pyplot.subplots(1, len(tails), figsize=(5.5 * len(tails), 5), sharey=True, squeeze=False)
+    figure, panels = pyplot.subplots(1, len(tails), figsize=(6 * len(tails), 8), sharey=True, squeeze=False)
     for axes, tail in zip(panels[0], tails, strict=True):
         for line in lines:
             if line["tail"] != tail or line["name"] == "fp16" or line["kld"]["mean"] <= 0:
