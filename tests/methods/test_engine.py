@@ -115,6 +115,17 @@ def test_saw_int4_rounds_to_bf16_what_it_rotates():
     assert both.make_quantizer("value", 64).bf16
 
 
+def test_saw_int4_takes_heads_that_its_blocks_do_not_divide_in_other_blocks_or_without_rotation():
+    with pytest.raises(ConfigError, match=r"blocks of 16 channels, which do not divide the head's 72(?s:.*)up to 8"):
+        load_method("engine", format="saw_int4").check(72)
+    for key in ("none", "blocks:8"):
+        method = load_method("engine", format="saw_int4", rotation={"key": key})
+        method.check(72)
+        layer = new_layer(method)
+        feed(layer, *random_kv(5, channels=72))
+        assert sum(sum(store.packed.used(0).values()) for store in layer.stores()) == 2 * 5 * BYTES["saw_int4"](72)
+
+
 @pytest.mark.parametrize("name", ["int4_per_token_head", "octave_k3v3"])
 def test_with_a_quantized_prefill_every_token_reads_what_is_stored(name):
     """Then steps, chunks and one pass over quantized keys and values agree."""

@@ -139,7 +139,7 @@ FORMATS: dict[str, EngineFormat] = {
         EngineFormat("fp8", "vLLM, SGLang, TensorRT-LLM", Layout(8)),
         EngineFormat("int4_per_token_head", "vLLM", Layout(4, (4,)), "rht_unnormalised", "rht_unnormalised"),
         EngineFormat("int8fork", "a fork of SGLang", Layout(8, (4, 4))),
-        EngineFormat("saw_int4", "SAW-INT4 (a fork of SGLang)", Layout(4, (4, 4)), "blocks:16", multiple=16),
+        EngineFormat("saw_int4", "SAW-INT4 (a fork of SGLang)", Layout(4, (4, 4)), "blocks:16"),
         EngineFormat("fp4_mx_block16", "SGLang", Layout(4, (1,), 16), multiple=16),
         EngineFormat("nvfp4", "vLLM, SGLang, TensorRT-LLM", Layout(4, (1,), 16), multiple=16),
         EngineFormat("nvfp4_4over6", "vLLM, FlashInfer", Layout(4, (1,), 16), multiple=16),

@@ -193,7 +193,7 @@ def peak(x: Tensor) -> Tensor:
     """
     magnitude = x.abs()
     first = (magnitude == magnitude.amax(-1, keepdim=True)).to(torch.uint8).argmax(-1, keepdim=True)
-    return x.gather(-1, first).squeeze(-1)
+    return x.gather(-1, first).squeeze(-1) + 0.0  # the reference begins with 0, so that -0 is none
 
 
 def inverse(scale: Tensor) -> Tensor:

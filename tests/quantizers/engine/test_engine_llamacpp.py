@@ -62,6 +62,13 @@ def test_zeros_and_tiny_and_huge_blocks_stay_finite(name):
     assert torch.isfinite(values).all() and values[0].eq(0).all() and values[1].abs().max() < 1e-20
 
 
+@pytest.mark.parametrize("bits", [4, 5])
+def test_the_scale_of_zeros_has_the_sign_of_the_engines_whatever_the_sign_of_the_zeros(bits):
+    """The engine divides 0 by a negative number of levels."""
+    _, params = Signed(bits).encode(torch.stack([torch.zeros(32), -torch.zeros(32)]))
+    assert params[0].flatten().view(torch.int16).tolist() == [-0x8000, -0x8000]
+
+
 def test_the_element_of_the_largest_magnitude_is_exact():
     x = torch.tensor([3.0, -8.0, 8.0] + [0.5] * 29)[None]
     codes, params = Signed(4).encode(x)
