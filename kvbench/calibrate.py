@@ -1,4 +1,4 @@
-"""``python -m kvbench.calibrate``: computation of the calibration file that method=kvquant needs for a model."""
+"""``python -m kvbench.calibrate``: computation of the calibration file that kvquant or oscar needs for a model."""
 
 from kvbench.cli.calibrate import main
 

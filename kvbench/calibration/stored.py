@@ -189,12 +189,13 @@ def load(path: Path, kind: type[S]) -> S:
 
 @lru_cache(maxsize=32)
 def _load(path: Path, kind: type[S], changed: int, size: int) -> S:
+    again = kind.command("MODEL")
     try:
         with safe_open(path, framework="pt") as file:
             info = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        raise ConfigError(KEY, str(path), f"is not a safetensors file, or is damaged ({error})") from error
+        raise ConfigError(KEY, str(path), f"is not a safetensors file, or is damaged ({error})", hint=again) from error
     if info.get("format") != kind.FORMAT:
         raise ConfigError(
             KEY,
@@ -202,18 +203,21 @@ def _load(path: Path, kind: type[S], changed: int, size: int) -> S:
             f"is not a calibration file (format {info.get('format')!r}, expected {kind.FORMAT!r})",
             hint=f"create one with python -m kvbench.calibrate{kind.ARGUMENTS} (see its --help)",
         )
+    again = kind.command(info.get("model", "MODEL"))
     calibration = kind(info, tensors, path)
     try:
         expected = list(calibration.expected())
         calibration.check_info()
     except (KeyError, ValueError) as error:
-        raise ConfigError(KEY, str(path), f"is damaged: its metadata is incomplete ({error!r})") from error
+        raise ConfigError(KEY, str(path), f"is damaged: its metadata is incomplete ({error!r})", hint=again) from error
     for name, shape in expected:
         tensor = tensors.get(name)
         if tensor is None:
-            raise ConfigError(KEY, str(path), f"is damaged: {name} is missing")
+            raise ConfigError(KEY, str(path), f"is damaged: {name} is missing", hint=again)
         if tuple(tensor.shape) != shape or not bool(torch.isfinite(tensor).all()):
-            raise ConfigError(KEY, str(path), f"is damaged: {name} is not a finite tensor of shape {list(shape)}")
+            raise ConfigError(
+                KEY, str(path), f"is damaged: {name} is not a finite tensor of shape {list(shape)}", hint=again
+            )
     return calibration
 
 

@@ -22,7 +22,7 @@ from kvbench.errors import NonFiniteError
 from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer, first_non_finite
 from kvbench.quantizers.packing import look_up
 from kvbench.quantizers.parameters import Parameter
-from kvbench.quantizers.turboquant import LevelQuantizer
+from kvbench.quantizers.turboquant import level_table, nearest_levels
 
 
 class SketchQuantizer(AffineQuantizer):
@@ -33,7 +33,7 @@ class SketchQuantizer(AffineQuantizer):
     in fp16 ``[..., T, 1]``.
 
     Args:
-        bits: bits per code, b: 3 or 4.
+        bits: bits per code, b: 2, 3 or 4.
         projection: S for keys as they are stored, fp32 ``[D, D]``; None for :func:`gaussian` of `seed`.
         seed: seed of the projection.
     """
@@ -42,7 +42,6 @@ class SketchQuantizer(AffineQuantizer):
 
     def __init__(self, bits: int, projection: Tensor | None = None, seed: int = 0) -> None:
         super().__init__(bits, None, "token")
-        self.inner = LevelQuantizer(bits - 1, "none")
         self.given, self.seed = projection, seed
 
     def __repr__(self) -> str:
@@ -79,8 +78,8 @@ class SketchQuantizer(AffineQuantizer):
         Returns:
             Codes, uint8 in the shape of `y`; and lengths, fp32 ``[..., 1]``.
         """
-        codes = self.inner.encode_unit(y)
-        rest = y - self.inner.table(y.shape[-1], y.device)[codes.long()]
+        codes = nearest_levels(y, self.bits - 1)
+        rest = y - level_table(y.shape[-1], self.bits - 1, str(y.device))[codes.long()]
         negative = rest @ self.projection(y.shape[-1], y.device).T < 0
         return codes * 2 + negative, torch.linalg.vector_norm(rest, dim=-1, keepdim=True)
 
@@ -97,7 +96,7 @@ class SketchQuantizer(AffineQuantizer):
             length: lengths of the residuals, fp32 ``[..., T, 1]``.
         """
         channels, device = codes.shape[-1], codes.device
-        z = look_up(self.inner.table(channels, device), codes >> 1)
+        z = look_up(level_table(channels, self.bits - 1, str(device)), codes >> 1)
         signs = (codes & 1).float().mul_(-2.0).add_(1.0)
         sketch = signs @ self.projection(channels, device)
         return z.add_(sketch.mul_((math.sqrt(math.pi / 2) / channels) * length))

@@ -140,7 +140,7 @@ class LevelQuantizer(AffineQuantizer):
             channels: number of channels of a head.
             device: device of the result.
         """
-        return _table(channels, self.bits, str(device))
+        return level_table(channels, self.bits, str(device))
 
     def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Quantize rotated keys; arguments, result and errors are those of :meth:`AffineQuantizer.encode`."""
@@ -159,8 +159,7 @@ class LevelQuantizer(AffineQuantizer):
         Args:
             y: fp32 ``[..., D]``.
         """
-        borders, codes = _search_tables(y.shape[-1], self.bits, str(y.device))
-        return codes[torch.bucketize(y.contiguous(), borders, right=True)]
+        return nearest_levels(y, self.bits)
 
     def length(self, codes: Tensor) -> Tensor:
         """Return the length of the vector of each token's levels, fp32 ``[..., T, 1]``.
@@ -214,8 +213,26 @@ class TruncatingQuantizer(AffineQuantizer):
         return codes.float().mul_(scale).add_(minimum).to(dtype)
 
 
+def nearest_levels(y: Tensor, bits: int) -> Tensor:
+    """Return the stored codes of the levels nearest to numbers, uint8 in the shape of `y`; the upper one of two.
+
+    Args:
+        y: keys that have been normalised and rotated, fp32 ``[..., D]``.
+        bits: bits per code.
+    """
+    borders, codes = _search_tables(y.shape[-1], bits, str(y.device))
+    return codes[torch.bucketize(y.contiguous(), borders, right=True)]
+
+
 @cache
-def _table(channels: int, bits: int, device: str) -> Tensor:
+def level_table(channels: int, bits: int, device: str) -> Tensor:
+    """Return the level of each stored code, fp32 ``[2**bits]``.
+
+    Args:
+        channels: number of channels of a head.
+        bits: bits per code.
+        device: device of the result.
+    """
     ascending = levels(channels, bits)
     table = torch.empty_like(ascending)
     table[stored_codes(bits)] = ascending

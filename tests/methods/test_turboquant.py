@@ -158,7 +158,8 @@ def test_the_sketch_makes_scores_unbiased():
         return float(((quantizer.decode(codes, params, torch.float32) * x).sum(-1) / square).mean())
 
     assert ratio(LevelQuantizer(2, "none")) < 0.9
-    assert abs(np.mean([ratio(SketchQuantizer(3, seed=seed)) for seed in range(4)]) - 1) < 0.01
+    for bits in (2, 3):
+        assert abs(np.mean([ratio(SketchQuantizer(bits, seed=seed)) for seed in range(4)]) - 1) < 0.03 / (bits - 1)
 
 
 def test_the_papers_version_as_a_method():
