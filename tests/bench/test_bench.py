@@ -51,8 +51,8 @@ def test_bits_an_element_are_those_that_performance_is_judged_by():
     bits = {"int4_g128": 4.25, "int4_g64": 4.375, "int4_g32": 5, "int8": 8.25, "int2_g128": 2.25, "int2_g32": 3}
     for name, expected in bits.items():
         tier = FORMATS[name].tiers[0]
-        found = sum(side_bytes(form, 4096, 128) for form in (tier.key, tier.value)) * 8 / (2 * 4096 * 128)
-        assert found == expected
+        computed = sum(side_bytes(form, 4096, 128) for form in (tier.key, tier.value)) * 8 / (2 * 4096 * 128)
+        assert computed == expected
     assert round(side_bytes(FULL, 32768, 128) * 2 * 32 / 1e6) == 537  # 7B at 32k, MB of a layer
 
 
@@ -275,13 +275,15 @@ def test_a_row_of_the_table_and_one_that_failed():
     assert kernel_table.line({**good, "error": None, "best": None, "best_us": None})[-4:] == [None, None, None, "-"]
     assert kernel_table.line(bad)[6:12] == [None] * 6 and kernel_table.line(bad)[12:14] == ["cudnn", 22.0]
     assert quantize.line({**row, "what": "hqq", "failed": "no"}, 1.0)[-1] == "no"
-    found = quantize.row_of(Point("7b", 1, 4096), "int8", "kernel", Time(10.0, 9.0, 11.0, 7), 10**6, None)
-    assert quantize.line(found | {"same": True}, 1000.0)[4:] == [10.0, 10.0, 100.0, 10.0, "yes"]
-    assert quantize.line(found, 1.0)[:4] == ["7b", "4k", "int8", "kernel"] and quantize.line(found, 1.0)[-1] == "-"
-    assert quantize.line(found | {"same": False}, 1.0)[-1] == "NO"
-    assert quantize.line(found | {"same": "ValueError: x"}, 1.0)[-1] == "ValueError: x"
-    assert quantize.line(found | {"bytes": None}, 1.0)[6:8] == [None, None]
-    assert "ceiling_GB_s" not in found and (found["p10"], found["p90"], found["rounds"]) == (9.0, 11.0, 7)
+    computed = quantize.row_of(Point("7b", 1, 4096), "int8", "kernel", Time(10.0, 9.0, 11.0, 7), 10**6, None)
+    assert quantize.line(computed | {"same": True}, 1000.0)[4:] == [10.0, 10.0, 100.0, 10.0, "yes"]
+    assert (
+        quantize.line(computed, 1.0)[:4] == ["7b", "4k", "int8", "kernel"] and quantize.line(computed, 1.0)[-1] == "-"
+    )
+    assert quantize.line(computed | {"same": False}, 1.0)[-1] == "NO"
+    assert quantize.line(computed | {"same": "ValueError: x"}, 1.0)[-1] == "ValueError: x"
+    assert quantize.line(computed | {"bytes": None}, 1.0)[6:8] == [None, None]
+    assert "ceiling_GB_s" not in computed and (computed["p10"], computed["p90"], computed["rounds"]) == (9.0, 11.0, 7)
     assert quantize.row_of(Point("7b", 1, 4096), "int8", "x", Time(1, 1, 1, 1), None, 5.0)["ceiling_GB_s"] == 5.0
     assert quantize.row_of(Point("7b", 1, 4096), "int8", "x", "why", None, 5.0)["failed"] == "why"
 

@@ -178,10 +178,10 @@ def test_packed_weights_and_other_memory(tmp_path):
 def test_a_grid_has_a_row_for_each_combination(tmp_path):
     asked = ["--contexts", "1k", "2k", "--batches", "1", "2", "--gpu", "h200", "l40s", "--methods", "kivi:int4"]
     assert command.main(["predict", *asked, "--out", str(tmp_path), "--name", "x"]) == 0
-    found = json.loads((tmp_path / "x.json").read_text())["rows"]
+    content = json.loads((tmp_path / "x.json").read_text())["rows"]
     expected = [(gpu, context, batch) for gpu in ("h200", "l40s") for context in (1024, 2048) for batch in (1, 2)]
-    assert [(row["gpu"], row["context"], row["batch"]) for row in found] == expected
-    assert {row["method"] for row in found} == {"kivi:int4"} and all(row["over_fp16"] > 1 for row in found)
+    assert [(row["gpu"], row["context"], row["batch"]) for row in content] == expected
+    assert {row["method"] for row in content} == {"kivi:int4"} and all(row["over_fp16"] > 1 for row in content)
 
 
 def test_evicted_tokens_are_not_attended(tmp_path):

@@ -46,13 +46,13 @@ def test_blocks_are_times_per_token_and_row() -> None:
 
 
 def test_parts_are_medians_and_flushes_a_mean_per_token() -> None:
-    found = parts([turn(seconds, [2, 4]) for seconds in (1.0, 3.0, 30.0)], 4)
-    assert (found["gamma"], found["rounds"], found["tokens"]) == (4, 3, 3.0)
-    assert found["round_ms"] == 3000.0
-    assert found["draft_ms"] == pytest.approx(1e3 * 1.5 / 4)
-    assert found["verify_ms"] == pytest.approx(1000.0)
-    assert found["sampling_ms"] == pytest.approx(3e3 * (1 - 1 / 2 - 1 / 3 - 1 / 10))
-    assert found["flush_ms"] == pytest.approx(1e3 * 3.4 / 9)
+    computed = parts([turn(seconds, [2, 4]) for seconds in (1.0, 3.0, 30.0)], 4)
+    assert (computed["gamma"], computed["rounds"], computed["tokens"]) == (4, 3, 3.0)
+    assert computed["round_ms"] == 3000.0
+    assert computed["draft_ms"] == pytest.approx(1e3 * 1.5 / 4)
+    assert computed["verify_ms"] == pytest.approx(1000.0)
+    assert computed["sampling_ms"] == pytest.approx(3e3 * (1 - 1 / 2 - 1 / 3 - 1 / 10))
+    assert computed["flush_ms"] == pytest.approx(1e3 * 3.4 / 9)
     untimed = parts([Round(1.0, [9], [4], [1], [2])] * 3, 4)
     assert "draft_ms" not in untimed and cell([untimed], 0.9, 4) is None
 

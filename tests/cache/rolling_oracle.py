@@ -111,8 +111,8 @@ class Watched:
         for layer, sides in zip(self.cache.layers, self.given, strict=True):
             for side, store, rows in zip(("key", "value"), layer.stores(), sides, strict=True):
                 for row, x in enumerate(rows):
-                    found = store.tail.view(slice(row, row + 1))[0]
-                    assert torch.equal(found, self.wanted(side, x)), (layer.index, side, row, x.shape[1])
+                    computed = store.tail.view(slice(row, row + 1))[0]
+                    assert torch.equal(computed, self.wanted(side, x)), (layer.index, side, row, x.shape[1])
 
     def wanted(self, side: str, x: Tensor) -> Tensor:
         """Return the tokens of a row that the cache holds, of ``[H, n, D]``."""

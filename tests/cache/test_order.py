@@ -40,9 +40,9 @@ def test_positions_of_heads_and_strided_ones():
 
 def test_positions_go_on_inside_and_outside_of_inference_mode():
     with torch.inference_mode():
-        held = extended(torch.arange(5), torch.tensor([5]))
+        stored = extended(torch.arange(5), torch.tensor([5]))
     with torch.no_grad():
-        held = extended(held, torch.tensor([6]))
+        stored = extended(stored, torch.tensor([6]))
     with torch.inference_mode():
-        held = extended(held, torch.tensor([7]))
-    assert extended(held, torch.tensor([8])).tolist() == list(range(9))
+        stored = extended(stored, torch.tensor([7]))
+    assert extended(stored, torch.tensor([8])).tolist() == list(range(9))

@@ -94,11 +94,11 @@ def test_layers_together_are_layers_one_by_one(quantizer, side, counts, dtype, l
 def test_layers_that_differ_have_launches_of_their_own(launches):
     """Another length, another format."""
     watch, packs = Watch(torch.device("cpu")), Deferred()
-    made = layers(AffineQuantizer(4, None, "token"), "value", torch.float16, watch, packs)
+    of_layers = layers(AffineQuantizer(4, None, "token"), "value", torch.float16, watch, packs)
     other = layers(AffineQuantizer(2, None, "token"), "value", torch.float16, watch, packs)
-    made[1][1].append(ALL, made[1][0].view(ALL)[:, :, :3])
+    of_layers[1][1].append(ALL, of_layers[1][0].view(ALL)[:, :, :3])
     with pack_together.together(packs):
-        for window, segment in made + other:
+        for window, segment in of_layers + other:
             segment.append(ALL, window.view(ALL)[:, :, :1])
     assert sorted(launches) == [1, 1, 2]
 
@@ -106,10 +106,10 @@ def test_layers_that_differ_have_launches_of_their_own(launches):
 def test_the_layer_that_holds_a_nan_is_named():
     """By its own tag, its place in the segment."""
     watch, packs = Watch(torch.device("cpu")), Deferred()
-    made = layers(AffineQuantizer(4, None, "token"), "value", torch.float16, watch, packs)
-    made[1][0].buffer[1, 0, 2, 5] = float("nan")
+    of_layers = layers(AffineQuantizer(4, None, "token"), "value", torch.float16, watch, packs)
+    of_layers[1][0].buffer[1, 0, 2, 5] = float("nan")
     with pack_together.together(packs):
-        for window, segment in made:
+        for window, segment in of_layers:
             segment.append(ALL, window.view(ALL)[:, :, :4])
     with pytest.raises(NonFiniteError, match=r"layer 1: Place\(row=1, head=0, token=2, channel=5\)"):
         watch.check()
@@ -158,13 +158,13 @@ def test_warming_up_packs_nothing(quantizer, side):
 def test_nothing_is_packed_when_the_block_fails(launches):
     """And what comes after is packed at once again."""
     watch, packs = Watch(torch.device("cpu")), Deferred()
-    made = layers(AffineQuantizer(4, None, "token"), "value", torch.float16, watch, packs)
+    of_layers = layers(AffineQuantizer(4, None, "token"), "value", torch.float16, watch, packs)
     with pytest.raises(RuntimeError), pack_together.together(packs):
-        made[0][1].append(ALL, made[0][0].view(ALL)[:, :, :1])
+        of_layers[0][1].append(ALL, of_layers[0][0].view(ALL)[:, :, :1])
         raise RuntimeError
     assert launches == []
-    made[1][1].append(ALL, made[1][0].view(ALL)[:, :, :1])
-    assert made[1][1].words[0].any() and launches == []
+    of_layers[1][1].append(ALL, of_layers[1][0].view(ALL)[:, :, :1])
+    assert of_layers[1][1].words[0].any() and launches == []
     with packs.collecting() as jobs, pytest.raises(AssertionError):
         assert packs.jobs is jobs == []
         packs.collecting().__enter__()

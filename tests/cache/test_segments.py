@@ -100,8 +100,8 @@ def test_places_of_a_step_hold_where_one_row_makes_the_buffer_grow():
     assert segment.capacity > 20 and segment.lengths == [7, 22]
     for row, place in enumerate(places):
         segment.buffer[row, :, place : place + 2] = 7.0
-        held = segment.view(slice(row, row + 1))
-        assert bool((held[:, :, -2:] == 7.0).all()) and not bool((held[:, :, :-2] == 7.0).any())
+        stored = segment.view(slice(row, row + 1))
+        assert bool((stored[:, :, -2:] == 7.0).all()) and not bool((stored[:, :, :-2] == 7.0).any())
 
 
 def test_sinks_that_begin_to_move_at_different_steps_are_turned_from_what_came():
@@ -206,10 +206,10 @@ def test_every_tile_has_room_for_its_own_parameters(window, tiles):
     for count in (0, 4 * window):
         if count:
             segment.append(ALL, tokens(count))
-        held = segment.words[0].shape[2]
-        assert segment.params[0].shape[2] * quantizer.group_size == held * 128
+        room = segment.words[0].shape[2]
+        assert segment.params[0].shape[2] * quantizer.group_size == room * 128
         tiles = tiles if not count else max(tiles, 4 * window // 128)
-        assert held == tiles and segment.capacity == tiles * 128
+        assert room == tiles and segment.capacity == tiles * 128
 
 
 def test_a_buffer_that_grows_begins_its_window_at_its_front():

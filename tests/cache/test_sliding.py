@@ -341,9 +341,9 @@ def test_kvquant_drops_blocks_of_its_outliers(fields):
     unit = 128 if method.outliers else 32
     first = method.first_tokens
     assert lengths == {420 - first - (420 - 39 - first) // unit * unit}
-    held = kv_bytes(method, 420, layers=2, query_heads=4, heads=2, channels=64, width=4, prompt=300, windows=[40, 40])
-    assert (used.codes, used.scales) == (held.codes, held.scales)
-    assert used.index == pytest.approx(held.index, rel=0.5, abs=0)
+    stored = kv_bytes(method, 420, layers=2, query_heads=4, heads=2, channels=64, width=4, prompt=300, windows=[40, 40])
+    assert (used.codes, used.scales) == (stored.codes, stored.scales)
+    assert used.index == pytest.approx(stored.index, rel=0.5, abs=0)
 
 
 def test_a_quantized_cache_of_transformers_knows_no_window():

@@ -25,9 +25,9 @@ MODELS = ["lfm2", "falcon_h1"]
 @pytest.fixture(params=MODELS)
 def model(request):
     """A hybrid that is detached from kvbench after the test."""
-    made = architectures.model(request.param)
-    yield made
-    load_method("fp16").detach(made)
+    small_model = architectures.model(request.param)
+    yield small_model
+    load_method("fp16").detach(small_model)
 
 
 def filled(model, method=None):

@@ -21,8 +21,8 @@ def test_keys_values_and_gradients_are_the_models(architecture):
     """Activations equal what the projections give; a gradient equals the loss's change under a small push."""
     model = zoo.model(architecture)
     sequences, _ = zoo.padded_batch([30, 30])
-    found = collect(model, sequences, [0, 1], fisher=True)
-    keys, weights = found[0][0].joined()
+    computed = collect(model, sequences, [0, 1], fisher=True)
+    keys, weights = computed[0][0].joined()
     assert keys.shape == weights.shape == (60, 128)
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
     token, channel = divmod(int(weights[:30].argmax()), 128)
@@ -119,9 +119,9 @@ def test_the_bundled_files_are_tinys_and_are_found(tmp_path, monkeypatch):
     from kvbench.models.spec import local_folder
 
     folder = local_folder("kvbench:tiny")
-    found = list(file.in_folders([folder / "calibration"]))
-    assert sorted(made.outliers for made in found) == [0.0, 0.01]
-    assert all(made.bits == (2, 3, 4) and made.shape == (8, 2, 64) for made in found)
+    computed = list(file.in_folders([folder / "calibration"]))
+    assert sorted(made.outliers for made in computed) == [0.0, 0.01]
+    assert all(made.bits == (2, 3, 4) and made.shape == (8, 2, 64) for made in computed)
     monkeypatch.chdir(tmp_path)
     config = command.model_config("tiny", None, None, False)
     method = load_method("kvquant", bits=3)

@@ -100,8 +100,8 @@ def test_files_of_folders_come_by_name_and_hints_can_be_typed(tmp_path: Path, mo
     (tmp_path / "b" / "x.txt").write_text("no calibration")
     listed = Path.glob  # file systems list their files in any order
     monkeypatch.setattr(Path, "glob", lambda self, pattern: sorted(listed(self, pattern), reverse=True))
-    found = file.in_folders([tmp_path / "b", tmp_path / "none", tmp_path / "a"])
-    assert [each.info["model"] for each in found] == ["a", "z", "m"]
+    computed = file.in_folders([tmp_path / "b", tmp_path / "none", tmp_path / "a"])
+    assert [each.info["model"] for each in computed] == ["a", "z", "m"]
     assert (
         file.command("toy", 3, 0.01) == "python -m kvbench.calibrate --model toy --text FILE --bits 3 --outliers 0.01"
     )

@@ -59,9 +59,9 @@ def test_levels_are_of_values_within_the_thresholds_and_of_tokens_that_count(sid
     noisy[:5] *= 0.25
     function = fit.fit_values if side == "values" else fit.fit_keys
     clean = function(x, None, [1], 0.0).codebooks[1]
-    found = function(noisy, None, [1], 0.0, skip).codebooks[1]
+    computed = function(noisy, None, [1], 0.0, skip).codebooks[1]
     np.testing.assert_allclose(clean.levels, [-1.0, 1.0], atol=2e-3)
-    np.testing.assert_allclose(found.levels, clean.levels, atol=2e-3)
+    np.testing.assert_allclose(computed.levels, clean.levels, atol=2e-3)
     assert clean.norm == pytest.approx((1.0, 0.0), abs=2e-3)
     counted = function(noisy, None, [1], 0.0).codebooks[1]
     if side == "keys":  # each channel is divided by its own extremes, a token's by its own
@@ -82,12 +82,12 @@ def test_weights_move_the_levels_and_weights_of_nothing_are_none() -> None:
 
 def test_a_model_is_known_by_weights_from_its_first_to_its_last() -> None:
     model = zoo.model("llama")
-    found = file.probe(model)
+    computed = file.probe(model)
     embedding = model.get_input_embeddings().weight.detach().reshape(-1)
     places = np.linspace(0, len(embedding) - 1, 256).astype(int)
-    assert torch.equal(found["probe.embedding"], embedding[places].float())
+    assert torch.equal(computed["probe.embedding"], embedding[places].float())
     expected = []
     for layer in model.model.layers:
         flat = layer.self_attn.k_proj.weight.detach().reshape(-1)
         expected.append(flat[np.linspace(0, len(flat) - 1, 16).astype(int)].float())
-    assert torch.equal(found["probe.keys"], torch.cat(expected))
+    assert torch.equal(computed["probe.keys"], torch.cat(expected))

@@ -32,15 +32,15 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_flags_are_those_of_hydra_where_help_is_checked(strict: None) -> None:
     check = argparse._ActionsContainer._check_help  # type: ignore[attr-defined]
-    found = hydra_parser().parse_args(["-m", "--config-dir", "x", "method=kivi"])
-    assert (found.multirun, found.config_dir, found.overrides) == (True, "x", ["method=kivi"])
+    computed = hydra_parser().parse_args(["-m", "--config-dir", "x", "method=kivi"])
+    assert (computed.multirun, computed.config_dir, computed.overrides) == (True, "x", ["method=kivi"])
     assert "shell completion" in hydra_parser().format_help()
     assert argparse._ActionsContainer._check_help is check  # type: ignore[attr-defined]
 
 
 def test_flags_are_those_of_hydra() -> None:
-    found = hydra_parser().parse_args(["-m", "--cfg", "job", "a=1", "b=2"])
-    assert (found.multirun, found.cfg, found.overrides) == (True, "job", ["a=1", "b=2"])
+    computed = hydra_parser().parse_args(["-m", "--cfg", "job", "a=1", "b=2"])
+    assert (computed.multirun, computed.cfg, computed.overrides) == (True, "job", ["a=1", "b=2"])
 
 
 def test_a_run_gets_past_the_check(strict: None, monkeypatch: pytest.MonkeyPatch) -> None:

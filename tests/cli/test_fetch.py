@@ -222,9 +222,9 @@ def test_only_what_is_named_is_fetched_and_each_thing_once(
     assert fetch.named(["dataset=a", "model.path=b", "runtime.seed=1", "methods=x"]) == {"dataset", "model"}
     monkeypatch.setattr(fetch, "fetch_model", lambda model: f"model {model.name}: fetched")
     assert fetch.main(["dataset=mini,mini_text", "model=tiny", "runtime.seed=1,2"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) == len(set(said)) == 3
-    assert {"dataset mini: its samples are generated; nothing to fetch", "model tiny: fetched"} < set(said)
+    message = capsys.readouterr().out.splitlines()
+    assert len(message) == len(set(message)) == 3
+    assert {"dataset mini: its samples are generated; nothing to fetch", "model tiny: fetched"} < set(message)
     assert fetch.main(["dataset=text", f"dataset.path={tmp_path}"]) == 0
     assert capsys.readouterr().out == f"dataset text: {tmp_path} is a local file or folder; nothing to fetch\n"
 

@@ -28,8 +28,8 @@ PLACEHOLDERS = re.compile(r"\b(?:FOLDER|FILES|DIR|RUN|NAME|N)\b|<|\.\.\.")
 def commands(path: Path) -> list[str]:
     """Lines that begin with ``python -m kvbench`` or ``experiments``, indented or in backquotes, in one piece each."""
     text = re.sub(r"\\\n\s*", "", path.read_text(encoding="utf-8"))
-    found = re.findall(r"(?:^ {4,}|`)(python -m (?:kvbench|experiments)[^`\n]*)", text, re.MULTILINE)
-    return list(dict.fromkeys(command.partition(" #")[0].partition(" | ")[0].strip() for command in found))
+    typed = re.findall(r"(?:^ {4,}|`)(python -m (?:kvbench|experiments)[^`\n]*)", text, re.MULTILINE)
+    return list(dict.fromkeys(command.partition(" #")[0].partition(" | ")[0].strip() for command in typed))
 
 
 def words(command: str) -> list[str]:

@@ -139,9 +139,9 @@ def test_the_code_that_made_the_samples_is_a_column(runs, tmp_path, capsys, monk
     assert [" ".join(line[-2:]) for line in lines[2:]] == [f"KiB {now[:6]}", "2 kinds", "KiB unknown", "KiB -"]
     names = [f"0123456789-{number:010}" for number in range(4)]
     assert report.main(["--results", str(tmp_path), "--show", *names]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "kivi int2: the samples were made by different versions of the code" in said
-    assert f"code {now} (2 samples), unknown (2 samples)" in said
+    message = " ".join(capsys.readouterr().out.split())
+    assert "kivi int2: the samples were made by different versions of the code" in message
+    assert f"code {now} (2 samples), unknown (2 samples)" in message
 
 
 @pytest.mark.parametrize("content", ['{"status":"ok"}', "[]", "{", "[" * 50_000, "null"])

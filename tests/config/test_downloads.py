@@ -80,8 +80,8 @@ def test_each_file_of_a_data_set_has_its_size(monkeypatch) -> None:
     )
     files = [(single, "here"), (archive, "qa"), (single, "odd"), (single, "away"), (HubSource(), "local")]
     task: Any = SimpleNamespace(files=lambda: iter(files))
-    found = list(data_downloads(task, {"path": None}))
-    assert found == [
+    computed = list(data_downloads(task, {"path": None}))
+    assert computed == [
         Download("data some/data/here.jsonl", 0, "on this machine"),
         Download("data some/data/all.zip", 7, "the hub's list of its files"),
         Download("data some/data/odd.jsonl", None, "the hub's list of its files"),
@@ -96,9 +96,9 @@ def test_downloads_are_listed_once_each(hub, monkeypatch) -> None:
     task = SimpleNamespace(files=lambda: iter([(part, "a"), (part, "b")]))
     monkeypatch.setattr(module.tasks, "load", lambda group: task)
     monkeypatch.setattr(module.hub_files, "sizes", lambda *_: (9, 9))
-    found = downloads(["llama2-7b", "llama2-7b", "tiny"], ["gsm8k", "mini", "gsm8k"])
-    assert [entry.what.split()[0] for entry in found] == ["model", "data"]
-    assert found[0].what.startswith("model llama2-7b (meta-llama/Llama-2-7b-hf")
+    computed = downloads(["llama2-7b", "llama2-7b", "tiny"], ["gsm8k", "mini", "gsm8k"])
+    assert [entry.what.split()[0] for entry in computed] == ["model", "data"]
+    assert computed[0].what.startswith("model llama2-7b (meta-llama/Llama-2-7b-hf")
 
 
 @pytest.mark.parametrize(

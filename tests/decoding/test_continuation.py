@@ -33,8 +33,8 @@ def whole(model, context: list[int], ending: list[int]) -> tuple[float, bool]:
 def test_exact_caches_give_the_likelihoods_of_a_whole_pass(model, context):
     expected = [whole(model, context, ending) for ending in ENDINGS]
     cache = kvbench.load_method("fp16").new_cache(model)
-    found = [(total, greedy) for total, greedy, _ in continuation_likelihoods(model, cache, context, ENDINGS)]
-    for (total, greedy), (right, same) in zip(found, expected, strict=True):
+    computed = [(total, greedy) for total, greedy, _ in continuation_likelihoods(model, cache, context, ENDINGS)]
+    for (total, greedy), (right, same) in zip(computed, expected, strict=True):
         assert total == pytest.approx(right, abs=1e-4) and greedy is same
 
 

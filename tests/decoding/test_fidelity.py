@@ -52,13 +52,13 @@ def test_logits_compared_on_a_device_equal_the_reference() -> None:
             continue
         tensors = [torch.from_numpy(arrays[f"{name}_{case}"]) for name in ("base_logits", "test_logits", "target")]
         base, test, target = tensors[0].float(), tensors[1].float(), tensors[2].long()
-        found = compare(base, test, target)
+        computed = compare(base, test, target)
         limit = 1e-9 * np.maximum(np.abs(arrays[f"kld_{case}"]), 1e-6)
-        assert (np.abs(found.positions.kld - arrays[f"kld_{case}"]) <= limit).all()
-        assert np.abs(found.positions.change - arrays[f"dp_{case}"]).max() < 1e-12
-        assert (found.positions.same_top == arrays[f"same_top_{case}"]).all()
+        assert (np.abs(computed.positions.kld - arrays[f"kld_{case}"]) <= limit).all()
+        assert np.abs(computed.positions.change - arrays[f"dp_{case}"]).max() < 1e-12
+        assert (computed.positions.same_top == arrays[f"same_top_{case}"]).all()
         best = np.sort(fidelity.log_softmax(arrays[f"base_logits_{case}"]), -1)
-        assert np.allclose(found.gap, best[:, -1] - best[:, -2], rtol=1e-12)
+        assert np.allclose(computed.gap, best[:, -1] - best[:, -2], rtol=1e-12)
         rounded = compare(base, test, target, "llamacpp")
         assert np.abs(rounded.positions.kld - arrays[f"llamacpp_kld_{case}"]).max() < 5e-6
 
@@ -181,11 +181,11 @@ def test_the_models_scaling_and_softcap_belong_to_its_head() -> None:
     ids = torch.arange(1, 9)[None]
     with torch.inference_mode(), FinalStates(model) as final:
         logits = model(input_ids=ids).logits[0]
-        found = final.last(1)[0]
-        Head(model).check(found, logits)
+        computed = final.last(1)[0]
+        Head(model).check(computed, logits)
         assert float(logits.abs().max()) > 0.3  # the cap is felt
         with pytest.raises(ModelError, match=r"its logits differ by up to .* from the output head"):
-            Head(model).check(found, 1.5 * logits)
+            Head(model).check(computed, 1.5 * logits)
     with pytest.raises(ModelError, match="did not hand final hidden states to its output embeddings"):
         final.last(1)
 

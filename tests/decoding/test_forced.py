@@ -53,14 +53,14 @@ def test_recorded_steps_have_the_likelihoods_of_eager_ones(oracle, name) -> None
     method, firsts = load_method(kind, **options), [PROMPT, 67]
     model, cache, ids, mask, lengths = started(name)
     shown: list[int] = []
-    found = forced_nll(model, cache, ids, firsts, lengths, shown.append, capture=False)
+    computed = forced_nll(model, cache, ids, firsts, lengths, shown.append, capture=False)
     # the first of the scored tokens is predicted by the prompt, not by a step
     whole = decode_nll(model, method.new_cache(model, max_length=WIDTH), ids, firsts, mask=mask, prompt=PROMPT, chunk=1)
     again = method.new_cache(model, max_length=WIDTH)
     with torch.inference_mode():
         first = -prefill(model, again, ids[:, :PROMPT], mask[:, :PROMPT]).log_softmax(-1)[0, ids[0, PROMPT]]
-    assert found is not None and found.dtype == torch.float64
-    assert torch.allclose(found, (whole - torch.tensor([float(first), 0.0])).double(), rtol=1e-6)
+    assert computed is not None and computed.dtype == torch.float64
+    assert torch.allclose(computed, (whole - torch.tensor([float(first), 0.0])).double(), rtol=1e-6)
     assert cache.get_seq_length() == WIDTH - 1 and shown == [WIDTH]
     method.detach(model)
 

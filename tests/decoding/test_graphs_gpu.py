@@ -124,12 +124,12 @@ def test_short_answers_and_buffers_that_grow(tiny: Any) -> None:
     """Two sampled tokens; no ``max_length``, so that fp16's buffers move under the graph."""
     method, ids = load_method("fp16"), torch.randint(3, 200, (2, 300)).cuda()
     for new, sampling in ((2, Sampling(0.9, seed=3)), (200, None)):
-        found = [
+        computed = [
             generate(tiny, served(method.new_cache(tiny)), ids, max_new_tokens=new, sampling=sampling, graphs=graphs)
             for graphs in ("always", "never")
         ]
-        assert found[0].stepping == "graph"
-        assert found[0].tokens == found[1].tokens
+        assert computed[0].stepping == "graph"
+        assert computed[0].tokens == computed[1].tokens
     method.detach(tiny)
 
 

@@ -42,9 +42,9 @@ def cache_of(takes: bool = True, prompts: bool = True) -> Any:
     ],
 )
 def test_prompts_share_a_pass_up_to_so_many_tokens(rows: Any, width: int, mask: Any, cache: Any, sizes: Any) -> None:
-    found = groups(cache, 5, width, mask, rows)
-    assert [part.stop - part.start for part in found] == sizes
-    assert found[0].start == 0 and all(a.stop == b.start for a, b in pairwise(found))
+    computed = groups(cache, 5, width, mask, rows)
+    assert [part.stop - part.start for part in computed] == sizes
+    assert computed[0].start == 0 and all(a.stop == b.start for a, b in pairwise(computed))
 
 
 class Seen(torch.nn.Module):
@@ -101,14 +101,14 @@ def test_answers_of_any_length_are_scored_after_the_prompt(batch: str) -> None:
     given = mask if batch == "padded" else None
     cache = method.new_cache(model)
     logits = prefill(model, cache, ids, given)
-    found = answer_nll(model, cache, logits, answers, given)
+    computed = answer_nll(model, cache, logits, answers, given)
     assert cache.get_seq_length() == 30
-    assert [count for _, count in found] == [len(answer) for answer in answers]
+    assert [count for _, count in computed] == [len(answer) for answer in answers]
     for row, (length, answer) in enumerate(zip(lengths, answers, strict=True)):
         text = torch.cat([ids[row, -length:], torch.tensor(answer, dtype=torch.long)])[None]
         logs = torch.log_softmax(model(input_ids=text).logits[0], -1)
         wanted = -sum(float(logs[length - 1 + i, token]) for i, token in enumerate(answer))
-        assert found[row][0] == pytest.approx(wanted, rel=1e-5)
+        assert computed[row][0] == pytest.approx(wanted, rel=1e-5)
     assert answer_nll(model, cache, logits, [[]] * len(lengths), given) == [(0.0, 0)] * len(lengths)
     single = answer_nll(model, cache, logits, [[5]] * len(lengths), given)
     assert single[-1][0] == pytest.approx(-float(torch.log_softmax(logits[-1].float(), -1)[5]))

@@ -337,7 +337,7 @@ def test_c4_draws_are_the_papers(tmp_path: Path):
     path.write_text("\n".join(json.dumps({"text": text}) for text in documents), encoding="utf-8")
     task = Perplexity(text="c4", path=str(path), window=16)
     task.bind(Letters())
-    found = ["".join(map(chr, sample.work.ids)) for sample in task.samples()]
+    computed = ["".join(map(chr, sample.work.ids)) for sample in task.samples()]
     random.seed(0)
     expected = []
     for _ in range(256):
@@ -347,7 +347,7 @@ def test_c4_draws_are_the_papers(tmp_path: Path):
                 break
         start = random.randint(0, len(documents[i]) - 16 - 1)
         expected.append(documents[i][start : start + 16])
-    assert found == expected
+    assert computed == expected
     joined = Perplexity(text="c4_new", path=str(path), window=16)
     joined.bind(Letters())
     assert "".join(chr(t) for t in next(iter(joined.samples())).work.ids) == " ".join(documents)[:16]

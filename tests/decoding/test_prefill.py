@@ -68,14 +68,14 @@ def test_beside_the_store_a_prefill_needs_its_output_and_one_layer_at_most(name,
         out = register.attention(module, query, key, *others, **more)
         if fresh:
             census.phase("end")
-            held = sum(
+            stored = sum(
                 buffer.untyped_storage().nbytes()
                 for layer in key.layer.chain()
                 for segment in layer.segments()
                 for _, buffer in segment.buffers()
             )
-            seen["most"] = census.peaks["attention"] - entry - held
-            seen["after"] = census.current - entry - held
+            seen["most"] = census.peaks["attention"] - entry - stored
+            seen["after"] = census.current - entry - stored
         return out
 
     AttentionInterface.register(register.NAME, watched)

@@ -61,9 +61,9 @@ def test_rope_by_slices_is_the_same_bit_for_bit(name):
     cos, sin = torch.randn(2, 1, 50, 64)
     with slices.sliced(model, 100, 16):
         assert getattr(file, slices.ROPE) is not whole
-        found = getattr(file, slices.ROPE)(q, k, cos, sin)
+        computed = getattr(file, slices.ROPE)(q, k, cos, sin)
     assert getattr(file, slices.ROPE) is whole
-    for ours, theirs in zip(found, whole(q, k, cos, sin), strict=True):
+    for ours, theirs in zip(computed, whole(q, k, cos, sin), strict=True):
         assert torch.equal(ours, theirs)
         assert ours.stride(-1) == 1  # what back ends of attention ask for
 

@@ -182,8 +182,8 @@ def test_several_questions_on_one_cache_are_drafted_too(model):
     for name in ("upper", "kivi"):
         method = small(32, gamma=3, **DRAFTS[name])
         cache = method.new_cache(model)
-        found = ask(model, cache, shared, questions, answers=answers, max_new_tokens=12, sampling=Sampling())
-        for question, each in zip(questions, found, strict=True):
+        computed = ask(model, cache, shared, questions, answers=answers, max_new_tokens=12, sampling=Sampling())
+        for question, each in zip(questions, computed, strict=True):
             assert figures(each.rounds, 0)["tokens"] == 11
             twin = small(32, gamma=0).new_cache(model)
             plain = ask(model, twin, shared, [question], answers=[[3]], max_new_tokens=12, sampling=Sampling())

@@ -106,11 +106,11 @@ def _blocks(text: str) -> Iterator[tuple[str, list[str]]]:
             if block:
                 yield mark, block
                 block, mark = [], ""
-            found = _MARK.match(line)
+            match = _MARK.match(line)
             if opening is not None:
                 fence, shell = opening["fence"], opening["language"] in _SHELL
             else:
-                mark = found["needs"] if found else ""
+                mark = match["needs"] if match else ""
         before = line
     if block:
         yield mark, block

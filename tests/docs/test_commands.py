@@ -87,9 +87,9 @@ def of_this_machine(word: str) -> bool:
 
 def check_program(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a program parse its command line, and no more: the parser raises :class:`Taken` when it has."""
-    found = importlib.util.find_spec(module)
-    assert found is not None, module
-    name = f"{module}.__main__" if found.submodule_search_locations else module
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, module
+    name = f"{module}.__main__" if spec.submodule_search_locations else module
     assert importlib.util.find_spec(name), module
     if not words or module == "kvbench.fetch":
         return

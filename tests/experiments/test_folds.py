@@ -135,9 +135,9 @@ def timed(*times):
 
 
 def test_a_speed_up_is_the_bases_time_divided_by_the_rows():
-    found = {("7B", "A", name): Source(timed(2.0, 4.0), ("a",), note="H200") for name in ("speed-up", "time")}
-    found |= {("7B", "B", name): Source(timed(1.0, 2.0), ("b",), note="A100") for name in ("speed-up", "time")}
-    table = fold(ITEM, Plan(), found, ["before"])
+    computed = {("7B", "A", name): Source(timed(2.0, 4.0), ("a",), note="H200") for name in ("speed-up", "time")}
+    computed |= {("7B", "B", name): Source(timed(1.0, 2.0), ("b",), note="A100") for name in ("speed-up", "time")}
+    table = fold(ITEM, Plan(), computed, ["before"])
     assert [table.at("7B", row, "speed-up").ours for row in "AB"] == [1.0, 2.0]
     assert [table.at("7B", row, "time").ours for row in "AB"] == [3000.0, 1500.0]
     assert table.at("7B", "B", "time").to_base == -1500.0
@@ -145,9 +145,9 @@ def test_a_speed_up_is_the_bases_time_divided_by_the_rows():
         ("speed-up", "x", 1, False), ("time", "ms", 2, False), ("all", "x", 1, True)
     ]  # fmt: skip
     assert table.notes == ["before", "Measured on: A100; H200."] and table.base == "A" and table.marks == []
-    only = fold(replace(ITEM, only_groups=True), Plan(), found)
+    only = fold(replace(ITEM, only_groups=True), Plan(), computed)
     assert [heading.name for heading in only.headings] == ["one", "all"]
-    without = fold(replace(ITEM, base=""), Plan(), found)
+    without = fold(replace(ITEM, base=""), Plan(), computed)
     assert without.at("7B", "B", "speed-up").ours is None and without.at("7B", "B", "time").to_base is None
     one = fold(ITEM, Plan(), {("7B", "A", "time"): Source(timed(2.0), ("a",))})
     assert one.at("7B", "A", "time").stderr is None and one.at("7B", "A", "all").reason == "not run"

@@ -29,9 +29,9 @@ def test_prompts_are_of_the_length_asked_for_and_say_what_is_context(tmp_path):
     setup = Setup("tiny", "cpu", "float32")
     (tmp_path / "a.txt").write_text("It was the best of times. " * 6000)
     (tmp_path / "b.txt").write_text("Call me Ishmael. Some years ago. " * 6000)
-    found = books(setup.tokenizer, 200, 5, str(tmp_path))
-    assert [len(prompt.ids) for prompt in found] == [200] * 5
-    assert [prompt.id for prompt in found] == ["a@200/0", "b@200/0", "a@200/1", "b@200/1", "a@200/2"]
+    computed = books(setup.tokenizer, 200, 5, str(tmp_path))
+    assert [len(prompt.ids) for prompt in computed] == [200] * 5
+    assert [prompt.id for prompt in computed] == ["a@200/0", "b@200/0", "a@200/1", "b@200/1", "a@200/2"]
     made = tasks(setup.tokenizer, 512, 3, ("copy_long", "repeat"))
     assert [prompt.id for prompt in made] == ["copy_long@512/0", "repeat@512/0", "copy_long@512/1"]
     assert all(prompt.span[0] < prompt.span[1] <= len(prompt.ids) for prompt in made)

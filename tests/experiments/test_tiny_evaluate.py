@@ -35,8 +35,8 @@ def test_teacher_forcing_agrees_with_greedy_decoding(tiny):
     task = Mini()
     samples = [task.sample("multi_value", 512, index) for index in range(4)]
     forced = evaluate.forced(model, tokenizer, [row for s in samples for row in evaluate.rows_of(s)], tokens=1200)
-    said = evaluate.greedy(model, tokenizer, samples, size=3)
-    assert [text.strip() == s.answers[0] for text, s in zip(said, samples, strict=True)] == [r[0] for r in forced]
+    answers = evaluate.greedy(model, tokenizer, samples, size=3)
+    assert [text.strip() == s.answers[0] for text, s in zip(answers, samples, strict=True)] == [r[0] for r in forced]
 
 
 def test_several_questions_are_rows_of_one_context():

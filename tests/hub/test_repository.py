@@ -134,12 +134,12 @@ def test_a_record_is_added_to_and_other_revisions_stay(cache: Path) -> None:
     note(MODEL, [("a", stored(cache, SECOND, "a", b"1"))])
     note_split(MODEL, "@/test", ["x", "y"])
     note_split(MODEL, "@/train", ("z",))
-    found = recorded(MODEL)
-    assert (found["commit"], found["fetched"]) == (FIRST, "2000-01-01") and date != "2000-01-01"
-    assert found["splits"] == {"@/test": ["x", "y"], "@/train": ["z"]} and list(found["files"]) == ["a"]
+    computed = recorded(MODEL)
+    assert (computed["commit"], computed["fetched"]) == (FIRST, "2000-01-01") and date != "2000-01-01"
+    assert computed["splits"] == {"@/test": ["x", "y"], "@/train": ["z"]} and list(computed["files"]) == ["a"]
     tag = Repository("me/model", "model", "v2")
     settle(tag, SECOND, "the hub")
-    assert recorded(tag)["commit"] == SECOND and recorded(MODEL) == found
+    assert recorded(tag)["commit"] == SECOND and recorded(MODEL) == computed
     assert json.loads((MODEL.folder / record.FILE).read_text())["version"] == 1
 
 

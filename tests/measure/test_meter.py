@@ -249,25 +249,25 @@ def meter(name="kivi", **how):
 
 @pytest.mark.parametrize("name", ["quantspec", "h2o", "streamingllm", "logquant"])
 def test_any_method_gives_exactly_so_many_tokens(name):
-    made = meter(name)
-    found = made.point(160, 2)
-    assert found["status"] == "ok" and [len(row) for row in made.tokens] == [6, 6]
+    meter_ = meter(name)
+    computed = meter_.point(160, 2)
+    assert computed["status"] == "ok" and [len(row) for row in meter_.tokens] == [6, 6]
     if name == "quantspec":
-        drafted = found["speculation"]
+        drafted = computed["speculation"]
         assert drafted["tokens"] == 2 * 5 and drafted["rounds"] >= 2
 
 
 def test_cocktail_is_searched_anew_each_time():
     pytest.importorskip("bm25s")
-    made = Meter(
+    meter_ = Meter(
         meter().model,
         byte_tokenizer(),
         load_method("cocktail", encoder="bm25", split=[10, 30, 60]),
         How(new_tokens=4, repeats=2),
     )
-    found = made.point(400, 2)
-    assert found["search_s"] > 0 and found["note"]["chunks"]["int2"] == 6
-    assert found["ttft_s"] == pytest.approx(found["search_s"] + found["prefill_s"], rel=0.5)
+    computed = meter_.point(400, 2)
+    assert computed["search_s"] > 0 and computed["note"]["chunks"]["int2"] == 6
+    assert computed["ttft_s"] == pytest.approx(computed["search_s"] + computed["prefill_s"], rel=0.5)
 
 
 def test_kept_embeddings_are_out_of_the_way(monkeypatch):
@@ -294,8 +294,8 @@ def test_random_keys_and_values_take_the_bytes_of_a_prompt(name):
 
 
 def test_memory_is_given_back_after_it_ended(monkeypatch):
-    made = meter("fp16")
-    made.warm()
+    meter_ = meter("fp16")
+    meter_.warm()
     held: list = []
     generate = measuring.generate
 
@@ -306,10 +306,10 @@ def test_memory_is_given_back_after_it_ended(monkeypatch):
 
     monkeypatch.setattr(measuring, "generate", fake)
     caches = sum(type(thing).__name__ == "KVCache" for thing in gc.get_objects())
-    assert made.point(64, 2)["status"] == "oom"
+    assert meter_.point(64, 2)["status"] == "oom"
     assert sum(type(thing).__name__ == "KVCache" for thing in gc.get_objects()) <= caches
     monkeypatch.setattr(measuring, "generate", generate)
-    assert made.point(64, 2)["status"] == "ok"
+    assert meter_.point(64, 2)["status"] == "ok"
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="a CPU's memory is limited on Linux alone")

@@ -196,10 +196,10 @@ def test_memory_that_ran_out_says_in_which_phase(measured, monkeypatch) -> None:
         raise MemoryError("tried to allocate 77 bytes" + "x" * 999)
 
     monkeypatch.setattr(module, "generate", full)
-    found = run.meter.point(40, 2)
+    computed = run.meter.point(40, 2)
     message = ("tried to allocate 77 bytes" + "x" * 999)[:400]
-    parts = {"prompt": 40, "batch": 2, "new_tokens": 6, "bytes_asked": found["bytes_asked"], "weights": 12}
-    assert found == {"status": "oom", **parts, "message": message, "phase": "decode"}
+    parts = {"prompt": 40, "batch": 2, "new_tokens": 6, "bytes_asked": computed["bytes_asked"], "weights": 12}
+    assert computed == {"status": "oom", **parts, "message": message, "phase": "decode"}
     assert released == [CPU, CPU]
 
     def broken(*_: Any, **__: Any) -> Any:

@@ -122,9 +122,9 @@ def test_a_layer_in_full_precision_has_keys_and_values_of_every_head():
 @pytest.mark.parametrize(("tied", "weights"), [(True, 60), (False, 60 - 3 * 16 * 2)])
 def test_a_step_reads_the_weights_and_what_is_stored(tied, weights):
     model, figures = Toy(tie_word_embeddings=tied), {"kv_used": {"total": 1000}, "tpot_s": {"median": 0.5, "mean": 9.0}}
-    found = moved(model, {**figures, "predicted": {"tpot_s": 0.25}}, read_rate=1e-5)
+    computed = moved(model, {**figures, "predicted": {"tpot_s": 0.25}}, read_rate=1e-5)
     rate = (1000 + weights) / 0.5 / 1e9
-    assert found == {
+    assert computed == {
         "read_bytes": 1000 + weights,
         "GB_s": pytest.approx(rate),
         "ceiling": {"GB_s": 1e-5, "kind": "measured"},
@@ -192,5 +192,5 @@ def test_bytes_of_a_sequence_are_whole_and_add_up():
 
 
 def test_figures_are_rounded_to_microseconds_at_any_depth():
-    found = rounded({"a": 0.12345678, "b": {"c": 0.98765432, "d": "text"}, "e": 3, "f": None})
-    assert found == {"a": 0.123457, "b": {"c": 0.987654, "d": "text"}, "e": 3, "f": None}
+    computed = rounded({"a": 0.12345678, "b": {"c": 0.98765432, "d": "text"}, "e": 3, "f": None})
+    assert computed == {"a": 0.123457, "b": {"c": 0.987654, "d": "text"}, "e": 3, "f": None}

@@ -248,9 +248,9 @@ def test_decoding_goes_on_from_tokens_that_differ_between_the_rows(monkeypatch, 
     observer: Any = SimpleNamespace(phase=phases.append)
     sampling = How(new_tokens=4).sampling(3)
     named = {"max_new_tokens": 7, "sampling": sampling, "graphs": "always", "compile": True, "seed": 5}
-    found = random_fill.go_on(model, cache, 3, 40, observer=observer, **named)
+    computed = random_fill.go_on(model, cache, 3, 40, observer=observer, **named)
     vocabulary = model.config.vocab_size
     settings = {"speculation": speculation, "graphs": "always", "compile": True, "observer": observer}
     assert calls == [([3, 20 % vocabulary, 37 % vocabulary], None, [40] * 3, 7, settings)]
     assert placed == [(cache, 3, 40, 5)] and phases == [speculation, "prefill", "decode", "end"]
-    assert (found.ttft_s, found.prompt_tokens, found.step_s, found.text) == (0.0, [40] * 3, [0.5], [])
+    assert (computed.ttft_s, computed.prompt_tokens, computed.step_s, computed.text) == (0.0, [40] * 3, [0.5], [])

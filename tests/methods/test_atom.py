@@ -25,8 +25,8 @@ def test_attention_equals_a_slow_whole_tensor_statement(bits):
     feed(layer, keys[:, :, 1199:], values[:, :, 1199:])
     query = torch.randn(1, 4, 1, 32, generator=torch.Generator().manual_seed(5))
     got = reference.attend(None, layer, query, None, 0.2)
-    held = [torch.cat([slow.atom(x[:, :, :1199], bits), x[:, :, 1199:]], 2) for x in (keys, values)]
-    torch.testing.assert_close(got, slow.attention(query, *held, 0.2), rtol=1e-4, atol=1e-5)
+    stored = [torch.cat([slow.atom(x[:, :, :1199], bits), x[:, :, 1199:]], 2) for x in (keys, values)]
+    torch.testing.assert_close(got, slow.attention(query, *stored, 0.2), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "pair"), [(torch.bfloat16, 4), (torch.float16, 4), (torch.float32, 8)])
@@ -68,13 +68,13 @@ def test_keys_that_are_normalised_after_their_projection_are_seen_after_it():
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(Qwen3Config(**zoo.ARCHITECTURE, head_dim=64)).eval()
     ids, _ = zoo.padded_batch([90])
-    found = [
+    computed = [
         float(decode_nll(model, load_method("atom", rope=rope).new_cache(model), ids, 31, prompt=30, chunk=60))
         for rope in ("pre", "post")
     ]
-    assert found[0] == pytest.approx(found[1], rel=0.02) and found[0] != found[1]
+    assert computed[0] == pytest.approx(computed[1], rel=0.02) and computed[0] != computed[1]
     expected = float(forward_nll(model, ids, 31))
-    assert found[0] == pytest.approx(expected, rel=0.02)
+    assert computed[0] == pytest.approx(expected, rel=0.02)
 
 
 def test_packed_tokens_are_taken_back():

@@ -111,14 +111,14 @@ def test_bytes_are_those_of_the_bill(case, lengths):
         pytest.skip("has no formula: it is optional")
     for prompt, tokens in lengths:
         used = filled(method, prompt, tokens)
-        found = kv_bytes(method, tokens, prompt=prompt, **SHAPE)
-        assert (found.codes, found.scales, found.window, found.index) == (
+        computed = kv_bytes(method, tokens, prompt=prompt, **SHAPE)
+        assert (computed.codes, computed.scales, computed.window, computed.index) == (
             used.codes,
             used.scales,
             used.window,
             used.index,
         ), (prompt, tokens)
-        assert found.total == used.total
+        assert computed.total == used.total
 
 
 @pytest.mark.parametrize("name", ["fp16", "kivi", "atom", "h2o"])

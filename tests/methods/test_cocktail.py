@@ -60,8 +60,8 @@ def test_attention_equals_a_slow_whole_tensor_statement_for_every_chunk_size(siz
     layer = filled(method, keys, values, planned(bits, size, first), decoded=9)
     query = torch.randn(1, 4, 1, 64, generator=torch.Generator().manual_seed(1))
     got = reference.attend(None, layer, query, None, 0.15)
-    held = slow_cocktail(keys, values, bits, size, first, min(32, size), 64)
-    torch.testing.assert_close(got, slow.attention(query, *held, 0.15), rtol=1e-4, atol=1e-5)
+    stored = slow_cocktail(keys, values, bits, size, first, min(32, size), 64)
+    torch.testing.assert_close(got, slow.attention(query, *stored, 0.15), rtol=1e-4, atol=1e-5)
     two, four = (
         sum(s.length(ALL) for s in layer.stores()[0].segments if s.packed and s.quantizer.bits == width)
         for width in (2, 4)

@@ -130,15 +130,15 @@ def test_streamingllm_holds_sinks_and_the_newest_for_every_n_and_split(sinks, bu
             feed(layer, keys[:, :, n : n + step], values[:, :, n : n + step])
             n += step
             layer.settle()
-            held = min(n, max(budget if isinstance(budget, int) else int(budget * n), sinks + 1))
-            first = min(sinks, held)
-            expected = [*range(first), *range(n - held + first, n)]
+            stored = min(n, max(budget if isinstance(budget, int) else int(budget * n), sinks + 1))
+            first = min(sinks, stored)
+            expected = [*range(first), *range(n - stored + first, n)]
             # a share grows with n, but a dropped token does not come back
-            assert set(marks(layer)[0]) <= set(range(n)) and len(marks(layer)[0]) == min(held, len(expected))
+            assert set(marks(layer)[0]) <= set(range(n)) and len(marks(layer)[0]) == min(stored, len(expected))
             if isinstance(budget, int):
                 assert marks(layer)[0] == layer.positions(0).tolist() == expected
             used = sum(store.tail.used(0)["window"] for store in layer.stores())
-            assert used == 2 * 2 * held * 8 * 4  # 2 H kept D P
+            assert used == 2 * 2 * stored * 8 * 4  # 2 H kept D P
 
 
 def slow_h2o(keys, values, queries, prompt, steps, heavy, recent, *, per_query=False, scaling=0.2):
@@ -216,9 +216,9 @@ def test_h2o_accumulates_and_drops_at_every_step(budget, recent, per_query):
         assert places.sort(-1).values.tolist() == [slow[h][0][number] for h in range(2)]
         for store, x in zip(layer.stores(), (keys, values), strict=True):  # positions are those of the tokens
             assert torch.equal(store.tail.view(ALL)[0], x[0].gather(1, places[..., None].expand(-1, -1, 8)))
-        held = sum(method.split(n))
+        stored = sum(method.split(n))
         used = [store.tail.used(0) for store in layer.stores()]
-        assert used == [{"window": 2 * held * 8 * 4, "index": 2 * held * (4 + 4)}, {"window": 2 * held * 8 * 4}]
+        assert used == [{"window": 2 * stored * 8 * 4, "index": 2 * stored * (4 + 4)}, {"window": 2 * stored * 8 * 4}]
 
 
 def test_h2o_forgets_what_rejected_queries_attended_to():

@@ -67,12 +67,12 @@ def test_a_default_group_fits_every_head(name: str, quantizer: str | None, optio
         method, ids.shape[1], layers=1, query_heads=2, heads=1, channels=head_dim, width=4, chunks=chunks
     )
     assert cache.bill().used.as_dict() == {**vars(expected), "total": expected.total}
-    said = method.fitted(head_dim)
+    sizes = method.fitted(head_dim)
     if head_dim == 128 or (head_dim == 96 and default == 32):
-        assert said == {}
+        assert sizes == {}
     elif not (name == "cocktail" and head_dim == 32):  # there the default is the whole head
         key = "method.value_group_size" if name == "cocktail" else "quantizer.value.group_size"
-        assert said == ({} if group == default else {key: group})
+        assert sizes == ({} if group == default else {key: group})
 
 
 def test_a_method_serves_models_of_other_heads_one_after_the_other() -> None:
@@ -92,12 +92,12 @@ def test_a_persons_group_is_refused_with_what_can_be_typed_in_python(name: str) 
         "key": {"bits": 2, "group_size": 32, "axis": "channel"},
         "value": {"bits": 2, "group_size": 64, "axis": "token"},
     }
-    made = model(80)
+    small_model = model(80)
     with pytest.raises(ConfigError, match="does not divide the model's head_dim 80") as caught:
-        kvbench.load_method(name, quantizer=formats).new_cache(made)
+        kvbench.load_method(name, quantizer=formats).new_cache(small_model)
     typed = ast.literal_eval(caught.value.hint.partition("in Python, pass quantizer=")[2])
     assert typed == {**formats, "value": {"bits": 2, "group_size": 16, "axis": "token"}}
-    kvbench.load_method(name, quantizer=typed).new_cache(made)
+    kvbench.load_method(name, quantizer=typed).new_cache(small_model)
 
 
 def test_a_persons_group_for_cocktail_too() -> None:

@@ -88,8 +88,8 @@ def test_any_number_of_tokens_can_be_held(count):
     layer.settle()
     row, store = slice(0, 1), layer.stores()[0]
     assert store.length(row) == count + 7
-    held = torch.cat([s.read(row, 0, s.length(row), torch.float32) for s in store.segments], 2)
-    assert float((held - keys).abs().mean()) < 1.0
+    stored = torch.cat([s.read(row, 0, s.length(row), torch.float32) for s in store.segments], 2)
+    assert float((stored - keys).abs().mean()) < 1.0
 
 
 def test_a_number_of_tokens_that_quanto_cannot_group_is_said():

@@ -180,8 +180,8 @@ def test_the_eviction_twin_keeps_the_newest_r_keys_and_values(sinks):
             expected = [*range(min(sinks, total)), *range(max(total - 32, min(sinks, total)), total)]
             assert layer.positions(0).tolist() == expected
             for store in layer.stores():
-                held = torch.cat([s.view(ALL) for s in store.segments], 2)
-                assert held[0, 0, :, 0].tolist() == expected
+                stored = torch.cat([s.view(ALL) for s in store.segments], 2)
+                assert stored[0, 0, :, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("sinks", [0, 2])

@@ -119,8 +119,8 @@ def test_a_layer_holds_what_it_would_hold_in_a_cache_of_its_format(name):
         assert type(mine) is type(other) and mine.lengths == other.lengths
         for row in range(2):
             one = slice(row, row + 1)
-            held = [segment.read(one, 0, segment.length(one), torch.float32) for segment in (mine, other)]
-            assert torch.equal(*held)
+            stored = [segment.read(one, 0, segment.length(one), torch.float32) for segment in (mine, other)]
+            assert torch.equal(*stored)
     again = [generate(model, cache_of(method, model, ids[:1]), ids[:1], max_new_tokens=5).tokens[0]]
     padded = generate(model, cache_of(method, model, ids, mask), ids, mask, max_new_tokens=5)
     assert padded.tokens[0] == again[0]

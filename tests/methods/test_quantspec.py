@@ -47,11 +47,11 @@ def test_after_any_rejections_the_buffer_keeps_its_bounds_and_nothing_is_quantiz
     prompt = 4 * G + 5
     keys, values = zoo.random_kv(prompt + rounds * (gamma + 1), batch=3, channels=16)
     zoo.feed(layer, keys[:, :, :prompt], values[:, :, :prompt])
-    held = [prompt] * 3
+    stored = [prompt] * 3
     seen_sizes = set()
 
     def new(count: int):
-        rows = [torch.arange(n, n + count) for n in held]
+        rows = [torch.arange(n, n + count) for n in stored]
         return (torch.stack([x[row][:, index] for row, index in enumerate(rows)]) for x in (keys, values))
 
     for _ in range(rounds):
@@ -68,8 +68,8 @@ def test_after_any_rejections_the_buffer_keeps_its_bounds_and_nothing_is_quantiz
         seen_sizes.update(sizes)
         kept = torch.randint(1, gamma + 2, (3,), generator=generator).tolist()
         cache.take_back([gamma + 1 - k for k in kept])
-        held = [n + k for n, k in zip(held, kept, strict=True)]
-        assert [layer.real_tokens(row) for row in range(3)] == held
+        stored = [n + k for n, k in zip(stored, kept, strict=True)]
+        assert [layer.real_tokens(row) for row in range(3)] == stored
         assert min(store.tail.lengths[row] for store in layer.stores() for row in range(3)) >= G
     assert max(seen_sizes) == 2 * G + gamma  # the bound is reached
     cache.settle()
@@ -77,10 +77,10 @@ def test_after_any_rejections_the_buffer_keeps_its_bounds_and_nothing_is_quantiz
         one = slice(row, row + 1)
         for store, x in zip(layer.stores(), (keys, values), strict=True):
             count = store.packed.length(one)
-            assert count == held[row] // G * G - G
+            assert count == stored[row] // G * G - G
             codes = store.packed.quantizer.quantize(x[one, :, :count]).codes()
             assert torch.equal(store.packed.codes(one, 0, count).to(torch.uint8), codes)
-            assert torch.equal(store.tail.view(one), x[one, :, count : held[row]])
+            assert torch.equal(store.tail.view(one), x[one, :, count : stored[row]])
 
 
 def test_a_prompt_below_two_groups_stays_exact_and_the_next_step_flushes_from_two_on():

@@ -169,8 +169,8 @@ def test_what_scores_have_chosen_leaves_a_sliding_window_too(name: str, fields: 
             reference.attend(None, layer, queries[:, :, n : n + 1], None, 0.05)
         layer.settle()
         places, hidden = layer.positions(0), n + 1 - shown
-        held = layer.stores()[0].tail.view(ROW)[0, :, :, 0].int()
-        assert torch.equal(held, places.expand(2, -1).int()) and places.shape[-1] == layer.length(ROW)
+        stored = layer.stores()[0].tail.view(ROW)[0, :, :, 0].int()
+        assert torch.equal(stored, places.expand(2, -1).int()) and places.shape[-1] == layer.length(ROW)
         if method.observe_steps:
             assert layer.length(ROW) == sum(method.split(shown)) and int(places.min()) >= hidden
         else:

@@ -65,8 +65,8 @@ def test_logits_are_those_of_the_papers_cache(budget, evict, prompt):
         place += size
         ours = model(input_ids=part, past_key_values=cache, use_cache=True).logits
         torch.testing.assert_close(ours, paper.step(part), rtol=1e-3, atol=2e-4)
-    held = paper.past[0][0].shape[2]
-    assert cache.bill().used.window == 2 * 2 * 2 * held * 64 * 4  # layers, K and V, heads, tokens, channels, bytes
+    stored = paper.past[0][0].shape[2]
+    assert cache.bill().used.window == 2 * 2 * 2 * stored * 64 * 4  # layers, K and V, heads, tokens, channels, bytes
     method.detach(model)
 
 

@@ -63,12 +63,12 @@ def test_the_first_and_the_last_layers_stay_in_full_precision(layers, boundary, 
         model(IDS, past_key_values=cache)
         model(IDS[:, :1], past_key_values=cache)
     cache.settle_layers()
-    found = [
+    computed = [
         n
         for n, layer in enumerate(cache.layers)
         if any(isinstance(segment, PackedSegment) for store in layer.stores() for segment in store.segments)
     ]
-    assert found == list(packed)
+    assert computed == list(packed)
     formula = kv_bytes(method, 25, layers=layers, query_heads=2, heads=1, channels=64, width=4)
     assert cache.bill().used.total == formula.total
     method.detach(model)

@@ -196,8 +196,8 @@ def test_tasks_without_an_e_form_have_none() -> None:
     ],
 )
 def test_answers_that_no_prediction_can_match_are_said(dataset: str, answers: list, classes: list, said: str) -> None:
-    found = longbench.unanswerable(dataset, answers, classes)
-    assert found is None if said is None else said in str(found)
+    computed = longbench.unanswerable(dataset, answers, classes)
+    assert computed is None if said is None else said in str(computed)
 
 
 def test_published_outputs_give_the_published_scores() -> None:

@@ -111,11 +111,11 @@ def test_no_network_and_no_weights(name: str, unreachable: None) -> None:
     with effort() as spent, pytest.raises(ModelError) as caught:
         locate(entry(name, requires=None))
     assert spent.seconds < 2.0
-    said = str(caught.value)
+    message = str(caught.value)
     model = entry(name)
     for part in (name, str(model.hub_id), "model.path=DIR", "model.weights=random", "model=tiny"):
-        assert part in said
-    assert not model.gated or model.gated in said
+        assert part in message
+    assert not model.gated or model.gated in message
 
 
 def test_a_hub_that_never_answers_costs_two_seconds_at_most(unreachable: None, monkeypatch: pytest.MonkeyPatch) -> None:

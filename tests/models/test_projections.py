@@ -39,16 +39,16 @@ def test_keys_and_values_are_those_of_the_projections(architecture: str) -> None
         expected = out[..., begin : begin + heads * size], out[..., begin + heads * size :]
         assert expected[1].shape[-1] == heads * size
     for source, channels in zip((keys, values), expected, strict=True):
-        found = source.cut(source.module(x), size)
-        assert torch.equal(found, channels.view(2, 3, heads, size).transpose(1, 2))
+        computed = source.cut(source.module(x), size)
+        assert torch.equal(computed, channels.view(2, 3, heads, size).transpose(1, 2))
 
 
 def test_keys_behind_a_norm_come_from_the_norm() -> None:
     model = zoo.model("llama")
     attention = nn.Module()
     attention.k_proj, attention.k_norm, attention.v_proj = nn.Identity(), nn.Identity(), nn.Identity()
-    found = key_source(model, attention)
-    assert found.module is attention.k_norm and found.name == "k_norm"
+    computed = key_source(model, attention)
+    assert computed.module is attention.k_norm and computed.name == "k_norm"
     assert value_source(model, attention).module is attention.v_proj
 
 

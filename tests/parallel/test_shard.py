@@ -16,11 +16,11 @@ from tests import zoo
 @pytest.mark.parametrize(("size", "most"), [(3, 2), (4, 2), (5, 2)])
 def test_heads_that_the_ranks_cannot_share_evenly_are_refused(size: int, most: int) -> None:
     """4 query heads and 2 KV heads: four ranks can share the former alone."""
-    said = (
+    message = (
         f"4 query heads and 2 KV heads, which {size} processes cannot share evenly.\n  hint: run "
         f"torchrun --nproc-per-node {most}"
     )
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         check(zoo.model("llama"), size)
     assert "colwise" in check(zoo.model("llama"), 2).values()
 

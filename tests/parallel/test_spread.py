@@ -141,11 +141,11 @@ def test_a_checkpoint_keeps_no_hooks_of_its_loader(tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="checkpoints are spread by accelerate: pip install 'kvbench[multigpu]'")
     whole = zoo.model("llama")
     whole.save_pretrained(tmp_path)
-    made = pretrained_spread(str(tmp_path), TWO[:1], dtype=torch.float32, local_files_only=True)
+    model = pretrained_spread(str(tmp_path), TWO[:1], dtype=torch.float32, local_files_only=True)
     ids = torch.arange(40)[None]
-    assert torch.equal(made(ids).logits, whole(ids).logits)
-    assert not any(hasattr(module, "_hf_hook") for module in made.modules())
-    assert set(made.hf_device_map) == set(balanced(whole, TWO))
+    assert torch.equal(model(ids).logits, whole(ids).logits)
+    assert not any(hasattr(module, "_hf_hook") for module in model.modules())
+    assert set(model.hf_device_map) == set(balanced(whole, TWO))
 
 
 def test_spreading_needs_gpus() -> None:
@@ -188,9 +188,9 @@ def test_a_checkpoint_is_loaded_onto_two_gpus(tmp_path: Path) -> None:
     gpus = [torch.device("cuda", index) for index in range(2)]
     logits = []
     for devices in (gpus[:1], gpus):
-        made = pretrained_spread(str(tmp_path), devices, dtype=torch.float32, local_files_only=True)
-        assert {parameter.device for parameter in made.parameters()} == set(devices)
-        logits.append(made(torch.arange(40, device=gpus[0])[None]).logits)
+        model = pretrained_spread(str(tmp_path), devices, dtype=torch.float32, local_files_only=True)
+        assert {parameter.device for parameter in model.parameters()} == set(devices)
+        logits.append(model(torch.arange(40, device=gpus[0])[None]).logits)
     assert torch.equal(*logits)
 
 
@@ -199,11 +199,11 @@ def test_random_weights_are_made_on_both_gpus() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs two GPUs, and this machine has {torch.cuda.device_count()}")
     model = build(ModelConfig, run_support.config("unused")["model"], "model")
-    held = load(model, SimpleNamespace(device="auto", device_map="auto", tensor_parallel=None, seed=0))
-    assert {parameter.device.index for parameter in held.model.parameters()} >= {0, 1}
-    assert held.layout == "device_map"
+    loaded = load(model, SimpleNamespace(device="auto", device_map="auto", tensor_parallel=None, seed=0))
+    assert {parameter.device.index for parameter in loaded.model.parameters()} >= {0, 1}
+    assert loaded.layout == "device_map"
     config = hf_config(model)
     assert config.num_hidden_layers == 2
-    logits = held.model(torch.arange(9, device=held.device)[None]).logits
-    assert logits.device == held.device
+    logits = loaded.model(torch.arange(9, device=loaded.device)[None]).logits
+    assert logits.device == loaded.device
     assert bool(logits.isfinite().all())

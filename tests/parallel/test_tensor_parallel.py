@@ -67,10 +67,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_same_tokens_and_the_same_bytes_in_all(done: dict[str, Any], name: str) -> None:
-    found = done[name]
-    assert found["shared"] == [found["whole"]] * 2
-    assert len(set(map(tuple, found["whole"]))) == 2, "two prompts, two answers"
-    whole, parts = found["bill"], found["bills"]
+    computed = done[name]
+    assert computed["shared"] == [computed["whole"]] * 2
+    assert len(set(map(tuple, computed["whole"]))) == 2, "two prompts, two answers"
+    whole, parts = computed["bill"], computed["bills"]
     assert parts[0]["fp16_equivalent"] * 2 == whole["fp16_equivalent"]
     for part, count in whole["used"].items():
         together = sum(each["used"][part] for each in parts)

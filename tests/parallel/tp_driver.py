@@ -139,9 +139,9 @@ def one_rank(folder: Path) -> None:
     """Do what a rank does."""
     team = teams.join("cpu")
     with torch.inference_mode():
-        found = models(team)
+        computed = models(team)
     if team.rank == 0:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(computed), flush=True)
     try:
         runs(folder, team)
     finally:

@@ -89,8 +89,8 @@ def test_temporaries_inside_a_module_are_seen():
 def test_live_tensors_names_shape_and_type():
     x = torch.zeros(123, 457, dtype=torch.float16)
     view = x[:5]
-    found = [item for item in live_tensors("cpu", min_bytes=1000) if item.nbytes == 123 * 457 * 2]
-    assert [(item.shape, item.dtype) for item in found] == [((123, 457), torch.float16)]
+    computed = [item for item in live_tensors("cpu", min_bytes=1000) if item.nbytes == 123 * 457 * 2]
+    assert [(item.shape, item.dtype) for item in computed] == [((123, 457), torch.float16)]
     sizes = [item.nbytes for item in live_tensors(min_bytes=123 * 457 * 2)]
     assert 123 * 457 * 2 in sizes and sizes == sorted(sizes, reverse=True)
     assert all(item.nbytes != 123 * 457 * 2 for item in live_tensors(min_bytes=123 * 457 * 2 + 1))

@@ -259,8 +259,8 @@ def test_the_largest_batch_is_that_of_a_search_through_all(gib, chunk):
     room = (gib - 1) * 2**30
     how = {"mlp_chunk": chunk, "prefill_rows": None}
     fits = [b for b in range(1, 900) if predict(SEVEN, b * each, weights, b, n, gpu, **how).peak_bytes <= room]
-    found = max_batch(SEVEN, each, weights, n, gpu, **how)
-    assert found == max(fits, default=0)
+    computed = max_batch(SEVEN, each, weights, n, gpu, **how)
+    assert computed == max(fits, default=0)
 
 
 @pytest.mark.parametrize(
@@ -283,8 +283,8 @@ def test_the_largest_batch_is_that_of_a_search_through_all(gib, chunk):
     ],
 )
 def test_gpus_by_the_name_of_the_device(device, name):
-    found = gpu_of(device)
-    assert (found and found.name) == name
+    computed = gpu_of(device)
+    assert (computed and computed.name) == name
 
 
 def test_gpus_by_name():

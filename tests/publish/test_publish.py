@@ -80,8 +80,8 @@ def test_a_run_and_its_sweep_are_in_wandbs_files_whole(tmp_path, no_pictures, ca
     assert "no API key is configured, so it runs offline" in printed.err and printed.err.count("API key") == 1
     assert "pictures need kvbench[plot]" in printed.err
     assert "3 sent" in printed.out and "wandb sync w/wandb/offline-run-*" in printed.out
-    found = wandb_files(tmp_path / "w")
-    run = found[run_id(1)]
+    computed = wandb_files(tmp_path / "w")
+    run = computed[run_id(1)]
     assert (run["run_group"], run["job_type"], run["exit_code"]) == ("sweep today", "kivi", 0)
     assert {"kivi", "int2", "tiny", "mini", "sweep today"} == set(run["tags"])
     assert run["config"]["method"]["residual"] == 128
@@ -97,8 +97,8 @@ def test_a_run_and_its_sweep_are_in_wandbs_files_whole(tmp_path, no_pictures, ca
     (samples,) = (tmp_path / "w").rglob(f"*{run_id(1)}/files/media/table/samples*.json")
     assert [line[0] for line in json.loads(samples.read_text())["data"]] == [entry["id"] for entry in rows]
 
-    (name,) = set(found) - {run_id(0), run_id(1)}
-    sweep = found[name]
+    (name,) = set(computed) - {run_id(0), run_id(1)}
+    sweep = computed[name]
     assert (sweep["display_name"], sweep["run_group"], sweep["job_type"]) == ("sweep today", "sweep today", "sweep")
     assert sweep["summary"] | {"jobs/done": 2, "jobs/failed": 1, "jobs/missing": 1} == sweep["summary"]
     assert sweep["config"]["command"].startswith("python -m kvbench --multirun")
@@ -116,7 +116,7 @@ def test_a_run_and_its_sweep_are_in_wandbs_files_whole(tmp_path, no_pictures, ca
 
     assert main(["--sweep", "today", "--dir", "w"]) == 0
     assert "3 already sent" in capsys.readouterr().out
-    assert set(wandb_files(tmp_path / "w")) == set(found) and len(list((tmp_path / "w").rglob("*.wandb"))) == 3
+    assert set(wandb_files(tmp_path / "w")) == set(computed) and len(list((tmp_path / "w").rglob("*.wandb"))) == 3
 
 
 def test_what_has_changed_is_sent_again(tmp_path, sent):

@@ -40,9 +40,9 @@ def test_levels_of_128_channels() -> None:
     three = [0.0216536951, 0.0667902575, 0.118721462, 0.190065843]
     four = [0.0113515087, 0.034306858, 0.0580605306, 0.083301443, 0.111038531, 0.143001895, 0.182826623, 0.241381702]
     for bits, upper in ((3, three), (4, four)):
-        found = levels(128, bits)
-        assert torch.equal(found[len(upper) :], torch.tensor(upper))
-        assert torch.equal(found, -found.flip(0))
+        computed = levels(128, bits)
+        assert torch.equal(computed[len(upper) :], torch.tensor(upper))
+        assert torch.equal(computed, -computed.flip(0))
 
 
 def natural(codes: torch.Tensor, bits: int) -> torch.Tensor:

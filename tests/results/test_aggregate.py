@@ -142,14 +142,14 @@ def test_perplexity_and_its_errors_as_numpy():
     nll = np.array([1.0, 1.5, 2.5, 1.2])
     full = np.array([0.9, 1.5, 2.0, 1.3])
     rows = [window(i, value) for i, value in enumerate(nll)]
-    found = aggregate.scores(rows, {f"kv/{i}": window(i, value) for i, value in enumerate(full)})["kv"]["perplexity"]
+    computed = aggregate.scores(rows, {f"kv/{i}": window(i, value) for i, value in enumerate(full)})["kv"]["perplexity"]
     ppl, difference = np.exp(nll.mean()), nll - full
-    assert found["ppl"] == pytest.approx(ppl)
-    assert found["stderr"] == pytest.approx(ppl * nll.std(ddof=1) / 2)
-    assert found["bits_per_byte"] == pytest.approx(3 * nll.sum() / np.log(2) / 160)
-    assert found["vs_fp16"]["diff"] == pytest.approx(ppl - np.exp(full.mean()))
-    assert found["vs_fp16"]["stderr"] == pytest.approx(ppl * difference.std(ddof=1) / 2)
-    assert (found["vs_fp16"]["n"], found["windows"], found["mode"], found["chunk"]) == (4, 4, "cache", 4)
+    assert computed["ppl"] == pytest.approx(ppl)
+    assert computed["stderr"] == pytest.approx(ppl * nll.std(ddof=1) / 2)
+    assert computed["bits_per_byte"] == pytest.approx(3 * nll.sum() / np.log(2) / 160)
+    assert computed["vs_fp16"]["diff"] == pytest.approx(ppl - np.exp(full.mean()))
+    assert computed["vs_fp16"]["stderr"] == pytest.approx(ppl * difference.std(ddof=1) / 2)
+    assert (computed["vs_fp16"]["n"], computed["windows"], computed["mode"], computed["chunk"]) == (4, 4, "cache", 4)
     one = aggregate.scores(rows[:1])["kv"]["perplexity"]
     assert one["stderr"] is None and one["vs_fp16"] is None and one["ppl"] == pytest.approx(np.exp(1.0))
     assert aggregate.scores([made(0, 1.0)])["kv"]["perplexity"] is None
@@ -158,9 +158,9 @@ def test_perplexity_and_its_errors_as_numpy():
 
 def test_a_row_whose_search_has_no_time_counts_for_its_steps_alone():
     rows = [made(0, 1.0, ttft_s=None), made(1, 1.0, ttft_s=3.0), made(2, 1.0, ttft_s=None, step_s=[], decoded=0)]
-    found = aggregate.timings(rows)["cpu"]
-    assert found["ttft_s"] == {"median": 3.0, "n": 1, "shared": 0}
-    assert found["tpot_s"]["n"] == 4 and found["n"] == 2
+    computed = aggregate.timings(rows)["cpu"]
+    assert computed["ttft_s"] == {"median": 3.0, "n": 1, "shared": 0}
+    assert computed["tpot_s"]["n"] == 4 and computed["n"] == 2
     assert aggregate.timings([made(0, 1.0, ttft_s=None)])["cpu"]["ttft_s"] == {"median": None, "n": 0, "shared": 0}
 
 
@@ -181,7 +181,7 @@ def test_bytes_are_means_and_the_ratio_is_of_sums():
     small, large = made(0, 1.0), made(1, 1.0)
     bill = {"total": 90, "codes": 40, "scales": 20, "window": 25, "index": 5}
     large["kv_bytes"] = {"used": bill, "reserved": {**bill, "total": 100, "window": 35}, "fp16_equivalent": 360}
-    found = aggregate.kv_bytes([small, large, {**made(2, 1.0), "kv_bytes": None}])
-    assert found["used"] == {"total": 59, "codes": 25, "scales": 12, "window": 20, "index": 2, "state": 0}
-    assert found["reserved"]["window"] == 25
-    assert found["fp16_equivalent"] == 240 and found["ratio"] == pytest.approx(480 / 120)
+    computed = aggregate.kv_bytes([small, large, {**made(2, 1.0), "kv_bytes": None}])
+    assert computed["used"] == {"total": 59, "codes": 25, "scales": 12, "window": 20, "index": 2, "state": 0}
+    assert computed["reserved"]["window"] == 25
+    assert computed["fp16_equivalent"] == 240 and computed["ratio"] == pytest.approx(480 / 120)

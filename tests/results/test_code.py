@@ -81,5 +81,5 @@ def test_a_row_without_digests_by_part_has_none() -> None:
     assert code.of(row()) is None and code.of({"id": "a"}) is None
     assert code.of({MEASURED: {"code": "0123"}}) is None
     own = {"method": "m"}
-    found = code.of({MEASURED: {"code": own}})
-    assert found == own and found is not own
+    computed = code.of({MEASURED: {"code": own}})
+    assert computed == own and computed is not own

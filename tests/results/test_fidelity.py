@@ -52,30 +52,34 @@ def row(number: int, factor: float = 1.0, **more: Any) -> dict[str, Any]:
 def test_rows_are_folded_into_means_tails_growth_and_bins() -> None:
     rows = [row(number) for number in (2, 0, 1)]
     entry = scores(rows)["t@96"]
-    found = typed(Fidelity, entry["fidelity"], strict=True)
+    computed = typed(Fidelity, entry["fidelity"], strict=True)
     values = np.concatenate([r["fidelity"]["kld"] for r in rows])
-    assert found.kld.mean == pytest.approx(values.mean()) and found.kld.max == 22 and found.kld.min == 1
-    assert found.kld.p99_9 == pytest.approx(np.percentile(values, 99.9))
-    assert found.kld.rms == pytest.approx(np.sqrt((values**2).mean()))
-    assert found.kld.low is not None and found.kld.low == pytest.approx(10.5) and found.kld.high == pytest.approx(12.5)
-    assert found.same_top.share == pytest.approx(0.9) and found.same_top.low == found.same_top.high
-    assert found.growth is not None and found.growth.per_1000 == pytest.approx(1000)
-    assert (found.positions, found.prompts, found.first_kld) == (60, 3, 0.0)
-    assert [(part.first, part.last, part.n) for part in found.bins] == [
+    assert computed.kld.mean == pytest.approx(values.mean()) and computed.kld.max == 22 and computed.kld.min == 1
+    assert computed.kld.p99_9 == pytest.approx(np.percentile(values, 99.9))
+    assert computed.kld.rms == pytest.approx(np.sqrt((values**2).mean()))
+    assert (
+        computed.kld.low is not None
+        and computed.kld.low == pytest.approx(10.5)
+        and computed.kld.high == pytest.approx(12.5)
+    )
+    assert computed.same_top.share == pytest.approx(0.9) and computed.same_top.low == computed.same_top.high
+    assert computed.growth is not None and computed.growth.per_1000 == pytest.approx(1000)
+    assert (computed.positions, computed.prompts, computed.first_kld) == (60, 3, 0.0)
+    assert [(part.first, part.last, part.n) for part in computed.bins] == [
         (1, 1, 3), (2, 3, 6), (4, 7, 12), (8, 15, 24), (16, 31, 15)
     ]  # fmt: skip
-    assert found.bins[0].same_top == 0.0 and found.bins[1].same_top == 1.0 and found.left is None
-    assert entry["score"] is None and plain(found)["nll"] == 1.5
+    assert computed.bins[0].same_top == 0.0 and computed.bins[1].same_top == 1.0 and computed.left is None
+    assert entry["score"] is None and plain(computed)["nll"] == 1.5
 
 
 def test_the_point_of_departure_is_censored_and_layers_are_averaged() -> None:
     left = [{"at": 3, "compared": 10, "gap": 0.5}, {"at": None, "compared": 12, "gap": None}]
     layers = [{"own": [0.1, 0.4], "total": [0.1, 0.6]}, {"own": [0.3, 0.2], "total": [0.3, 0.6]}]
     rows = [row(k, left=part, layers=layer) for k, (part, layer) in enumerate(zip(left, layers, strict=True))]
-    found = fidelity.fold(rows)
-    assert found is not None
-    assert found["left"] == {"n": 2, "never": 0.5, "median": None, "compared": 11.0, "gap": 0.5}
-    assert found["layers"]["own"] == pytest.approx([0.2, 0.3]) and found["layers"]["worst"] == 1
+    computed = fidelity.fold(rows)
+    assert computed is not None
+    assert computed["left"] == {"n": 2, "never": 0.5, "median": None, "compared": 11.0, "gap": 0.5}
+    assert computed["layers"]["own"] == pytest.approx([0.2, 0.3]) and computed["layers"]["worst"] == 1
     assert fidelity.departure(left[:1]) == {"n": 1, "never": 0.0, "median": 3.0, "compared": 10.0, "gap": 0.5}
     assert fidelity.fold([{**row(0), "fidelity": None}]) is None
     alone = fidelity.fold(rows[:1])
@@ -88,12 +92,12 @@ def test_a_pair_of_runs_is_drawn_alike() -> None:
     b = [row(number, other_top=[1]) for number in range(7, -1, -1)]
     for part in b:
         part["fidelity"]["kld"] = [x + 0.25 for x in part["fidelity"]["kld"]]
-    found = fidelity.pair(a, b)
-    assert found is not None
+    computed = fidelity.pair(a, b)
+    assert computed is not None
     for name in ("kld_mean", "kld_p99_9"):
-        assert found[name]["diff"] == pytest.approx(0.25) and found[name]["n"] == 8
-        assert found[name]["low"] == pytest.approx(0.25) and found[name]["high"] == pytest.approx(0.25)
-    assert found["same_top"]["diff"] == pytest.approx(0.05)
+        assert computed[name]["diff"] == pytest.approx(0.25) and computed[name]["n"] == 8
+        assert computed[name]["low"] == pytest.approx(0.25) and computed[name]["high"] == pytest.approx(0.25)
+    assert computed["same_top"]["diff"] == pytest.approx(0.05)
     same = fidelity.pair(a, a)
     assert same is not None and all(entry["low"] == entry["high"] == entry["diff"] == 0 for entry in same.values())
     assert fidelity.pair(a, [row(99)]) is None
@@ -103,18 +107,18 @@ def test_percentiles_of_draws_are_numpys() -> None:
     generator = np.random.default_rng(3)
     groups = [generator.standard_normal(size) for size in (5, 1, 12, 8)]
     for level in (50.0, 99.0, 99.9, 100.0):
-        found = metrics.drawn(groups, level, draws=25, seed=4)
+        computed = metrics.drawn(groups, level, draws=25, seed=4)
         picks = metrics.picked(4, 25, 4)
-        assert np.allclose(found, [np.percentile(np.concatenate([groups[i] for i in p]), level) for p in picks])
+        assert np.allclose(computed, [np.percentile(np.concatenate([groups[i] for i in p]), level) for p in picks])
 
 
 def test_a_slope_is_that_of_least_squares() -> None:
     generator = np.random.default_rng(5)
     index = [np.arange(1, size) for size in (9, 30, 17)]
     values = [0.1 * x + generator.standard_normal(len(x)) for x in index]
-    found = metrics.slope(index, values)
+    computed = metrics.slope(index, values)
     exact = np.polyfit(np.concatenate(index), np.concatenate(values), 1)[0]
-    assert found[0] == pytest.approx(exact) and found[1] < found[0] < found[2]
+    assert computed[0] == pytest.approx(exact) and computed[1] < computed[0] < computed[2]
 
 
 def answer(number: int, score: float, tokens: list[int]) -> dict[str, Any]:
@@ -124,9 +128,9 @@ def answer(number: int, score: float, tokens: list[int]) -> dict[str, Any]:
 def test_flips_and_departures_of_free_answers() -> None:
     a = {r["id"]: r for r in (answer(0, 1, [1, 2, 3]), answer(1, 0.5, [1, 2]), answer(2, 0, [4]), answer(3, 1, [5]))}
     b = {r["id"]: r for r in (answer(0, 0.9, [1, 9, 3]), answer(1, 0, [1, 2]), answer(2, 1, [6]), answer(3, 1, [5]))}
-    found = fidelity.flips_of(a, b, list(a))
-    assert found is not None
-    assert (found["lost"], found["won"], found["flips"], found["p"], found["n"]) == (1, 1, 0.5, 1.0, 4)
+    computed = fidelity.flips_of(a, b, list(a))
+    assert computed is not None
+    assert (computed["lost"], computed["won"], computed["flips"], computed["p"], computed["n"]) == (1, 1, 0.5, 1.0, 4)
     left = fidelity.answers_left(a, b, list(a))
     assert left == {"n": 4, "never": 0.5, "median": None, "compared": 1.5, "gap": None}
     assert fidelity.flips_of({"x": {"scores": {}}}, {"x": {"scores": {}}}, ["x"]) is None
@@ -136,7 +140,7 @@ def test_flips_and_departures_of_free_answers() -> None:
         [],
         0,
         [],
-        {"q": {"flips": found, "left": left}},
+        {"q": {"flips": computed, "left": left}},
         {"q": fidelity.pair([row(0), row(1)], [row(0, 2.0), row(1, 2.0)]) or {}},
     )
     shown = markdown(comparison)

@@ -138,10 +138,10 @@ def cached(tmp_path, monkeypatch):
 @pytest.mark.parametrize("size", [100, 2 << 20, (32 << 20) - 1, 32 << 20, 40 << 20])
 def test_every_byte_of_a_checkpoint_counts(cached, size):
     places = (0, size // 4, size // 2, size - 7)
-    found = [fingerprint(checkpoint(cached / "m", b"changed", place, size)) for place in places]
-    found.append(fingerprint(checkpoint(cached / "m", b"", 0, size)))
-    assert len(set(found)) == len(found)
-    assert None not in found
+    computed = [fingerprint(checkpoint(cached / "m", b"changed", place, size)) for place in places]
+    computed.append(fingerprint(checkpoint(cached / "m", b"", 0, size)))
+    assert len(set(computed)) == len(computed)
+    assert None not in computed
 
 
 def test_digests_of_large_files_are_kept_and_follow_every_change(cached, monkeypatch):

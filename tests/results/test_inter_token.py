@@ -35,9 +35,9 @@ def test_a_line_through_two_lengths_and_the_published_break_even():
     assert break_even(bf16, fp8) is None
     assert break_even(Line(bf16.slope, 5e-3, 2), bf16) is None, "parallel lines never cross"
     assert break_even(Line(1e-8, 5e-3, 2), bf16) == 0
-    found = fit([(1064.0, bf16.intercept + 1064 * bf16.slope), (8064.0, bf16.intercept + 8064 * bf16.slope)])
-    assert found is not None
-    assert (found.slope, found.intercept, found.lengths) == (pytest.approx(4.37e-8), pytest.approx(6.44e-3), 2)
+    computed = fit([(1064.0, bf16.intercept + 1064 * bf16.slope), (8064.0, bf16.intercept + 8064 * bf16.slope)])
+    assert computed is not None
+    assert (computed.slope, computed.intercept, computed.lengths) == (pytest.approx(4.37e-8), pytest.approx(6.44e-3), 2)
     assert fit([(1.0, 2.0), (1.0, 3.0)]) is None and fit([]) is None
 
 

@@ -15,8 +15,10 @@ def moment(**changes: float | None) -> Moment:
 
 
 def test_processors_are_shared_out_between_this_process_and_the_rest() -> None:
-    found = between(moment(at=5.0, own=2.0, busy=100.0), moment(at=15.0, own=12.0, busy=125.0, average=2.5, mhz=1500.0))
-    assert found == {
+    computed = between(
+        moment(at=5.0, own=2.0, busy=100.0), moment(at=15.0, own=12.0, busy=125.0, average=2.5, mhz=1500.0)
+    )
+    assert computed == {
         "cpus": os.cpu_count(),
         "average": [1.0, 2.5],
         "mhz": [3000.0, 1500.0],
@@ -45,21 +47,21 @@ def test_processors_are_shared_out_between_this_process_and_the_rest() -> None:
     ],
 )
 def test_only_a_machine_that_is_full_with_other_work_is_busy(own, others, held, busy) -> None:
-    said = busyness({"cpus": 2, "own_cpus": own, "other_cpus": others, "held_back": held})
-    assert (said is not None) == busy
-    if said and held:
-        assert f"{held:.0%}" in said
-    elif said:
-        assert f"{others:.1f} of the machine's 2" in said
+    message = busyness({"cpus": 2, "own_cpus": own, "other_cpus": others, "held_back": held})
+    assert (message is not None) == busy
+    if message and held:
+        assert f"{held:.0%}" in message
+    elif message:
+        assert f"{others:.1f} of the machine's 2" in message
 
 
 def test_jobs_that_run_side_by_side_are_named_as_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"cpus": 2, "own_cpus": 1.0, "other_cpus": 0.9, "held_back": 0.0}
     assert "other programs" in busyness(found)
     monkeypatch.setenv(load.SIDE_BY_SIDE, "1")
-    said = busyness(found)
-    assert "other jobs of the sweep ran at the same time and used 0.9 of 2 processors" in said
-    assert "other programs" not in said
+    message = busyness(found)
+    assert "other jobs of the sweep ran at the same time and used 0.9 of 2 processors" in message
+    assert "other programs" not in message
     assert busyness({**found, "other_cpus": 0.1}) is None
 
 
@@ -67,8 +69,8 @@ def test_nothing_known_nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert busyness(None) is busyness({}) is None
     monkeypatch.setattr(load, "_text", lambda path: "")
     monkeypatch.setattr(os, "getloadavg", lambda: (_ for _ in ()).throw(OSError()))
-    found = Moment()
-    assert found.average is found.busy is found.held_back is found.mhz is None
+    computed = Moment()
+    assert computed.average is computed.busy is computed.held_back is computed.mhz is None
 
 
 def test_counters_are_read_as_the_kernel_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +80,7 @@ def test_counters_are_read_as_the_kernel_writes_them(monkeypatch: pytest.MonkeyP
         "/proc/cpuinfo": "cpu MHz\t\t: 2000.0\ncpu MHz\t\t: 3000.0\ncpu MHz : ?\n",
     }
     monkeypatch.setattr(load, "_text", lambda path: files.get(str(path), ""))
-    found = Moment()
-    assert found.busy == (100 + 20 + 30 + 6 + 7 + 8) / os.sysconf("SC_CLK_TCK")
-    assert found.held_back == 2.5
-    assert found.mhz == 2500
+    computed = Moment()
+    assert computed.busy == (100 + 20 + 30 + 6 + 7 + 8) / os.sysconf("SC_CLK_TCK")
+    assert computed.held_back == 2.5
+    assert computed.mhz == 2500

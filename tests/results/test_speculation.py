@@ -28,16 +28,16 @@ def test_a_run_says_what_speculation_gave(tmp_path, batch):
     run(settings("fp16"))
     metrics = run(settings("fp16", method=METHOD, quantizer=QUANTIZER))
     validate({key: value for key, value in metrics.items() if key != "run_dir"})
-    found = metrics["speculation"]
-    assert (found["gamma"], found["draft"], found["draft_weights"], found["n"]) == (3, None, None, 4)
-    assert found["tokens"] == 4 * 11
-    assert found["acceptance_rate"] == found["accepted"] / found["drafted"]
-    assert found["tokens"] == found["accepted"] + found["rounds"]  # each round adds one token of the target's
-    assert found["speedup"] > 0
-    times = found["round_times"]
+    computed = metrics["speculation"]
+    assert (computed["gamma"], computed["draft"], computed["draft_weights"], computed["n"]) == (3, None, None, 4)
+    assert computed["tokens"] == 4 * 11
+    assert computed["acceptance_rate"] == computed["accepted"] / computed["drafted"]
+    assert computed["tokens"] == computed["accepted"] + computed["rounds"]  # each round adds one token of the target's
+    assert computed["speedup"] > 0
+    times = computed["round_times"]
     assert times["draft_s"] > 0 and times["verify_s"] > 0 and 0 <= times["acceptance"] <= 1
-    expected = found["speedup"] * times["tpot_s"] / times["expected_tpot_s"]
-    assert found["expected_speedup"] == pytest.approx(expected)
+    expected = computed["speedup"] * times["tpot_s"] / times["expected_tpot_s"]
+    assert computed["expected_speedup"] == pytest.approx(expected)
     rows = [json.loads(line) for line in (Path(metrics["run_dir"]) / "samples.jsonl").read_text().splitlines()]
     for row in rows:
         assert len(row["measured"]["step_s"]) == row["measured"]["decoded"] == 11

@@ -91,8 +91,8 @@ def test_times_are_of_the_named_device_or_of_that_with_most_samples(tmp_path: Pa
     ],
 )
 def test_paths_of_attention_are_joined(tmp_path: Path, paths, expected) -> None:
-    found = build(tmp_path, [row(str(number), path=path) for number, path in enumerate(paths)])["attention"]
-    assert (found["reads_packed"], found["path"]) == expected
+    computed = build(tmp_path, [row(str(number), path=path) for number, path in enumerate(paths)])["attention"]
+    assert (computed["reads_packed"], computed["path"]) == expected
     bare = row("a")
     bare["measured"]["attention"] = None
     assert build(tmp_path, [bare])["attention"] == {"reads_packed": None, "path": None}

@@ -51,8 +51,8 @@ def test_rows_of_the_current_code_are_nothing_to_mention() -> None:
 
 
 def test_older_rows_are_shown_with_a_warning() -> None:
-    said = check(ROWS, ["a", "b", "c"], 0)
-    assert said.startswith(
+    message = check(ROWS, ["a", "b", "c"], 0)
+    assert message.startswith(
         "kivi int2: warning: 2 of 3 samples were made by older code: "
         "method (was 01234567, ba987654, is mmmmmmmm), cache (was 01234567, is cccccccc); "
         "the stored results are shown unchanged\n  hint: set runtime.rerun=true to repeat the 2 old samples; "
@@ -68,8 +68,8 @@ def test_samples_are_not_added_to_older_rows_unless_one_says_so() -> None:
     assert "kivi int2: 1 of 3 samples were made by older code" in str(error.value)
     assert "and 1 samples are missing. A run must not mix" in str(error.value)
     assert "set runtime.mix_code=true to add the 1 missing samples anyway" in str(error.value)
-    said = check(ROWS, ["a", "b", "absent"], 1, mix_code=True)
-    assert said.endswith("; the 1 missing samples are made by the current code (runtime.mix_code=true)")
+    message = check(ROWS, ["a", "b", "absent"], 1, mix_code=True)
+    assert message.endswith("; the 1 missing samples are made by the current code (runtime.mix_code=true)")
 
 
 def test_a_class_whose_code_has_changed_may_get_a_new_version(monkeypatch) -> None:

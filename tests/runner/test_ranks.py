@@ -54,21 +54,21 @@ def row(tokens: Sequence[int] = (1, 2), used: int = 10, peak: int | None = 100) 
 
 def test_bytes_are_those_of_all_ranks_and_times_are_the_first_ones() -> None:
     own, other = row(), {**row(used=4, peak=60), MEASURED: {**row(peak=60)[MEASURED], "ttft_s": 9.0}}
-    made = ranks.merged(own, [own, other])
-    assert made["kv_bytes"]["used"] == {"total": 14, "codes": 14}
-    assert made["kv_bytes"]["reserved"] == {"total": 28, "codes": 0}
-    assert made["kv_bytes"]["fp16_equivalent"] == 198
-    assert made[MEASURED]["peak_bytes"] == {"prefill": 160, "decode": 10, "kind": "cuda_allocator", "rss": None}
-    assert made[MEASURED]["ttft_s"] == 0.5
-    assert [each["kv_bytes"] for each in made[MEASURED]["ranks"]] == [10, 4]
-    assert [each["peak_bytes"]["prefill"] for each in made[MEASURED]["ranks"]] == [100, 60]
+    merged = ranks.merged(own, [own, other])
+    assert merged["kv_bytes"]["used"] == {"total": 14, "codes": 14}
+    assert merged["kv_bytes"]["reserved"] == {"total": 28, "codes": 0}
+    assert merged["kv_bytes"]["fp16_equivalent"] == 198
+    assert merged[MEASURED]["peak_bytes"] == {"prefill": 160, "decode": 10, "kind": "cuda_allocator", "rss": None}
+    assert merged[MEASURED]["ttft_s"] == 0.5
+    assert [each["kv_bytes"] for each in merged[MEASURED]["ranks"]] == [10, 4]
+    assert [each["peak_bytes"]["prefill"] for each in merged[MEASURED]["ranks"]] == [100, 60]
     assert own == row(), "a rank's own row stays as it is"
 
 
 def test_what_one_rank_did_not_measure_is_nobodys() -> None:
     for first, second in ((None, 100), (100, None), (None, None)):
-        made = ranks.merged(row(peak=first), [row(peak=first), row(peak=second)])
-        assert made[MEASURED]["peak_bytes"]["prefill"] is None
+        merged = ranks.merged(row(peak=first), [row(peak=first), row(peak=second)])
+        assert merged[MEASURED]["peak_bytes"]["prefill"] is None
     bare = {key: value for key, value in row().items() if key != MEASURED} | {"kv_bytes": None}
     assert ranks.merged(bare, [bare, bare]) == bare
 

@@ -24,10 +24,10 @@ def test_the_identity_has_the_task_and_its_version_and_no_machine(tmp_path) -> N
     settings = config(tmp_path)
     checked = check(settings)
     task = ToyTask(version=3)
-    found = resolve.material(settings, checked, task)
-    assert found["setting"]["data"] == {"identity": task.identity(), "version": 3}
-    assert found["setting"]["seed"] == 0 and found["setting"]["decoding"]["top_p"] == 1.0
-    assert found["method"]["method"]["residual"] == 32
+    computed = resolve.material(settings, checked, task)
+    assert computed["setting"]["data"] == {"identity": task.identity(), "version": 3}
+    assert computed["setting"]["seed"] == 0 and computed["setting"]["decoding"]["top_p"] == 1.0
+    assert computed["method"]["method"]["residual"] == 32
 
 
 def test_a_data_set_that_depends_on_the_machine_names_it_in_the_identity(tmp_path, monkeypatch) -> None:

@@ -174,8 +174,8 @@ def test_another_seed_draws_other_tokens(tmp_path):
 def test_batches_are_of_samples_that_end_alike():
     made = [sample(str(i)) for i in range(5)] + [sample("long", max_new_tokens=9), sample("stop", stop=("x",))]
     made += [sample("end", end_text="."), sample("say", say_something=True), sample("last")]
-    found = [[each.id for each in batch] for batch in batches(made, 2)]
-    assert found == [["0", "1"], ["2", "3"], ["4"], ["long"], ["stop"], ["end"], ["say"], ["last"]]
+    computed = [[each.id for each in batch] for batch in batches(made, 2)]
+    assert computed == [["0", "1"], ["2", "3"], ["4"], ["long"], ["stop"], ["end"], ["say"], ["last"]]
     assert list(batches([], 2)) == []
     assert [len(batch) for batch in batches(made[:5], 9)] == [5]
 
@@ -207,9 +207,9 @@ def test_a_rows_bill_is_its_own_bytes_and_its_part_of_the_buffers():
             as_dict=lambda: {"used": parts, "reserved": {"total": 41, "codes": 30}, "fp16_equivalent": 7}
         )
 
-    found = row_bill(SimpleNamespace(bill=bill), 2, 4)
+    computed = row_bill(SimpleNamespace(bill=bill), 2, 4)
     assert asked == [2]
-    assert found == {"used": {"total": 14, "codes": 9}, "reserved": {"total": 10, "codes": 7}, "fp16_equivalent": 7}
+    assert computed == {"used": {"total": 14, "codes": 9}, "reserved": {"total": 10, "codes": 7}, "fp16_equivalent": 7}
 
 
 @pytest.mark.parametrize(("finish", "steps"), [("eos", 2), ("stop", 1), ("length", 1)])

@@ -45,8 +45,8 @@ def test_a_run_ends_once_though_two_threads_come_to_its_end(tmp_path, monkeypatc
     done = run(config(tmp_path))
     watcher.join(10)
     assert written == ["ok"]
-    found = on_disk(done)
-    assert (found["status"], found["oom"], found["error"], found["errors"]) == ("ok", None, None, [])
+    computed = on_disk(done)
+    assert (computed["status"], computed["oom"], computed["error"], computed["errors"]) == ("ok", None, None, [])
 
 
 def test_a_failure_elsewhere_is_the_end_of_a_run_that_has_none(tmp_path, monkeypatch):

@@ -24,8 +24,8 @@ def sample(**changes: Any) -> Sample:
     [(1, 1.0), (True, 1.0), (-0.5, -0.5), (math.nan, None), (math.inf, None), (-math.inf, None), ("2", 2.0)],
 )
 def test_numbers_that_json_can_hold(value: Any, number: float | None) -> None:
-    found = finite(value)
-    assert found == number and (found is None or type(found) is float)
+    computed = finite(value)
+    assert computed == number and (computed is None or type(computed) is float)
 
 
 def test_one_question_is_scored_whole_and_several_by_line() -> None:
@@ -49,8 +49,8 @@ def test_one_question_is_scored_whole_and_several_by_line() -> None:
 )
 def test_loggers_are_shown_both_ends_of_a_prompt_and_nothing_twice(length: int, head: int, tail: int) -> None:
     prompt = "".join(chr(0x4E00 + index) for index in range(length))
-    found = shown(sample(prompt=prompt))
-    assert found == {"prompt_head": prompt[:head], "prompt_tail": prompt[length - tail :], "reference": "x"}
+    computed = shown(sample(prompt=prompt))
+    assert computed == {"prompt_head": prompt[:head], "prompt_tail": prompt[length - tail :], "reference": "x"}
     assert shown(sample(answers=()))["reference"] == ""
 
 

@@ -148,8 +148,8 @@ def test_a_run_whose_folder_cannot_be_made_is_the_only_one_that_fails(tmp_path: 
 
 
 def test_loggers_that_follow_one_run_at_a_time_are_refused(tmp_path: Path) -> None:
-    told = refusal(check(config(tmp_path, logger={"name": "wandb", "project": "mine"})))
-    assert told is not None and told.startswith("logger=wandb follows one run at a time")
+    reason = refusal(check(config(tmp_path, logger={"name": "wandb", "project": "mine"})))
+    assert reason is not None and reason.startswith("logger=wandb follows one run at a time")
     assert refusal(check(config(tmp_path))) is None
 
 

@@ -31,9 +31,9 @@ def bound(**fields: Any) -> Fidelity:
 
 
 def works(task: Fidelity) -> list[CompareTokens]:
-    found = [sample.work for sample in task.samples()]
-    assert all(isinstance(work, CompareTokens) for work in found)
-    return found  # type: ignore[return-value]
+    computed = [sample.work for sample in task.samples()]
+    assert all(isinstance(work, CompareTokens) for work in computed)
+    return computed  # type: ignore[return-value]
 
 
 def test_windows_of_a_text_have_an_exact_prefix(tmp_path) -> None:

@@ -242,15 +242,15 @@ def test_cut_and_changed_files_are_refused(tmp_path: Path) -> None:
         "a.zip": zipped(tmp_path / "a.zip", a=lines).read_bytes(),
     }
     for name, content in forms.items():
-        found = Found(tmp_path / name, "a" if name == "a.zip" else None)
+        computed = Found(tmp_path / name, "a" if name == "a.zip" else None)
         for eighth in range(8):
-            found.path.write_bytes(content[: len(content) * eighth // 8])
-            assert name in said(found)
+            computed.path.write_bytes(content[: len(content) * eighth // 8])
+            assert name in said(computed)
         middle = len(content) // 2
-        found.path.write_bytes(
+        computed.path.write_bytes(
             content[:middle] + bytes(byte ^ 0xFF for byte in content[middle : middle + 60]) + content[middle + 60 :]
         )
-        assert name in said(found)
+        assert name in said(computed)
 
 
 def test_what_is_no_file_is_named(tmp_path: Path) -> None:

@@ -113,16 +113,16 @@ def test_the_same_records_in_any_format_are_the_same_run(tmp_path: Path) -> None
     ],
 )
 def test_metrics(tmp_path: Path, metric: dict[str, Any], answer: Any, scores: dict[str, float]) -> None:
-    made = task(write(tmp_path, [{"question": "?", "answer": answer}]), **metric)
-    sample = next(made.samples())
-    assert {text: made.score(sample, text)["score"] for text in scores} == pytest.approx(scores)
+    records = task(write(tmp_path, [{"question": "?", "answer": answer}]), **metric)
+    sample = next(records.samples())
+    assert {text: records.score(sample, text)["score"] for text in scores} == pytest.approx(scores)
 
 
 def test_rouge_of_summaries(tmp_path: Path) -> None:
     pytest.importorskip("rouge_score")
-    made = task(write(tmp_path, [{"question": "?", "answer": "a cat sat"}]), metric="rouge")
-    assert made.packages()[0].module == "rouge_score" and not task("x", metric="f1").packages()
-    assert made.score(next(made.samples()), "cats sat")["score"] == pytest.approx(0.8)
+    records = task(write(tmp_path, [{"question": "?", "answer": "a cat sat"}]), metric="rouge")
+    assert records.packages()[0].module == "rouge_score" and not task("x", metric="f1").packages()
+    assert records.score(next(records.samples()), "cats sat")["score"] == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(

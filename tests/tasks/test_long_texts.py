@@ -87,16 +87,16 @@ def test_texts_that_are_too_short_are_said_with_the_remedy(tmp_path: Path) -> No
             list(load(name, path=str(tmp_path), max_new_tokens=5, **overrides).samples())
         return str(caught.value)
 
-    found = said(lengths=[40], skip=20)
-    assert "none of 1 documents is long enough for a prompt of 40 tokens. The longest has 51 tokens;" in found
-    assert "65 are needed for dataset.skip=20, " in found
-    assert found.endswith("hint: set dataset.lengths to at most [26], or reduce dataset.skip")
+    computed = said(lengths=[40], skip=20)
+    assert "none of 1 documents is long enough for a prompt of 40 tokens. The longest has 51 tokens;" in computed
+    assert "65 are needed for dataset.skip=20, " in computed
+    assert computed.endswith("hint: set dataset.lengths to at most [26], or reduce dataset.skip")
     list(load("text", path=str(tmp_path), max_new_tokens=5, lengths=[26], skip=20, warm_up=0).samples())  # it is so
     assert said("pg19", lengths=[40]).endswith("hint: provide longer texts, or reduce dataset.skip")
     assert said(lengths=[47]).endswith("hint: set dataset.lengths to at most [46]")
-    found = said(lengths=[16])  # two pieces, three of which were to warm up
-    assert "only 2 prompts of 16 tokens, and the first 3 are used for warm-up, so none is left to measure" in found
-    assert "set dataset.warm_up to at most 1, or reduce dataset.lengths, or set dataset.per_document=null" in found
+    computed = said(lengths=[16])  # two pieces, three of which were to warm up
+    assert "only 2 prompts of 16 tokens, and the first 3 are used for warm-up, so none is left to measure" in computed
+    assert "set dataset.warm_up to at most 1, or reduce dataset.lengths, or set dataset.per_document=null" in computed
     for name in ("text", "perplexity/text"):
         with pytest.raises(ConfigError, match=r"dataset\.path: no text is given.\n.*dataset.path=FILE_OR_FOLDER"):
             load(name)
@@ -199,9 +199,12 @@ def test_forms_of_records(tmp_path: Path) -> None:
 
 
 def test_rouge_is_the_packages_stemmed_and_the_best_reference_counts() -> None:
-    found = rouge("The cats sat.", ["Dogs ran.", "The cat sat on a mat."])
-    assert found["rouge1"] == pytest.approx(2 * 3 / (3 + 6))  # cats is cat
-    assert found["rougeLsum"] == found["rougeL"] == found["rouge1"] and 0 < found["rouge2"] < found["rouge1"]
+    computed = rouge("The cats sat.", ["Dogs ran.", "The cat sat on a mat."])
+    assert computed["rouge1"] == pytest.approx(2 * 3 / (3 + 6))  # cats is cat
+    assert (
+        computed["rougeLsum"] == computed["rougeL"] == computed["rouge1"]
+        and 0 < computed["rouge2"] < computed["rouge1"]
+    )
     assert rouge("", ["x"]) == dict.fromkeys(("rouge1", "rouge2", "rougeL", "rougeLsum"), 0.0)
 
 

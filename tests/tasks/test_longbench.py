@@ -61,8 +61,8 @@ def tokenizer():
 def test_templates_and_numbers_are_the_official_ones() -> None:
     config = golden("longbench_config.json")
     expected = golden("longbench_prompt_sha256.json")
-    found = {k: hashlib.sha256(v["prompt"].encode()).hexdigest() for k, v in templates().items()}
-    assert found == expected
+    computed = {k: hashlib.sha256(v["prompt"].encode()).hexdigest() for k, v in templates().items()}
+    assert computed == expected
     assert {k: v["max_new_tokens"] for k, v in templates().items()} == config["dataset2maxlen"]
     assert [name.removesuffix("_e") for name in EXTENDED] == config["datasets_e"]
     assert len(groups()["all"]) == 21

@@ -14,15 +14,15 @@ from kvbench.tasks.mini.heldout import EXCLUDED, MODULES
 
 
 def test_documents_of_this_python():
-    found = text.documents()
-    assert [d.name for d in found] == ["topics", *MODULES]
+    computed = text.documents()
+    assert [d.name for d in computed] == ["topics", *MODULES]
     assert len(MODULES) >= 60
     assert len(set(MODULES)) == len(MODULES)
-    assert {d.kind for d in found} == {"prose", "code"}
-    assert len(found[0].text) > 100_000
-    assert all(hashlib.sha256(d.text.encode()).hexdigest() == d.sha256 for d in found)
+    assert {d.kind for d in computed} == {"prose", "code"}
+    assert len(computed[0].text) > 100_000
+    assert all(hashlib.sha256(d.text.encode()).hexdigest() == d.sha256 for d in computed)
     assert set(MODULES) < EXCLUDED
-    assert text.identity(found) == text.identity(text.documents())
+    assert text.identity(computed) == text.identity(text.documents())
 
 
 def test_modules_that_became_packages_are_found(tmp_path):

@@ -69,8 +69,8 @@ def test_describe_is_bounded():
     try:
         raise ValueError("a" + "x" * 100_000 + "z")
     except ValueError as error:
-        said = describe(error)
-    assert said == {"type": "ValueError", "message": "a" + "x" * 3999, "traceback": "x" * 7998 + "z\n"}
+        message = describe(error)
+    assert message == {"type": "ValueError", "message": "a" + "x" * 3999, "traceback": "x" * 7998 + "z\n"}
     try:
         raise ValueError("short")
     except ValueError as error:
