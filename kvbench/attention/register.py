@@ -22,6 +22,7 @@ from kvbench.attention.logits import logits_of
 from kvbench.attention.over_stores import step, stored_prompt
 from kvbench.attention.rope import pre_rope
 from kvbench.attention.served import UNSERVED, check_served
+from kvbench.attention.served import check_speculation as check_speculation
 from kvbench.cache.layer import Handle, KVLayer
 from kvbench.cache.rope import rotated_prompt
 from kvbench.errors import CacheError
