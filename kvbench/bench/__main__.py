@@ -163,7 +163,13 @@ def main(argv: list[str] | None = None) -> int:
         argv: arguments after the program's name; None for those of this process.
     """
     given = sys.argv[1:] if argv is None else argv
-    args = parser(measuring=given[:1] not in (["predict"], ["latency"], ["goodput"])).parse_args(given)
+    top = parser(measuring=given[:1] not in (["predict"], ["latency"], ["goodput"]))
+    args, unknown = top.parse_known_args(given)
+    if unknown:
+        top.error(
+            f"unknown arguments of {args.command}: {' '.join(unknown)} "
+            f"(python -m kvbench.bench {args.command} --help lists its options)"
+        )
     args.argv = given
     args.contexts = [tokens(n) if isinstance(n, str) else n for n in args.contexts]
     if args.command == "predict":

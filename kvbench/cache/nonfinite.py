@@ -14,7 +14,9 @@ from kvbench.cache.state import LayerState
 from kvbench.cache.watch import Place
 from kvbench.errors import NonFiniteError
 
-HINT = "Load the model with a dtype of larger range: model.dtype=bfloat16 or model.dtype=float32"
+#: what to do, by the range of the cache's dtype: that of fp16 is small, those of bf16 and fp32 are large
+NARROW = "\n  hint: load the model with a dtype of larger range: model.dtype=bfloat16 or model.dtype=float32"
+WIDE = "\n  hint: download the weights again, since they may be damaged"
 
 
 def watch_segments(layer: LayerState) -> None:
@@ -58,7 +60,7 @@ def described(owner: weakref.ref[LayerState], index: int, side: str, number: int
             position = f" at position {int(positions.expand(layer.heads, -1)[place.head, slot])}"
     return (
         f"layer {index}: NaN or Inf in the {side}{position} (row {place.row}, KV head {place.head}, "
-        f"channel {place.channel}). {HINT}"
+        f"channel {place.channel}).{_hint(layer)}"
     )
 
 
@@ -110,6 +112,12 @@ def located(
             position = int(positions.expand(layer.heads, -1)[h, t])
             return NonFiniteError(
                 f"layer {layer.index}: NaN or Inf in the {side} at position {position} (row {b}, KV head {h}, "
-                f"channel {d}). {HINT}"
+                f"channel {d}).{_hint(layer)}"
             )
     return error
+
+
+def _hint(layer: LayerState | None) -> str:
+    if layer is None:
+        return ""
+    return NARROW if layer.dtype == torch.float16 else WIDE

@@ -186,9 +186,10 @@ class Oscar(RecencyMethod):
                 )
             return
         if not self.rotation.plain:
+            side: Side = "key" if self.rotation.key != "none" else "value"
             raise ConfigError(
-                "method.rotation",
-                f"key={self.rotation.key} value={self.rotation.value}",
+                f"method.rotation.{side}",
+                self.rotation.of(side),
                 "has no effect, because the basis is that of the calibration file",
                 hint="method.basis=rotation",
             )

@@ -87,7 +87,7 @@ def _from_file(path: str, changed: int, side: Side, channels: int, device: torch
             raise ConfigError(
                 f"method.rotation.{side}",
                 path,
-                f"has no matrix '{key}', but {len(names)} others" + (f", such as '{names[0]}'" if names else ""),
+                f"has no matrix '{key}'" + (f", but {len(names)} others, such as '{names[0]}'" if names else ""),
                 hint="calibrate for this model",
             )
         matrix: Tensor = file.get_tensor(key)

@@ -9,7 +9,7 @@ import torch
 
 from kvbench.attention import synthetic
 from kvbench.bench import __main__ as command
-from kvbench.bench import ceiling, kernel, kernel_table, quantize, report
+from kvbench.bench import ceiling, kernel, kernel_table, packing, quantize, report
 from kvbench.bench.clock import ROUND, Time, copies
 from kvbench.bench.shapes import (
     FORMATS,
@@ -38,7 +38,7 @@ def test_bytes_of_a_format_are_those_of_the_bill(name, channels):
     for side in ("key", "value"):
         form = getattr(FORMATS[name].tiers[0], side)
         segment = PackedSegment(
-            1, 3, channels, torch.float16, "cpu", quantizer=quantize.quantizer(name, side, channels), side=side
+            1, 3, channels, torch.float16, "cpu", quantizer=packing.quantizer(name, side, channels), side=side
         )
         segment.append(slice(None), torch.zeros(1, 3, 128, channels, dtype=torch.float16))
         assert 3 * side_bytes(form, 128, channels) == sum(segment.used(0).values())
@@ -295,7 +295,7 @@ def test_a_packing_is_of_the_formats_own_quantizer():
         ("atom4", "key", "AtomQuantizer", 4, 64, "token"),
         ("int8", "key", "HierarchicalQuantizer", 8, 128, "channel"),
     ):
-        made = quantize.quantizer(name, side, 64)
+        made = packing.quantizer(name, side, 64)
         assert (type(made).__name__, made.bits, made.axis) == (kind, bits, axis)
         assert made.group_size == group
     assert quantize.flushes("int4_g128") == [("128 keys", "key", 128), ("1 value", "value", 1)]

@@ -261,6 +261,12 @@ def test_methods_as_typed():
     assert method_of("snapkv:budget=0.25").budget == 0.25
 
 
+def test_an_option_of_another_command_is_refused_with_where_to_look(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["predict", "--settings", "kivi"])
+    assert "unknown arguments of predict: --settings kivi (python -m kvbench.bench predict" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

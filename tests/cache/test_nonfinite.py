@@ -38,8 +38,8 @@ def test_a_prompt_that_is_not_finite_is_named_by_layer_side_and_position(side, n
     with pytest.raises(NonFiniteError) as raised:
         zoo.feed(layer, *spoilt(side, 1, 0, 7, 9))
     assert str(raised.value) == (
-        f"layer 5: NaN or Inf in the {name} at position 7 (row 1, KV head 0, channel 9). "
-        "Load the model with a dtype of larger range: model.dtype=bfloat16 or model.dtype=float32"
+        f"layer 5: NaN or Inf in the {name} at position 7 (row 1, KV head 0, channel 9).\n"
+        "  hint: download the weights again, since they may be damaged"
     )
 
 
@@ -105,18 +105,20 @@ def test_an_error_about_finite_tails_stays_what_it_is():
 def test_what_a_kernel_noted_is_described_by_side_and_position_as_long_as_the_token_is_held():
     layer = kivi_layer([0, 2], index=3)
     zoo.feed(layer, *zoo.random_kv(40, 2))  # keys: 32 and 8; values: 8 and 32; two fewer exact in the padded row
-    end = "Load the model with a dtype of larger range: model.dtype=bfloat16 or model.dtype=float32"
+    end = "\n  hint: download the weights again, since they may be damaged"
     message = described(weakref.ref(layer), 3, "key", 0, Place(1, 0, 5, 2))
-    assert message == f"layer 3: NaN or Inf in the key at position 7 (row 1, KV head 0, channel 2). {end}"
+    assert message == f"layer 3: NaN or Inf in the key at position 7 (row 1, KV head 0, channel 2).{end}"
     message = described(weakref.ref(layer), 3, "value", 1, Place(0, 1, 4, 6))
-    assert message == f"layer 3: NaN or Inf in the value at position 12 (row 0, KV head 1, channel 6). {end}"
+    assert message == f"layer 3: NaN or Inf in the value at position 12 (row 0, KV head 1, channel 6).{end}"
+    layer.dtype = torch.float16
+    assert "model.dtype=float32" in described(weakref.ref(layer), 3, "value", 1, Place(0, 1, 4, 6))
     layer.order[0] = torch.stack([torch.arange(40), torch.arange(40).flip(0)])
     layer.method.positions = lambda layer, row: layer.order[row]
     assert "position 37 (row 0, KV head 1" in described(weakref.ref(layer), 3, "key", 0, Place(0, 1, 2, 6))
     assert "in the key (row 0, KV head 1" in described(weakref.ref(layer), 3, "key", 1, Place(0, 1, 8, 6))
     gone = weakref.ref(kivi_layer([0]))
     assert described(gone, 3, "key", 0, Place(1, 0, 5, 2)) == (
-        f"layer 3: NaN or Inf in the key (row 1, KV head 0, channel 2). {end}"
+        "layer 3: NaN or Inf in the key (row 1, KV head 0, channel 2)."
     )
 
 
