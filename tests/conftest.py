@@ -3,6 +3,8 @@
 import gc
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,15 +16,21 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.fsync = lambda descriptor: None  # nobody pulls the plug; a test of what waits for the disk sets its own
 
-#: files of few tests that take long: begun first, as the last file that begins holds up the end
+#: files that take long, the longest first: they begin in this order, as the last file that begins holds up the end
 LONG = (
     "contract/test_methods.py",
+    "decoding/test_rounds.py",
+    "attention/test_cuda_emulated.py",
+    "docs/test_commands.py",
+    "config/test_run_config.py",
+    "cli/test_cli_nonsense.py",
+    "decoding/test_graphs.py",
+    "cache/test_sliding.py",
     "runner/test_run_kill.py",
     "parallel/test_tensor_parallel.py",
     "attention/test_triton_decode.py",
     "cache/test_pack_together.py",
     "cache/test_pack_kernel.py",
-    "decoding/test_rounds.py",
     "measure/test_meter.py",
     "bench/test_points.py",
     "experiments/test_tiny_evaluate.py",
@@ -30,7 +38,6 @@ LONG = (
     "runner/test_stored.py",
     "runner/test_sources.py",
     "cli/test_sweep.py",
-    "cli/test_cli_nonsense.py",
     "tasks/test_longbench.py",
     "results/test_tables.py",
     "hub/test_end_to_end.py",
@@ -40,7 +47,12 @@ LONG = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the :data:`LONG` files first; ``make test`` hands files out in this order (``--no-loadscope-reorder``)."""
-    items.sort(key=lambda item: not item.path.as_posix().endswith(LONG))
+    places: dict[Path, int] = {}
+    for item in items:
+        if item.path not in places:
+            file = item.path.as_posix()
+            places[item.path] = next((place for place, name in enumerate(LONG) if file.endswith(name)), len(LONG))
+    items.sort(key=lambda item: places[item.path])
 
 
 def _freeze() -> None:
@@ -58,13 +70,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     _freeze()
 
 
-def pytest_runtest_logfinish(nodeid: str) -> None:
-    """Freeze what the tests of a file have left (models that all files share, modules), once for each file."""
-    file = nodeid.partition("::")[0]
-    if _frozen_after.get("file", file) != file:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Freeze what the tests of a file have left, such as modules, and models that files share."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
         _freeze()
-    _frozen_after["file"] = file
-
-
-#: file of the test that ended last
-_frozen_after: dict[str, str] = {}

@@ -1,5 +1,7 @@
 """transformers' own generate() on kvbench caches: every decoding mode, exact where nothing is compressed."""
 
+import itertools
+
 import pytest
 import torch
 from transformers import DynamicCache
@@ -8,6 +10,7 @@ from kvbench.cache import Prompts
 from kvbench.errors import CacheError
 from kvbench.methods import load_method
 from tests import zoo
+from tests.marks import fast
 
 LENGTHS = [50, 75, 70]
 MODES = {
@@ -58,8 +61,10 @@ def test_other_caches_and_no_cache_run_as_before_while_attached(name):
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("quantizer", ["int2", "int8"])
-@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize(
+    ("name", "quantizer"),
+    fast(itertools.product(zoo.MODELS, ["int2", "int8"]), lambda case: (case[0] == "llama") == (case[1] == "int8")),
+)
 def test_prefill_in_chunks_by_generate_equals_one_shot_when_the_cache_knows_the_prompt(name, quantizer):
     model, method = zoo.model(name), load_method("kivi", quantizer=quantizer, residual=32)
     ids, mask = zoo.padded_batch([129, 100])  # 129 = 4 * 32 + 1: the last chunk is a single token

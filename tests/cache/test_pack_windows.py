@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.cache.packing import interpret, interpreted, same, tokens  # noqa: F401
+from tests.marks import fast
 
 interpreted()
 
@@ -57,8 +58,12 @@ WINDOWS += [(2, 43, 16), (2, 59, 20)]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 
 
+#: windows of each number of bits that `make test` packs
+FAST = [(2, 42, 64), (8, 127, 64), (4, 85, 64), (4, 25, 9), (2, 59, 20)]
+
+
 @DTYPES
-@pytest.mark.parametrize(("bits", "window", "most"), WINDOWS)
+@pytest.mark.parametrize(("bits", "window", "most"), fast(WINDOWS, FAST))
 def test_windows_one_after_another(bits, window, most, dtype):
     """One window, two, one of large numbers: what stands before and behind keeps its bits."""
     quantizer = WindowedQuantizer(bits, window, most)

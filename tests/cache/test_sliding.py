@@ -234,7 +234,7 @@ def test_budgets_that_hold_a_whole_window_answer_as_stock_does(name, fields, siz
 EVERY = [*WHOLE, *SHOWN, ("fp16", None, {}), ("streamingllm", None, {"budget": 30})]
 
 
-@pytest.mark.parametrize("case", EVERY, ids=case_id)
+@pytest.mark.parametrize("case", fast(EVERY, first_of_each(EVERY), single=True), ids=case_id)
 def test_rejected_tokens_are_taken_back_across_the_edge_of_the_window(case):
     """Drafts are fed and taken back at every step, the whole step or part of it, while the window begins to slide."""
     if case[0] == "cocktail":

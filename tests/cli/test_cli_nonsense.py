@@ -159,7 +159,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str
     ("line", "count"),
     [
         ("method=kivi --multirun runtime.seed=1,2", 2),  # options stand anywhere
-        ("method=kivi -m quantizer=int2,int4 runtime.seed=range(0,2)", 4),
+        pytest.param("method=kivi -m quantizer=int2,int4 runtime.seed=range(0,2)", 4, marks=pytest.mark.slow),
         ("-m -- method=kivi,atom", 2),
         ("method=kivi --run", 1),
         ("experiment=null method=kivi", 1),

@@ -34,7 +34,15 @@ def _composed(*overrides: str) -> dict[str, Any]:
         return run_config(composer.compose(overrides))
 
 
-@pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
+#: of the data sets in a folder (tasks of one benchmark) the first
+FIRST = {choice.rpartition("/")[0]: choice for choice in reversed(options("dataset"))}
+
+
+@pytest.mark.parametrize(
+    ("group", "choice"),
+    fast(CHOICES, lambda case: case[0] != "dataset" or "/" not in case[1] or case[1] in FIRST.values()),
+    ids=[f"{group}={choice}" for group, choice in CHOICES],
+)
 def test_every_choice_composes_and_is_accepted(group: str, choice: str) -> None:
     if choice.startswith("submitit") and find_spec(SUBMITIT) is None:
         pytest.skip(f"launcher={choice} needs the extra `launch`")

@@ -13,7 +13,7 @@ from kvbench.decoding import generate
 from kvbench.methods import load_method
 from kvbench.profiling.memory import TensorCensus
 from tests import zoo
-from tests.contract.test_methods import CASES, LENGTHS, MISSING, VARIANTS, answer, make
+from tests.contract.test_methods import LENGTHS, MISSING, PLAIN, VARIANTS, answer, make
 
 #: transformers' own quantized cache quantizes a whole layer in fp32; steps of variants that only differ later are left
 #: out, as are KVQuant's calibrations, which are of other shapes (tests/methods/test_kvquant.py)
@@ -89,7 +89,7 @@ def test_beside_the_store_a_prefill_needs_its_output_and_one_layer_at_most(name,
     assert seen["after"] < 0  # these are gone, the output is there
 
 
-@pytest.mark.parametrize(("name", "quantizer"), CASES)
+@pytest.mark.parametrize(("name", "quantizer"), PLAIN)
 def test_padding_in_place_of_a_mask_changes_nothing(name, quantizer, monkeypatch):
     model, method = zoo.model("llama"), make(name, quantizer)
     ids, mask = zoo.padded_batch(LENGTHS)

@@ -170,8 +170,8 @@ def test_a_snapshot_of_the_hubs_cache_is_named_for_its_repository(tmp_path: Path
 @pytest.mark.parametrize("preset", list(options("model")))
 def test_plain_presets_are_as_they_are_written(preset: str) -> None:
     written = yaml.safe_load(options("model")[preset].read_text(encoding="utf-8"))
-    assert composed(f"model={preset}")["model"] == written
     config = composed(f"model={preset}")
+    assert config["model"] == written
     asked = {**config, "model": {**config["model"], **vars(build(ModelConfig, config["model"], "model"))}}
     assert "preset" not in identity(asked, {}, None)["setting"]["model"]  # no run of before has another id
     other = identity({**asked, "model": {**asked["model"], "preset": "x"}}, {}, None)

@@ -18,9 +18,11 @@ from kvbench.results import samples
 from kvbench.results.samples import outputs
 from kvbench.runner.run import run
 from tests import run_support
+from tests.marks import fast
 from tests.parallel.tp_driver import METHODS
 
-ROOT = Path(__file__).parent.parent.parent
+FILE = Path(__file__)
+ROOT = FILE.parent.parent.parent
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()),
@@ -29,9 +31,11 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return what two processes printed, with the folder of their runs."""
+def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what two processes printed, with the folder of their runs; they run the methods of the chosen tests."""
     folder = tmp_path_factory.mktemp("shared")
+    cases = [item.callspec.params for item in request.session.items if hasattr(item, "callspec") and item.path == FILE]
+    names = [name for name in METHODS if name == "fp16" or {"name": name} in cases]
     # held here, as torchrun holds it: a port that is looked for and let go may be taken before rank 0 listens on it
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     common = {
@@ -46,7 +50,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     driver = subprocess.Popen(
-        [sys.executable, "-m", "tests.parallel.tp_driver", str(folder)],
+        [sys.executable, "-m", "tests.parallel.tp_driver", str(folder), *names],
         cwd=ROOT,
         env=common,
         stdout=subprocess.PIPE,
@@ -65,7 +69,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**json.loads(lines[0]), "folder": folder, "said": said, "codes": codes}
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", fast(METHODS, ["fp16", "kvquant", "snapkv", "rotated"]))
 def test_same_tokens_and_the_same_bytes_in_all(done: dict[str, Any], name: str) -> None:
     computed = done[name]
     assert computed["shared"] == [computed["whole"]] * 2

@@ -1,7 +1,7 @@
 """Two processes that share models, forked after one import of torch; rank 0 prints what came out as JSON.
 
 Started by test_tensor_parallel.py, which reads ``rank0.out``, ``rank0.err``, ``rank1.out`` and ``rank1.err`` and what
-this process prints: the exit codes of both.
+this process prints: the exit codes of both. Its arguments are a folder and the names of methods.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def decoded(model: Any, name: str, sampling: Sampling | None = None) -> tuple[An
     return generation.tokens, bill
 
 
-def models(team: teams.Team) -> dict[str, Any]:
-    """Every method on a model in one piece, which rank 0 does, and on its slices."""
+def models(team: teams.Team, names: list[str]) -> dict[str, Any]:
+    """Methods by name on a model in one piece, which rank 0 does, and on its slices."""
     found: dict[str, Any] = {}
     pairs = {"kvquant": (zoo.model("llama"), deepcopy(zoo.model("llama")))}
     whole, sharded = zoo.restless(), deepcopy(zoo.restless())
     shard(sharded, team)
     shard(pairs["kvquant"][1], team)
-    for name in METHODS:
+    for name in names:
         one, mine = pairs.get(name, (whole, sharded))
         tokens, bill = decoded(one, name) if team.rank == 0 else (None, None)
         shared, part = decoded(mine, name)
@@ -135,11 +135,11 @@ def runs(folder: Path, team: teams.Team) -> None:
             outlive(first)
 
 
-def one_rank(folder: Path) -> None:
+def one_rank(folder: Path, names: list[str]) -> None:
     """Do what a rank does."""
     team = teams.join("cpu")
     with torch.inference_mode():
-        computed = models(team)
+        computed = models(team, names)
     if team.rank == 0:
         print(json.dumps(computed), flush=True)
     try:
@@ -148,7 +148,7 @@ def one_rank(folder: Path) -> None:
         teams.leave()
 
 
-def started(rank: int, folder: Path) -> int:
+def started(rank: int, folder: Path, names: list[str]) -> int:
     """Fork a rank whose output goes to files, and return its process id."""
     process = os.fork()
     if process:
@@ -158,7 +158,7 @@ def started(rank: int, folder: Path) -> int:
         for stream, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(folder / f"rank{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-        one_rank(folder)
+        one_rank(folder, names)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -171,9 +171,9 @@ def started(rank: int, folder: Path) -> int:
 def main() -> None:
     """Start both ranks and print how they ended."""
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
+    folder, names = Path(sys.argv[1]), sys.argv[2:]
     zoo.calibrations("llama")  # both ranks read it
-    processes = [started(rank, folder) for rank in range(2)]
+    processes = [started(rank, folder, names) for rank in range(2)]
     # rank 0 first: rank 1 stays until it has gone
     print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]))
 
