@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as serialize
 from torch import Tensor
 
 from kvbench.errors import ConfigError
@@ -159,8 +159,8 @@ def save(calibration: Stored, path: Path) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in calibration.tensors.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic.replacing(path) as partial:
-            save_file(tensors, partial, dict(calibration.info))
+        # not save_file, which writes files that only their owner can read
+        atomic.write(path, serialize(tensors, dict(calibration.info)))
     except (OSError, SafetensorError) as error:
         raise ConfigError("--out", str(path), f"cannot be written ({error})") from error
 

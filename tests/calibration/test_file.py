@@ -70,6 +70,12 @@ def test_what_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
             file.load(path)
 
 
+def test_others_may_read_a_file_as_they_may_any_new_one(tmp_path: Path) -> None:
+    file.save(made(), tmp_path / "a.safetensors")
+    (tmp_path / "b").touch()
+    assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
 def test_a_format_is_one_that_the_file_has() -> None:
     read = replace(made(bits="2,4"), path=Path("x"))
     for bits, outliers in ((2, 0.01), (4, 0.01 + 1e-10)):

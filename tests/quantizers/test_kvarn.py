@@ -54,6 +54,38 @@ def test_factors_equal_the_authors(tag):
         assert torch.allclose(ours.reshape(theirs.shape), theirs, rtol=1e-5), name
 
 
+@pytest.mark.parametrize("axis", ["channel", "token"])
+@pytest.mark.parametrize(("channels", "tile", "bits", "rounds"), [(128, 128, 4, 8), (80, 64, 3, 16), (256, 64, 2, 1)])
+def test_other_sizes_equal_a_restatement(channels, tile, bits, rounds, axis):
+    """The golden tiles have 64 channels."""
+    x = torch.randn(tile, channels, generator=torch.Generator().manual_seed(channels))
+    x *= torch.randn(tile, 1, generator=torch.Generator().manual_seed(1)).exp()
+    x[:, 5] *= 9
+    x[3], x[7] = 0, 0.75
+    m = x.T.contiguous() if axis == "channel" else x
+    logs = [torch.zeros(1, m.shape[1]), torch.zeros(m.shape[0], 1)]
+    best = (float("inf"), m, m)
+    for step in range(rounds + 1):
+        for side in range(2) if step else ():
+            deviation = (m / logs[0].exp() / logs[1].exp()).std(side, keepdim=True).clamp(1e-3, 1e3)
+            logs[side] = (logs[side] + deviation.log()).clamp(-0.3, 10)
+        c, r = logs[0].exp(), logs[1].exp()
+        spread = [(m / c / r).std(side) for side in range(2)]
+        measure = sum(s.max() / s.min().clamp(min=1e-8) for s in spread)  # in fp32, where a zero row hides the others
+        best = (measure, c, r) if measure <= best[0] else best
+    _, c, r = best
+    low, high = (m / c / r).aminmax(dim=1, keepdim=True)
+    step_size = ((high - low) / (2**bits - 1)).clamp(min=1e-10)
+    codes = ((m / c / r - low) / step_size).round().clamp(0, 2**bits - 1)
+    wanted = (codes * (r * step_size).half().float() + (r * low).half().float()) * c.half().float()
+    quantizer = KvarnQuantizer(bits, tile, axis, iterations=rounds)
+    got, params = quantizer.encode(x)
+    turned = (lambda y: y.T) if axis == "channel" else (lambda y: y)
+    assert int((got != turned(codes)).sum()) <= 1e-4 * got.numel()
+    decoded = quantizer.decode(got, params, torch.float32)
+    assert float((decoded - turned(wanted)).abs().max()) <= 1e-3 * float(wanted.abs().max())
+
+
 def test_the_state_of_least_imbalance_is_taken_even_if_it_is_the_first():
     torch.manual_seed(0)
     tile = torch.randn(4, 64, 128)
