@@ -132,7 +132,11 @@ def test_any_bits_that_are_finite_and_constant_groups(dtype):
 
 @pytest.mark.parametrize(
     ("token", "bad", "dtype"),
-    [(127, float("nan"), torch.float16), (128, -float("inf"), torch.bfloat16), (161, float("inf"), torch.float16)],
+    [
+        pytest.param(127, float("nan"), torch.float16, marks=pytest.mark.slow),
+        (128, -float("inf"), torch.bfloat16),
+        pytest.param(161, float("inf"), torch.float16, marks=pytest.mark.slow),
+    ],
 )
 def test_a_value_that_is_not_finite_is_named_by_its_place(bad, dtype, token):
     """Also where its group lies in two tiles, whose programs both see it: one alone holds its place."""

@@ -16,6 +16,7 @@ from kvbench.methods import load_method
 from kvbench.parallel.spread import balanced, connect
 from tests import zoo
 from tests.decoding.tape import Tape, install, tape_on
+from tests.marks import fast
 from tests.methods.test_quantspec import small
 
 TWO = [torch.device("cpu"), torch.device("cpu", 0)]
@@ -57,7 +58,11 @@ METHODS: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+#: one of each kind of cache; of QuantSpec's rounds those that are drafted greedily, and those with two caches
+FAST = ["kivi", "logquant, a format that comes up later", "quantspec, greedy", "quantspec, drafts with their own cache"]
+
+
+@pytest.mark.parametrize("name", fast(METHODS, FAST))
 def test_graphs_of_two_devices_say_what_eager_steps_on_one_say(
     name: str, tapes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
