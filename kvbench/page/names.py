@@ -22,7 +22,8 @@ def names(entries: Sequence[Entry]) -> list[str]:
     for i, entry in enumerate(entries):
         config = entry.metrics["config"]
         alike.setdefault((entry.metrics["label"], config.get("model"), config.get("dataset")), []).append(i)
-        changes.append({key: plain(value) for key, value in entry.changes.items() if key.startswith(_NAMED)})
+        named = {key: plain(value) for key, value in entry.changes.items() if key.startswith(_NAMED)}
+        changes.append({key: value for key, value in named.items() if key != "method.layers"})  # labels show it
     texts = [str(entry.metrics["label"]) for entry in entries]
     for places in alike.values():
         absent = object()

@@ -9,6 +9,8 @@ Metrics = Mapping[str, Any]
 
 #: keys of the group `method` that are not hyper-parameters
 UNSAID = ("_target_", "takes", "preset")
+#: hyper-parameters that the label of a run always shows, in one spelling
+SHOWN = ("layers",)
 
 
 def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
@@ -48,7 +50,7 @@ def _settings(run: Metrics) -> dict[str, Any]:
     flat = {key: config.get(key) for key in ("model", "weights", "dataset", "seed")}
     for side, form in (config.get("formats") or {}).items():
         flat |= {f"quantizer.{side}_{key}": value for key, value in form.items()}
-    flat |= {f"method.{key}": value for key, value in config["method"].items() if key not in UNSAID}
+    flat |= {f"method.{key}": value for key, value in config["method"].items() if key not in (*UNSAID, *SHOWN)}
     rotation = config["method"].get("rotation") or {}  # runs from before the option have none
     flat["method.rotation"] = "/".join(dict.fromkeys(str(rotation.get(side, "none")) for side in ("key", "value")))
     return flat | {f"decoding.{key}": value for key, value in config["decoding"].items()}

@@ -104,6 +104,11 @@ def test_labels_name_a_rotation_that_only_some_runs_have():
     ]
 
 
+def test_labels_do_not_repeat_a_map_of_layers_that_was_typed_in_two_ways():
+    runs = [run("kivi int4 layers=0:fp16", layers=layers) for layers in ({"0": "fp16"}, ["0:fp16"])]
+    assert tables.labels(runs) == ["kivi int4 layers=0:fp16"] * 2
+
+
 def test_a_failed_run_says_so():
     runs = [run("fp16"), {**run("kivi int2", status="oom"), "scores": {}, "mean": aggregate.overall({})}]
     text = tables.summary(runs, 140, color=False)
