@@ -74,6 +74,7 @@ class RotationSpec:
                     raise ConfigError(
                         key, name, "there is no such file", hint="calibrate first, or choose a named rotation"
                     )
+                check_file(name, side, head_dim)
                 continue
             if name not in NAMES and not _BLOCKS.fullmatch(name):
                 hint = f"{key}=blocks:16" if name.startswith("blocks") else ""
@@ -99,6 +100,41 @@ class RotationSpec:
             side: hashlib.sha256(Path(name).read_bytes()).hexdigest()[:16] if name.endswith(SUFFIX) else name
             for side, name in names.items()
         }
+
+
+def check_file(path: str, side: Side, head_dim: int | None = None) -> None:
+    """Raise ConfigError if a file of rotations is damaged, has no matrix of a side, or has one of another size.
+
+    Only the file's header is read.
+
+    Args:
+        path: the file.
+        side: ``key`` or ``value``.
+        head_dim: channels per head; None if not known yet.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    key = f"method.rotation.{side}"
+    try:
+        with safe_open(path, framework="numpy") as file:
+            shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(
+            key,
+            path,
+            f"is not a safetensors file, or is damaged ({error})",
+            hint="calibrate again, or choose a named rotation",
+        ) from error
+    mine = {name: shape for name, shape in shapes.items() if name.startswith(f"{side}.")}
+    if not mine:
+        others = f", but {len(shapes)} others, such as '{next(iter(shapes))}'" if shapes else ""
+        raise ConfigError(key, path, f"has no matrix '{side}.0'{others}", hint="calibrate for this model")
+    for name, shape in mine.items():
+        if len(shape) not in (2, 3) or shape[-2] != shape[-1] or (head_dim or shape[-1]) != shape[-1]:
+            which = f"the heads have {head_dim} channels" if head_dim else "a matrix must be square"
+            raise ConfigError(
+                key, path, f"has a matrix '{name}' of shape {shape}, but {which}", hint="calibrate for this model"
+            )
 
 
 def block_of(name: str, side: Side, channels: int | None = None) -> int | None:

@@ -149,3 +149,25 @@ def test_files_that_no_cache_can_use_are_refused(matrix, message, tmp_path):
         save_file({"key.0": matrix}, path)
     with pytest.raises(ConfigError, match=rf"method\.rotation\.key(?s:.*){message}(?s:.*)hint: calibrate again"):
         transform(str(path), "key", 16, CPU)
+
+
+@pytest.mark.parametrize(
+    ("matrices", "words"),
+    [
+        (None, "is damaged"),
+        ({}, "has no matrix 'key.0'."),
+        ({"value.0": torch.eye(8)}, "has no matrix 'key.0', but 1 others, such as 'value.0'"),
+        ({"key.0": torch.eye(4)}, "of shape [4, 4], but the heads have 8 channels"),
+        ({"key.0": torch.ones(8)}, "of shape [8], but the heads have 8 channels"),
+    ],
+)
+def test_a_file_is_checked_by_its_header_before_a_model_is_loaded(matrices, words, tmp_path):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(b"cut")
+    if matrices is not None:
+        save_file(matrices, path)
+    with pytest.raises(ConfigError) as raised:
+        RotationSpec(key=str(path)).check(8)
+    assert words in str(raised.value)
+    save_file({"key.0": torch.eye(8), "key.1": torch.eye(8).expand(2, 8, 8).contiguous()}, path)
+    RotationSpec(key=str(path)).check(8)
