@@ -16,8 +16,8 @@ def options(columns: int, wide: bool, fine: bool, dense: bool, small: bool = Fal
         fine: True if a group has fewer than 32 tokens, so that two warps cannot share the tokens of a tile.
         dense: True if codes of 3 bits, of levels, or e2m1 codes with a column for each group are read, which is bound
             by unpacking them.
-        small: True if other e2m1 codes are read, which is bound by unpacking them and by their factors: with up to 4
-            columns, 16 warps of 128 registers are faster than 8 of twice as many.
+        small: True if 4-bit codes of levels or other e2m1 codes are read, which is bound by unpacking them and by their
+            factors: with up to 4 columns, 16 warps of 128 registers are faster than 8 of twice as many.
 
     Returns:
         Values for ``team``, ``shares``, ``blocks``, ``teams``, ``stages`` and ``resident`` of a :class:`Build`.

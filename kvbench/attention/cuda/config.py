@@ -216,7 +216,7 @@ def level_macros(phases: Signature, channels: int) -> dict[str, str]:
         return {}
     tables = [table(channels, bits) if bits in widths else NONE for bits in (3, 4)]
     words = ", ".join("{" + ", ".join(f"{word:#x}u" for word in entry.words) + "}" for entry in tables)
-    units = ", ".join(f"{{{entry.unit:.9e}f, {entry.read_unit:.9e}f}}" for entry in tables)
+    units = ", ".join(f"{entry.unit:.9e}f" for entry in tables)
     return {"LEVEL_BYTES": "{" + words + "}", "LEVEL_UNITS": "{" + units + "}"}
 
 
@@ -261,7 +261,7 @@ def build(
     fine = any(form.group < 32 and form.axis == "channel" and not form.window for form in forms)
     one_row = columns == 1 and not softcap and any(has_columns(key, value, channels) for key, value in phases)
     dense = one_row or any(form.bits == 3 or form.kind in LEVELS for form in forms)
-    small = not one_row and any((form.kind, form.bits) == ("float", 4) for form in forms)
+    small = not one_row and any(form.kind in ("float", *LEVELS) and form.bits == 4 for form in forms)
     for option in options(columns, channels > 128, fine, dense, small):
         values = {**option, **dict(tuning)}
         integer = fast_integers and values["team"] == 1 and multiplies_integers(phases, channels, rows, softcap)

@@ -13,21 +13,20 @@
 #define LEVEL_BYTES {}
 #define LEVEL_UNITS {}
 #endif
-// for codes of 3 and of 4 bits {lower bytes of entries 0 to 3, of 4 to 7, upper bytes, squares as bytes}
-constexpr u32 BYTES_OF_LEVELS[2][6] = LEVEL_BYTES;
-// what to multiply entries by, and sums of squares
-constexpr float UNITS_OF_LEVELS[2][2] = LEVEL_UNITS;
+// for codes of 3 and of 4 bits {lower bytes of entries 0 to 3, of 4 to 7, upper bytes}, and what to multiply entries by
+constexpr u32 BYTES_OF_LEVELS[2][4] = LEVEL_BYTES;
+constexpr float UNITS_OF_LEVELS[2] = LEVEL_UNITS;
 
 // The tables in registers. The compiler would move constants to registers again for each look-up, so they are mixed with
 // a number that is 0, which it cannot know.
 struct Book {
-  u32 low[2], high[2], square[2];
+  u32 low[2], high[2];
 };
 template <int BITS>
 __device__ __forceinline__ Book book_of() {
-  constexpr const u32(&T)[6] = BYTES_OF_LEVELS[BITS - 3];
+  constexpr const u32(&T)[4] = BYTES_OF_LEVELS[BITS - 3];
   const u32 zero = gridDim.x >> 24;
-  return {{T[0] ^ zero, T[1] ^ zero}, {T[2] ^ zero, T[3] ^ zero}, {T[4] ^ zero, T[5] ^ zero}};
+  return {{T[0] ^ zero, T[1] ^ zero}, {T[2] ^ zero, T[3] ^ zero}};
 }
 // The fields that a selector's half has (PAIR): the first, and the distance to the second.
 CONST int first_of(int bits, int pair) { return bits == 4 ? 2 * pair : (pair & 1) + 4 * (pair >> 1); }
@@ -59,17 +58,17 @@ __device__ __forceinline__ void look_up(const Book& book, u32& first, u32& secon
 }
 
 // Log2 scores of a packed tile of such keys; arguments as of packed_scores. With LEVELS_READ, the levels of a token are
-// divided by their length: bytes with the squares of levels are looked up as well, and a product of integers adds them
-// up, the tokens of a pair's first field in even columns and those of its second field in odd ones.
+// divided by their length. Squares are summed in fp16 by the units that multiply, as those of logic and permutations are
+// busy: a lane has two sums of D / 8 squares for each token, and a product with ones adds up those of four lanes.
 template <int P, int MT>
 __device__ __forceinline__ void level_scores(float (&s)[NT][MT][4], u32 slot, u32 queries, const State& st, int part,
                                              int lane) {
   using S = Shape<P>;
   using W = Portion<S::KB>;
   constexpr int BITS = S::KB, PAIRS = fields_of(BITS) / 2;
+  constexpr u32 ONES = 0x3c003c00u;
   constexpr bool LENGTH = S::KK == LEVELS_READ;
   const int row = lane & 15, hi = lane >> 4, g = lane >> 2;
-  const u32 ones = g & 1 ? 0x01000100u : 0x00010001u;
   const Book book = book_of<BITS>();
   // word pairs, queries and the second plane are loaded a step ahead
   u32 words[2][4], q[2][NT][2], plane[2][4];
@@ -85,7 +84,7 @@ __device__ __forceinline__ void level_scores(float (&s)[NT][MT][4], u32 slot, u3
   each<0, W::BLOCKS>([&](auto tag_v) {
     constexpr int v = decltype(tag_v)::value;
     float raw[NT][W::FIELDS][4];
-    int squares[LENGTH ? PAIRS : 1][4];
+    u32 squares[LENGTH ? W::FIELDS : 1][2];  // of words g and g + 8
     each<0, KS>([&](auto tag_a) {
       constexpr int a = decltype(tag_a)::value, I = v * KS + a;
       load(Number<I + 1>{});
@@ -100,12 +99,11 @@ __device__ __forceinline__ void level_scores(float (&s)[NT][MT][4], u32 slot, u3
       each<0, PAIRS>([&](auto tag) {
         constexpr int PAIR = decltype(tag)::value, F = first_of(BITS, PAIR);
         if constexpr (F % W::STEP == 0) {
-          u32 c[2][4], x[4];
+          u32 c[2][4];
           each<0, 4>([&](auto tag_i) {
             constexpr int i = decltype(tag_i)::value;
             const u32 codes = selectors<BITS, PAIR, i & 1>(order[i], last[i >> 1]);
             look_up<BITS, PAIR>(book, c[0][i], c[1][i], codes, w[i]);
-            if constexpr (LENGTH) x[i] = __byte_perm(book.square[0], book.square[1], codes);
           });
 #pragma unroll
           for (int j = 0; j < 2; j++)
@@ -113,7 +111,17 @@ __device__ __forceinline__ void level_scores(float (&s)[NT][MT][4], u32 slot, u3
             for (int n = 0; n < NT; n++)
               mma16<a == 0>(raw[n][(F + j * next_of(BITS)) / W::STEP], c[j][0], c[j][1], c[j][2], c[j][3],
                             q[I & 1][n][0], q[I & 1][n][1]);
-          if constexpr (LENGTH) mma_bytes<a == 0>(squares[PAIR], x[0], x[1], x[2], x[3], ones, ones);
+          if constexpr (LENGTH) {
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+              u32(&sum)[2] = squares[(F + j * next_of(BITS)) / W::STEP];
+#pragma unroll
+              for (int i = 0; i < 4; i++) {
+                const u32 x = c[j][i];
+                sum[i & 1] = a == 0 && i < 2 ? mul2(x, x) : fma2(x, x, sum[i & 1]);
+              }
+            }
+          }
         }
       });
     });
@@ -124,10 +132,12 @@ __device__ __forceinline__ void level_scores(float (&s)[NT][MT][4], u32 slot, u3
         for (int j = 0; j < 2; j++) {
           const int f = (F + j * next_of(BITS)) / W::STEP, m = f * W::BLOCKS + v;
           const u32 at = slot + S::KCODES + (16 * (SHARES * m + part) + g) * 2;
+          float length[4];
+          if constexpr (LENGTH) mma16<true>(length, squares[f][0], squares[f][1], 0, 0, ONES, 0);
 #pragma unroll
           for (int half = 0; half < 2; half++) {
-            float norm = float_of_half(load_u16(at + 16 * half)) * UNITS_OF_LEVELS[BITS - 3][LENGTH];
-            if constexpr (LENGTH) norm *= rsqrt_of((float)squares[PAIR][2 * half + j]);
+            float norm = float_of_half(load_u16(at + 16 * half));
+            norm *= LENGTH ? rsqrt_of(length[2 * half]) : UNITS_OF_LEVELS[BITS - 3];
 #pragma unroll
             for (int n = 0; n < NT; n++)
 #pragma unroll
