@@ -148,6 +148,8 @@ static float __shfl_xor_sync(u32, float x, int mask) {
 static float __shfl_sync(u32, float x, int lane) {
   return __uint_as_float(exchange({__float_as_uint(x)})[lane & 31].word[0]);
 }
+// so that no integer loses bits on its way through a float
+static float __shfl_sync(u32, u32 x, int lane) = delete;
 static bool __any_sync(u32, u32 x) {
   const Words* all = exchange({x});
   return std::any_of(all, all + 32, [](const Words& w) { return w.word[0] != 0; });

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvbench.attention.cuda.config import build, shared_memory
-from kvbench.attention.cuda.levels import table
+from kvbench.attention.cuda.levels import byte_table, table
 from kvbench.attention.phases import Format
 from kvbench.attention.synthetic import FULL
 from kvbench.quantizers.turboquant import LevelQuantizer
@@ -30,6 +30,29 @@ def test_entries_are_levels_nearly_exactly(bits, channels):
     codes = torch.arange(8)
     wanted = LevelQuantizer(bits).table(channels)[codes].double()
     assert torch.allclose(numbers[entry_of(codes, bits)] * made.unit, wanted, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("channels", [64, 128])
+def test_bytes_yield_levels_and_their_length(channels):
+    made, quantizer = byte_table(channels), LevelQuantizer(3)
+    stream = torch.tensor(list(b"".join(word.to_bytes(4, "little") for word in made.words))).double()
+    x = torch.randn(500, channels, generator=torch.Generator().manual_seed(0))
+    codes = quantizer.encode(x)[0].long()
+    multiples = stream[entry_of(codes, 3)] - 127.5
+    wanted = quantizer.table(channels)[codes].double()
+    assert float((multiples * made.unit - wanted).norm() / wanted.norm()) < 8e-4
+    lengths = stream[8 + entry_of(codes, 3)].sum(-1, keepdim=True).sqrt()
+    normalised = multiples * made.read_unit / lengths
+    assert float((normalised - wanted / quantizer.length(codes)).norm() / normalised.norm()) < 1e-3
+
+
+@pytest.mark.parametrize(("rows", "softcap", "number"), [(1, True, 1), (4, False, 4), (5, False, 0)])
+def test_integers_multiply_levels_of_up_to_four_rows(rows, softcap, number):
+    key, value = Format("levels_read", 3, "token", 128), Format("affine", 3, "token", 128)
+    made = build(((key, value), (FULL, FULL)), 128, rows, True, shared_memory((9, 0)), softcap=softcap)
+    assert made.integer == number and (made.digits > 0) == (number > 0)
+    slow = build(((key, value),), 128, rows, True, shared_memory((9, 0)), fast_integers=False)
+    assert slow.integer == slow.digits == 0
 
 
 @pytest.mark.parametrize(("bits", "warps"), [(3, 8), (4, 16)])

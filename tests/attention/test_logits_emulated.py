@@ -19,6 +19,7 @@ SLOW = pytest.mark.slow  # a compiler for each build, two seconds
 FOLDED = Format("folded", 4, "token", 64, 0, "fp32")
 E2M1 = Format("float", 4, "token", 16, 0, "e4m3")
 E4M3 = Format("float", 8, "token", 64, 0, "")
+LEVELS3, AFFINE3 = Format("levels_read", 3, "token", 64), Format("affine", 3, "token", 64)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,8 @@ E4M3 = Format("float", 8, "token", 64, 0, "")
         pytest.param(
             Format("levels_read", 4, "token", 64), Format("affine", 4, "token", 64), (2, 5), id="levels", marks=SLOW
         ),
+        pytest.param(LEVELS3, AFFINE3, (1, 1), id="levels of 3 bits as bytes, one row", marks=SLOW),
+        pytest.param(LEVELS3, AFFINE3, (2, 2), id="levels of 3 bits as bytes, four rows", marks=SLOW),
         pytest.param(
             Format("cross", 4, "channel", 128), Format("cross", 2, "token", 64), (2, 5), id="cross", marks=SLOW
         ),

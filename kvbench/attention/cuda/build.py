@@ -34,6 +34,7 @@ PARTS = (
     "columns.cuh",
     "integer.cuh",
     "integer_values.cuh",
+    "byte_levels.cuh",
     "walk.cuh",
     "queries.cuh",
     "splits.cuh",

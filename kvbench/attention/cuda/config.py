@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvbench.attention.cuda.choices import options
-from kvbench.attention.cuda.levels import NONE, table
+from kvbench.attention.cuda.levels import NO_BYTES, NONE, byte_table, table
 from kvbench.attention.cuda.storage import (
     LEVELS,
     Signature,
     columns_of_row,
     has_columns,
-    multiplies_integers,
+    integer_rows,
+    level_bytes,
     pitch,
     slot_bytes,
     tabulated,
@@ -82,8 +83,8 @@ class Build:
             them.
         shares: number of warps of a team that serve the same query rows (``SHARES``): 1, or 2 that take every second
             16 tokens of a tile each, which halves the scores that a warp keeps in registers.
-        integer: True if there is one query row, which multiplies codes of 2 bits as integers (``INTEGER``); requires
-            one warp per team (:func:`multiplies_integers`).
+        integer: largest number of query rows for which codes are multiplied as integers (``INTEGER``): 1, 4, or 0 for
+            fp16 only; requires one warp per team (:func:`integer_rows`).
         one_row: True if there is one query row, for which each group of e2m1 codes has a column of the products, in
             the phases for which :func:`has_columns` is True (``ONEROW``); requires scores without a softcap.
     """
@@ -100,7 +101,7 @@ class Build:
     sinks: int = 0
     blocks: int = 1
     shares: int = 1
-    integer: bool = False
+    integer: int = 0
     one_row: bool = False
 
     @property
@@ -111,7 +112,7 @@ class Build:
     @property
     def slots(self) -> int:
         """Number of columns of the products that a query row takes."""
-        return 1 if self.integer else columns_of_row(self.phases)
+        return 1 if self.integer == 1 else columns_of_row(self.phases)
 
     @property
     def columns(self) -> int:
@@ -138,11 +139,18 @@ class Build:
     def shared(self) -> int:
         """Dynamic shared memory of a CTA in bytes."""
         columns = self.columns if not self.one_column else 8
-        queries = (2 if self.bf16 else 1) * columns * self.channels * 2
+        queries = (2 if self.bf16 else 1) * columns * self.channels * 2 + self.digits
         merged = self.teams * self.shares * self.columns * (self.channels + 4) * 4
         weights = self.warps * MOST_SPLITS * 4
         rings = self.teams * self.stages * self.slot
         return max(queries + rings + self.warps * self.scratch, merged, weights)
+
+    @property
+    def digits(self) -> int:
+        """Bytes of shared memory for queries as digits (``DIGIT_BYTES``), with 128 for four sums."""
+        if not self.integer or not any(level_bytes(key) for key, _ in self.phases):
+            return 0
+        return self.channels * (32 if self.integer == 1 else 16) + 128
 
     @property
     def scratch(self) -> int:
@@ -193,6 +201,7 @@ class Build:
             "SOFTCAP": int(self.softcap),
             "SINKS": self.sinks,
             "INTEGER": int(self.integer),
+            "DIGIT_BYTES": self.digits,
             "ONEROW": int(self.one_row),
             "NPHASES": len(self.phases),
             "PHASE_TABLE": "{" + table + "}",
@@ -217,7 +226,13 @@ def level_macros(phases: Signature, channels: int) -> dict[str, str]:
     tables = [table(channels, bits) if bits in widths else NONE for bits in (3, 4)]
     words = ", ".join("{" + ", ".join(f"{word:#x}u" for word in entry.words) + "}" for entry in tables)
     units = ", ".join(f"{entry.unit:.9e}f" for entry in tables)
-    return {"LEVEL_BYTES": "{" + words + "}", "LEVEL_UNITS": "{" + units + "}"}
+    entries = byte_table(channels) if 3 in widths else NO_BYTES
+    return {
+        "LEVEL_BYTES": "{" + words + "}",
+        "LEVEL_UNITS": "{" + units + "}",
+        "ENTRY_BYTES": "{" + ", ".join(f"{word:#x}u" for word in entries.words) + "}",
+        "ENTRY_UNITS": f"{{{entries.unit:.9e}f, {entries.read_unit:.9e}f}}",
+    }
 
 
 def shared_memory(capability: tuple[int, int]) -> int:
@@ -264,8 +279,8 @@ def build(
     small = not one_row and any(form.kind in ("float", *LEVELS) and form.bits == 4 for form in forms)
     for option in options(columns, channels > 128, fine, dense, small):
         values = {**option, **dict(tuning)}
-        integer = fast_integers and values["team"] == 1 and multiplies_integers(phases, channels, rows, softcap)
-        integer = bool(values.pop("integer", integer))
+        fast = fast_integers and values["team"] == 1
+        integer = int(values.pop("integer", integer_rows(phases, channels, rows, softcap) if fast else 0))
         candidate = Build(
             channels,
             one_column=columns <= 4,

@@ -31,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
   for (int i = warp; i < BLOCKS; i += WARPS) {
     if (i >= WARPS) fetch_queries(x, args, column0 + 8 * i, lane);
     store_queries(x, memory + i * QUERIES, grows + 8 * i, lane);
+    if constexpr (DIGIT_BYTES > 0) store_digits(memory + i * QUERIES, lane);
   }
   __syncthreads();
   State st;

@@ -28,7 +28,9 @@
 //   SLOT         bytes of a slot: the largest item of any phase
 //   SCRATCH      bytes of a warp's tables of factors (factors.cuh), or of a tile's weights (columns.cuh)
 //   SOFTCAP      1: scores are capped
-//   INTEGER      1: there is one query row, which multiplies codes of 2 bits as integers (integer.cuh)
+//   INTEGER      1: there is one query row, for which codes of 2 bits (integer.cuh) and 3-bit levels (byte_levels.cuh)
+//                are multiplied as integers; 4: there are 2 to 4, for which levels are; 0: none are
+//   DIGIT_BYTES  bytes of shared memory for queries as digits, where levels are multiplied as integers, else 0
 //   ONEROW       1: there is one query row, for which groups of e2m1 codes have columns (columns.cuh)
 //   SINKS        each query head has one more logit, 1: of the query's type, 2: fp32; 0: none
 //
@@ -54,7 +56,7 @@ constexpr int NC = ONECOL ? 1 : 2;  // columns of a lane that hold query rows
 constexpr int WARPS = TEAM * TEAMS, ROWS = ONECOL ? 4 : 8 * NT * (TEAM / SHARES);
 constexpr int STREAMS = TEAMS * SHARES;  // warps that have a running softmax of the same query rows
 constexpr int QUERY = KS * 256;  // bytes of 8 query rows
-constexpr int QUERIES = (BF16 ? 2 : 1) * QUERY;  // the same in the types that products need
+constexpr int QUERIES = (BF16 ? 2 : 1) * QUERY + DIGIT_BYTES;  // the same in the types that products need
 constexpr float LIFT = 14.f;     // probabilities are at most 2^14: small ones stay normal in fp16
 
 // Buffers of one phase; packed by `pack` of kvbench/attention/cuda/decode.py. Exact segments use kw and vw alone.

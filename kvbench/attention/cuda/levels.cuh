@@ -12,10 +12,15 @@
 #ifndef LEVEL_BYTES  // no phase has such keys
 #define LEVEL_BYTES {}
 #define LEVEL_UNITS {}
+#define ENTRY_BYTES {}
+#define ENTRY_UNITS {}
 #endif
 // for codes of 3 and of 4 bits {lower bytes of entries 0 to 3, of 4 to 7, upper bytes}, and what to multiply entries by
 constexpr u32 BYTES_OF_LEVELS[2][4] = LEVEL_BYTES;
 constexpr float UNITS_OF_LEVELS[2] = LEVEL_UNITS;
+// levels of 3 bits as bytes, then their squares; what to multiply levels by, without and with division by their length
+constexpr u32 BYTES_OF_ENTRIES[4] = ENTRY_BYTES;
+constexpr float UNITS_OF_ENTRIES[2] = ENTRY_UNITS;
 
 // The tables in registers. The compiler would move constants to registers again for each look-up, so they are mixed with
 // a number that is 0, which it cannot know.

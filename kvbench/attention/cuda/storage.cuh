@@ -156,8 +156,10 @@ struct Shape {
                                   KSCALE == BYTE && VSCALE == BYTE && (KS == 4 || KS == 8);
   // codes of keys stand for levels (levels.cuh)
   static constexpr bool BOOK = KK == LEVELS || KK == LEVELS_READ;
+  // ... as integers of a byte (byte_levels.cuh)
+  static constexpr bool BYTES = BOOK && KB == 3 && DIGIT_BYTES > 0;
   // codes are multiplied as integers (integer.cuh)
-  static constexpr bool INT = INTEGER && KP && VP && KK == AFFINE && VK == AFFINE && KB == 2 && VB == 2 &&
+  static constexpr bool INT = INTEGER == 1 && KP && VP && KK == AFFINE && VK == AFFINE && KB == 2 && VB == 2 &&
                               KA == CHANNEL && (WINDOWS[P] ? MET <= 4 : KG >= 32) && VGROUPS <= 4;
 };
 

@@ -91,8 +91,11 @@ def columns_of_row(phases: Signature) -> int:
     return max((groups_met(key) for key, _ in phases if key.window), default=1)
 
 
-def multiplies_integers(phases: Signature, channels: int, rows: int, softcap: bool) -> bool:
-    """Return True if the kernel multiplies codes as integers, in the phases for which :func:`integers` is True.
+def integer_rows(phases: Signature, channels: int, rows: int, softcap: bool) -> int:
+    """Return for how many query rows at most the kernel multiplies codes as integers: 1, 4, or 0 if it does not.
+
+    Codes of 2 bits are multiplied so in the phases for which :func:`integers` is True, by one query row and without a
+    softcap; levels of 3 bits (:func:`level_bytes`) by up to four rows.
 
     Windows whose groups fit no tile could be multiplied so (``cuda/integer.cuh``), but fp16 is faster, because two
     groups in a field double the products of integers: with LogQuant's W = 42 and 8 sequences of 32k tokens, a layer
@@ -104,8 +107,22 @@ def multiplies_integers(phases: Signature, channels: int, rows: int, softcap: bo
         rows: number of query rows of a KV head.
         softcap: True if scores have a softcap.
     """
-    fits = not softcap and not any(key.window for key, _ in phases)
-    return rows == 1 and fits and any(integers(key, value, channels) for key, value in phases)
+    if rows > 4 or any(key.window for key, _ in phases):
+        return 0
+    levels = any(level_bytes(key) for key, _ in phases)
+    codes = not softcap and any(integers(key, value, channels) for key, value in phases)
+    if rows == 1:
+        return int(codes or levels)
+    return 4 if levels else 0
+
+
+def level_bytes(key: Format) -> bool:
+    """Return True if the levels of keys can be multiplied as integers of a byte (``cuda/byte_levels.cuh``).
+
+    Args:
+        key: format of the keys.
+    """
+    return key.kind in LEVELS and key.bits == 3
 
 
 def has_columns(key: Format, value: Format, channels: int) -> bool:

@@ -172,6 +172,7 @@ __device__ __forceinline__ void run(State& st, const Args& args, const Job& job,
     each<0, S::KI>([&](auto tag) {
       turn(tag);
       if constexpr (WINDOWS[P] > 0) window_scores<P, S::MT>(s, ring.slot(0), queries, st, part, lane);
+      else if constexpr (S::BYTES) byte_level_scores<P, S::MT>(s, ring.slot(0), queries, st, lane);
       else if constexpr (S::BOOK) level_scores<P, S::MT>(s, ring.slot(0), queries, st, part, lane);
       else if constexpr (S::KF)
         factored_scores<P, S::MT>(s, ring.slot(0), job.table, queries, st, args.phase[P].kfactor, part, lane);
