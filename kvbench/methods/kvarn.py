@@ -42,7 +42,7 @@ class Kvarn(RecencyMethod):
         sinks: number of first tokens that stay in full precision (as shipped: 128).
         window: number of newest tokens that stay in full precision in addition to an incomplete tile (as shipped: 0).
         balance: how a tile is balanced before it is rounded. ``kvarn``: by the standard deviations of its tokens and
-            its channels, in turn; ``norm``: each token is divided by its size (OScaR); ``none``: not at all.
+            its channels, in turn; ``norm``: each token is divided by its norm (OScaR); ``none``: not at all.
         iterations: number of rounds of ``balance=kvarn`` (as shipped: 8; the authors see no loss against 16). With 0,
             this is KIVI with whole tiles, or QuaRot's variant of it if keys and values are rotated.
         quantile: share of the smallest and of the largest elements of a row (a key channel of a tile, or a value) that

@@ -48,7 +48,7 @@ class KvarnQuantizer(AffineQuantizer):
         axis: direction of the rounding. ``channel``: a channel's G tokens share a scale and a minimum (keys);
             ``token``: all channels of a token do (values).
         balance: how a tile is balanced. ``kvarn``: by alternating standard deviations; ``norm``: each token is divided
-            by the root mean square of its channels (OScaR); ``none``: not at all, so all cross factors are 1.
+            by its norm (OScaR); ``none``: not at all, so all cross factors are 1.
         iterations: how often ``kvarn`` adapts the factors; 0: not at all, as ``none``.
         quantile: share of the largest and of the smallest elements of a row that are clipped before it is rounded;
             0 clips none.
@@ -129,7 +129,7 @@ class KvarnQuantizer(AffineQuantizer):
         columns, rows = torch.ones_like(tiles[..., :1, :]), torch.ones_like(tiles[..., :1])
         if self.balance == "norm":
             tokens = -2 if self.axis == "channel" else -1  # the dimension that runs over a token's channels
-            size = tiles.square().mean(tokens, keepdim=True).sqrt().clamp(min=LEAST_DEVIATION)
+            size = tiles.norm(dim=tokens, keepdim=True).clamp(min=LEAST_DEVIATION)
             return (size, rows) if self.axis == "channel" else (columns, size)
         return columns, rows
 

@@ -144,7 +144,7 @@ def test_without_balance_the_error_is_at_most_half_a_step(axis):
     assert ((result.dequantize() - x).abs() <= 0.51 * step.float() + 0.005).all()
 
 
-def test_a_token_s_size_is_its_cross_factor_with_norm():
+def test_a_token_s_norm_is_its_cross_factor():
     torch.manual_seed(0)
     x = torch.randn(1, 64, 64)
     sizes = torch.linspace(-3, 3, 64).exp()[:, None]
@@ -152,6 +152,7 @@ def test_a_token_s_size_is_its_cross_factor_with_norm():
     (codes, params), (scaled_codes, scaled) = quantizer.encode(x), quantizer.encode(x * sizes)
     assert torch.equal(codes, scaled_codes)
     assert torch.allclose(scaled[2].float(), params[2].float() * sizes, rtol=2e-3)
+    assert torch.allclose(params[2].float(), x.norm(dim=-1, keepdim=True), rtol=1e-3)
     values = KvarnQuantizer(4, 64, "token", "norm")
     plain = KvarnQuantizer(4, 64, "token", "none")
     assert (values.encode(x)[1][2] == 1).all()  # values are rounded per token, so their size is in the scale

@@ -169,7 +169,7 @@ def pack_tile(
         columns = tl.full((CHANNELS if VALUE else TOKENS,), 1.0, tl.float32)
         rows = tl.full((TOKENS if VALUE else CHANNELS,), 1.0, tl.float32)
         if BALANCE == "norm":
-            size = tl.maximum(tl.sqrt(tl.sum(tile * tile, 1) / CHANNELS), 1e-8)
+            size = tl.maximum(tl.sqrt(tl.sum(tile * tile, 1)), 1e-8)
             if VALUE:
                 rows = size
             else:
