@@ -105,7 +105,8 @@ def test_a_configuration_is_the_fastest_that_fits() -> None:
         for name, value in (
             ("D", 128), ("TEAM", 1), ("SHARES", 1), ("NT", 1), ("ONECOL", 1), ("BF16", 1),
             ("TEAMS", 4), ("STAGES", 2), ("MINB", 2),
-            ("SLOT", 8704), ("SCRATCH", 0), ("SOFTCAP", 1), ("SINKS", 2), ("INTEGER", 0), ("ONEROW", 0),
+            ("SLOT", 8704), ("SCRATCH", 0), ("SOFTCAP", 1), ("SINKS", 2), ("INTEGER", 0),
+                ("DIGIT_BYTES", 0), ("ONEROW", 0),
             ("NPHASES", 1),
             ("PHASE_TABLE", "{{1, 4, 0, 128, 1, 1, 4, 1, 128, 1}}"), ("WINDOW_TABLE", "{0}"), ("MET", 1), ("SLOTS", 1),
         )

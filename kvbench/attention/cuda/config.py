@@ -148,7 +148,7 @@ class Build:
     @property
     def digits(self) -> int:
         """Bytes of shared memory for queries as digits (``DIGIT_BYTES``), with 128 for four sums."""
-        if not self.integer or not any(level_bytes(key) for key, _ in self.phases):
+        if not (self.integer and self.bf16 and any(level_bytes(key) for key, _ in self.phases)):
             return 0
         return self.channels * (32 if self.integer == 1 else 16) + 128
 
@@ -280,7 +280,7 @@ def build(
     for option in options(columns, channels > 128, fine, dense, small):
         values = {**option, **dict(tuning)}
         fast = fast_integers and values["team"] == 1
-        integer = int(values.pop("integer", integer_rows(phases, channels, rows, softcap) if fast else 0))
+        integer = int(values.pop("integer", integer_rows(phases, channels, rows, softcap, bf16) if fast else 0))
         candidate = Build(
             channels,
             one_column=columns <= 4,

@@ -91,11 +91,12 @@ def columns_of_row(phases: Signature) -> int:
     return max((groups_met(key) for key, _ in phases if key.window), default=1)
 
 
-def integer_rows(phases: Signature, channels: int, rows: int, softcap: bool) -> int:
+def integer_rows(phases: Signature, channels: int, rows: int, softcap: bool, bf16: bool) -> int:
     """Return for how many query rows at most the kernel multiplies codes as integers: 1, 4, or 0 if it does not.
 
     Codes of 2 bits are multiplied so in the phases for which :func:`integers` is True, by one query row and without a
-    softcap; levels of 3 bits (:func:`level_bytes`) by up to four rows.
+    softcap; levels of 3 bits (:func:`level_bytes`) by up to four rows in bf16, which rounds more
+    coarsely than bytes round levels; fp16 does not.
 
     Windows whose groups fit no tile could be multiplied so (``cuda/integer.cuh``), but fp16 is faster, because two
     groups in a field double the products of integers: with LogQuant's W = 42 and 8 sequences of 32k tokens, a layer
@@ -106,10 +107,11 @@ def integer_rows(phases: Signature, channels: int, rows: int, softcap: bool) -> 
         channels: number of channels of a head.
         rows: number of query rows of a KV head.
         softcap: True if scores have a softcap.
+        bf16: True for a model in bf16, False for fp16.
     """
     if rows > 4 or any(key.window for key, _ in phases):
         return 0
-    levels = any(level_bytes(key) for key, _ in phases)
+    levels = bf16 and any(level_bytes(key) for key, _ in phases)
     codes = not softcap and any(integers(key, value, channels) for key, value in phases)
     if rows == 1:
         return int(codes or levels)
