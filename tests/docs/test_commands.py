@@ -95,13 +95,15 @@ def check_program(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch
         return
     if module == "kvbench.lm_eval":  # whose command line is lm-eval's
         pytest.importorskip("lm_eval", reason="needs the package lm-eval: pip install 'kvbench[lm-eval]'")
-    original = argparse.ArgumentParser.parse_args
+    original = argparse.ArgumentParser.parse_known_args
 
     def parsed(self: argparse.ArgumentParser, *args: object, **kwargs: object) -> None:
-        original(self, *args, **kwargs)  # type: ignore[call-overload]
+        _, unknown = original(self, *args, **kwargs)  # type: ignore[call-overload]
+        if unknown:
+            self.error(f"unknown arguments: {' '.join(unknown)}")
         raise Taken
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parsed)
     monkeypatch.setattr(sys, "argv", [module, *words])
     errors = io.StringIO()
     try:

@@ -37,7 +37,7 @@ SIZES: dict[str, Any] = {
         ({"rope": {"rope_theta": 1e12}}, "allowed: below 1e12"),
         ({"rope": {"factor": "4"}}, "rope.factor=4: must be a number"),
         ({"rope": {"rope_theta": None}}, "rope.rope_theta: must be a number above 0"),
-        ({"rope": {"rope_theta": True}}, "rope.rope_theta=True"),
+        ({"rope": {"rope_theta": True}}, "rope.rope_theta=true"),
         ({"rope": {"rope_theta": [1.0]}}, "a common value is 10000.0"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3: does not divide num_attention_heads=4"),
         ({"hidden_size": 66}, "num_attention_heads=4: does not divide hidden_size=66"),

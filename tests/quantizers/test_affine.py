@@ -122,8 +122,8 @@ def test_groups_that_do_not_divide_and_widths_nobody_stores_are_refused():
         AffineQuantizer(4, 32, "token").quantize(torch.zeros(1, 1, 64, 48))
     with pytest.raises(ConfigError, match="bits=5"):
         AffineQuantizer(5, 32)
-    for size in (0, -32, True):
-        with pytest.raises(ConfigError, match=f"group_size={size}: must be a positive integer"):
+    for size, typed in ((0, "0"), (-32, "-32"), (True, "true")):
+        with pytest.raises(ConfigError, match=f"group_size={typed}: must be a positive integer"):
             AffineQuantizer(4, size, "channel")
     with pytest.raises(ConfigError, match="axis"):
         AffineQuantizer(4, 32, "row")
