@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from experiments.formats.grid import ROWS, key
 from experiments.formats.report import divergence
 from experiments.formats.tpot import ROOT, measured
+from kvbench.config.setting import parse
+from kvbench.methods.byte_parts import Setting
 
 PAGE = "docs/which-format.md"
 #: name in results/formats and name in results/h200/formats/kernel.json
@@ -39,8 +42,8 @@ FORMATS = (
     ("int2 per token, rotated", None),
     ("OSCAR int2", "oscar_int2"),
 )
-#: 7B at 128k tokens: number of KV elements of a layer and side
-ELEMENTS = 32 * 131072 * 128
+#: a layer in the middle of a 7B model, at 128k tokens
+SHAPE = Setting(131072, 131072, query_heads=32, heads=32, channels=128, width=2, layer=16, layers=32)
 
 
 def read(path: str) -> Any:
@@ -63,15 +66,20 @@ def table() -> str:
     for name, form in FORMATS:
         line = lines[name]
         row = kernel.get(form or "")
-        bits = "-" if row is None else f"{8 * (row['bytes'] - 2 * 2 * 32 * 128) / (2 * ELEMENTS):.3g}"
         kld = line["kld"]
         out.append(
-            f"| {name} | {bits} | {'-' if row is None else format(row['us'], '.0f')} "
+            f"| {name} | {bits(name):.3g} | {'-' if row is None else format(row['us'], '.0f')} "
             f"| {format(1e3 * steps[name], '.2f') if name in steps else '-'} "
             f"| {divergence(kld)} "
             f"| {100 * line['score']['score']:.1f} |"
         )
     return "\n".join(out)
+
+
+def bits(name: str) -> float:
+    """Return the bits of an element of a quantizer in a long context: codes and scales, without exact tokens."""
+    parts = parse(ROWS[key(name, "open")].setting).load().layer_bytes(SHAPE)
+    return 8 * (parts.codes + parts.scales) / (2 * SHAPE.tokens * SHAPE.heads * SHAPE.channels)
 
 
 def seven(row: dict[str, Any]) -> bool:
