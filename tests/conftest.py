@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-if not os.path.exists("/dev/nvidiactl"):  # must be known before anything imports triton
+
+def _gpu() -> bool:
+    """Return True if torch can use a GPU, which CUDA_VISIBLE_DEVICES="" may prevent in spite of a driver."""
+    if not os.path.exists("/dev/nvidiactl"):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+if not _gpu():  # must be known before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # tests start kvbench a hundred times; without bytecode on disk each of them, and each worker, compiles all source again

@@ -35,9 +35,12 @@ _RECORDING = (
 #: modules of decoding that serve captured steps alone, which only a GPU has
 _CAPTURED = ("captured", "graphs", "compiled", "fetching", "replay", "recordable", "recorded", "step")
 
+#: modules of rotations that serve kernels and captured steps alone
+_ROTATING = ("kvbench.rotation.rotate_kernel", "kvbench.rotation.step")
+
 #: the parts that all runs share: for each, its packages, and the modules in them that do not affect outputs
 SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "cache": (("kvbench.cache",), ("kvbench.cache.kernels",)),
+    "cache": (("kvbench.cache", "kvbench.rotation"), ("kvbench.cache.kernels", *_ROTATING)),
     "attention": (
         ("kvbench.attention",),
         (
@@ -70,6 +73,7 @@ SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "kvbench.attention.cuda",
             "kvbench.linear",
             *(f"kvbench.decoding.{name}" for name in _CAPTURED),
+            *_ROTATING,
         ),
         (),
     ),

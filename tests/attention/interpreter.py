@@ -1,6 +1,7 @@
 """Triton's interpreter for tests: kernels run on the CPU, operation by operation in numpy."""
 
 import os
+import sys
 from functools import cache
 from typing import Any
 
@@ -13,10 +14,13 @@ def require() -> None:
 
     Skips where triton is missing, and where there is a GPU: there the kernels themselves are tested, by the tests
     marked ``gpu``, which could not run in a process that interprets (``TRITON_INTERPRET=1`` asks for it all the same).
+    Raises RuntimeError if triton has been imported without the interpreter; ``tests/conftest.py`` prevents that.
     """
     asked = os.environ.get("TRITON_INTERPRET")
     if asked not in (None, "1") or (asked is None and torch.cuda.is_available()):
         pytest.skip("kernels run on the GPU here; TRITON_INTERPRET=1 interprets them", allow_module_level=True)
+    if asked is None and "triton" in sys.modules:  # its kernels and its own functions are not interpreted any more
+        raise RuntimeError("triton was imported before its interpreter was switched on: set TRITON_INTERPRET=1")
     os.environ["TRITON_INTERPRET"] = "1"
     pytest.importorskip("triton", reason="triton is not installed")
     adapt()

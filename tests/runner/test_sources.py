@@ -140,12 +140,12 @@ def test_every_method_has_a_digest_of_its_own() -> None:
 
 def test_each_module_that_serves_all_is_in_one_part() -> None:
     parts = {part: _modules_of(part) for part in sources.SHARED}
-    for package in ("kvbench.cache", "kvbench.attention", "kvbench.decoding"):
+    for package in ("kvbench.cache", "kvbench.rotation", "kvbench.attention", "kvbench.decoding"):
         owners = {name: [part for part in parts if name in parts[part]] for name in modules.submodules(package)}
         none = {name for name, own in owners.items() if not own}
         assert all(len(own) <= 1 for own in owners.values())
         assert none <= {f"kvbench.attention.{name}" for name in ("check_cases", "check_kernels", "synthetic")}
-    assert {"kvbench.cache.layer", "kvbench.cache.segments.packed"} <= parts["cache"]
+    assert {"kvbench.cache.layer", "kvbench.cache.segments.packed", "kvbench.rotation.named"} <= parts["cache"]
     assert {"kvbench.attention.reference", "kvbench.attention.rope.rotary"} <= parts["attention"]
     assert {"kvbench.decoding.autoregressive", "kvbench.decoding.sampling"} <= parts["decoding"]
     assert {"kvbench.runner.prompting", "kvbench.runner.session"} <= parts["runner"]
