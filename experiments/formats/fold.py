@@ -87,7 +87,6 @@ def line(key: str, runs: Runs, base: Runs) -> dict[str, Any]:
         "kld": None if figures is None else figures["kld"],
         "same_top": None if figures is None else figures["same_top"],
         "positions": None if figures is None else figures["positions"],
-        "paths": sorted({path for i in ids for path in samples[i].get("paths", ())}),
     }
 
 

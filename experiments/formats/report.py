@@ -65,7 +65,14 @@ def markdown(content: Mapping[str, Any], claims: Sequence[Line] = (), steps: Map
     if content["missing"]:
         out += ["", f"Not run, or not to the end: {', '.join(content['missing'])}."]
     if claims:
-        out += ["", "Claims: the first less the second, paired", ""]
+        out += [
+            "",
+            "Claims: the first minus the second, paired. The exact tokens are "
+            + "; ".join(f"*{tail}*: {title}" for tail, title in TAILS.items())
+            + ". *apart*: by which measure the two differ (score: more than two standard errors; KL: the interval does "
+            "not contain 0), and in whose favour.",
+            "",
+        ]
         out += [
             "| claim | first | second | bits | Δ score | Δ KL mean, 0.0001 nats | apart |",
             "|:--|:--|:--|" + "--:|" * 4,
@@ -144,7 +151,7 @@ def plot(lines: Sequence[Line], path: Path) -> None:
             axes.plot(line["bits"], line["kld"]["mean"], color=colour, marker=marker, ls="")
             axes.annotate(line["name"], (line["bits"], line["kld"]["mean"]), (4, 3), textcoords="offset points", size=6)
         axes.set_yscale("log")
-        axes.set_xlabel("bits of the cache an element")
+        axes.set_xlabel("bits of the cache per element")
         axes.set_title(f"exact tokens: {TAILS[tail]}", fontsize=9)
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel("KL divergence from fp16, mean, nats")

@@ -18,6 +18,7 @@ FORMATS = (
     ("int8 per token", "int8_per_token_head"),
     ("fp8", "fp8"),
     ("fp8 per token", "fp8_per_token_head"),
+    ("TurboQuant k8v4", None),
     ("q5_1, rotated", None),
     ("kivi int4 G32", "int4_g32"),
     ("kivi int4 G128", "int4_g128"),
@@ -35,6 +36,7 @@ FORMATS = (
     ("TurboQuant 4 bits", "turboquant_4bit"),
     ("KVarN k4v4", "kvarn_k4v4"),
     ("KVarN k4v2", "kvarn_k4v2"),
+    ("TurboQuant k3v4", None),
     ("TurboQuant 3 bits", "turboquant_3bit"),
     ("kivi int2 G32", None),
     ("kivi int2 G128", None),
@@ -77,7 +79,7 @@ def table() -> str:
 
 
 def bits(name: str) -> float:
-    """Return the bits of an element of a quantizer in a long context: codes and scales, without exact tokens."""
+    """Return the bits per element that a quantizer takes in a long context: codes and scales, without exact tokens."""
     parts = parse(ROWS[key(name, "open")].setting).load().layer_bytes(SHAPE)
     return 8 * (parts.codes + parts.scales) / (2 * SHAPE.tokens * SHAPE.heads * SHAPE.channels)
 

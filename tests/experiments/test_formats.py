@@ -8,6 +8,7 @@ from experiments.formats.fold import fold
 from experiments.formats.grid import CLAIMS, ROWS
 from experiments.formats.report import apart
 from experiments.formats.tpot import SOURCE, settings, steps
+from experiments.formats.which import bits
 from kvbench.config.setting import parse
 
 
@@ -91,3 +92,11 @@ def test_every_setting_to_be_timed_fits_a_model_with_heads_of_128_channels():
     assert settings()["fp16"] == "fp16" and "SAW-INT4" not in settings()
     for setting in settings().values():
         parse(setting).load().check(128)
+
+
+@pytest.mark.parametrize(
+    ("name", "per_element"),
+    [("q8_0, rotated", 8.5), ("int2 per token", 2.25), ("KVarN k4v2", 3.375)],
+)
+def test_bits_are_those_of_packed_tokens_alone(name, per_element):
+    assert bits(name) == pytest.approx(per_element, rel=0.01)
