@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
-from experiments.formats.grid import ROWS, key
 from experiments.formats.report import divergence
 from experiments.formats.tpot import ROOT, measured
 from kvbench.config.setting import parse
@@ -22,6 +22,7 @@ FORMATS = (
     ("q5_1, rotated", None),
     ("kivi int4 G32", "int4_g32"),
     ("kivi int4 G128", "int4_g128"),
+    ("kvquant 4, 1% outliers", None),
     ("int4 per token, rotated", None),
     ("int4 per token", None),
     ("vLLM int4 per token", "int4_per_token_head"),
@@ -55,7 +56,9 @@ def read(path: str) -> Any:
 
 def table() -> str:
     """Return the page's table."""
-    lines = {line["name"]: line for line in read("results/formats/lines.json")["lines"] if line["tail"] == "open"}
+    rows = read("results/formats/lines.json")["lines"]
+    # kvquant has a line with its own exact tokens only, which are none
+    lines = {line["name"]: line for tail in ("own", "open") for line in rows if line["tail"] == tail}
     kernel = {row["format"]: row for row in read("results/h200/formats/kernel.json")["rows"] if seven(row)}
     steps = measured()
     best = min(row["best_us"] for row in kernel.values() if "best_us" in row)
@@ -70,7 +73,7 @@ def table() -> str:
         row = kernel.get(form or "")
         kld = line["kld"]
         out.append(
-            f"| {name} | {bits(name):.3g} | {'-' if row is None else format(row['us'], '.0f')} "
+            f"| {name} | {bits(line['setting']):.3g} | {'-' if row is None else format(row['us'], '.0f')} "
             f"| {format(1e3 * steps[name], '.2f') if name in steps else '-'} "
             f"| {divergence(kld)} "
             f"| {100 * line['score']['score']:.1f} |"
@@ -78,10 +81,16 @@ def table() -> str:
     return "\n".join(out)
 
 
-def bits(name: str) -> float:
-    """Return the bits per element that a quantizer takes in a long context: codes and scales, without exact tokens."""
-    parts = parse(ROWS[key(name, "open")].setting).load().layer_bytes(SHAPE)
-    return 8 * (parts.codes + parts.scales) / (2 * SHAPE.tokens * SHAPE.heads * SHAPE.channels)
+def bits(setting: str) -> float:
+    """Return the bits per element of packed tokens: codes, scales and outliers, without tokens in full precision.
+
+    Args:
+        setting: method, quantizer and options.
+    """
+    method, half = parse(setting).load(), SHAPE.tokens // 2
+    # both lengths are multiples of every group, so the longer cache has more packed tokens and nothing else
+    size = method.layer_bytes(SHAPE).total - method.layer_bytes(replace(SHAPE, tokens=half, prompt=half)).total
+    return 8 * size / (2 * half * SHAPE.heads * SHAPE.channels)
 
 
 def seven(row: dict[str, Any]) -> bool:

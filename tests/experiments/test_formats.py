@@ -95,8 +95,8 @@ def test_every_setting_to_be_timed_fits_a_model_with_heads_of_128_channels():
 
 
 @pytest.mark.parametrize(
-    ("name", "per_element"),
-    [("q8_0, rotated", 8.5), ("int2 per token", 2.25), ("KVarN k4v2", 3.375)],
+    ("setting", "per_element"),
+    [("engine:format=q8_0", 8.5), ("kivi:int4_g128:residual=128", 4.25), ("kvarn:sinks=64:window=256", 3.375)],
 )
-def test_bits_are_those_of_packed_tokens_alone(name, per_element):
-    assert bits(name) == pytest.approx(per_element, rel=0.01)
+def test_bits_are_those_of_packed_tokens_alone(setting, per_element):
+    assert bits(setting) == per_element
