@@ -144,16 +144,16 @@ class LayerState:
             ConfigError: the basis has a matrix per KV head, for another number of heads.
         """
         basis, (rank, ranks) = self.method.transform(self, side), self.progress.rank
-        if basis is not None and ranks > 1 and basis.heads == ranks * self.heads:
-            return basis.of_heads(rank * self.heads, self.heads)
-        if basis is not None and basis.heads not in (None, 1, self.heads):
+        if basis is None or basis.heads in (None, 1):
+            return basis
+        if basis.heads != ranks * self.heads:
             raise ConfigError(
                 f"method.rotation.{side}",
                 None,
                 f"the file has matrices for {basis.heads} KV heads, but layer {self.index} has {ranks * self.heads}",
                 hint="calibrate for this model",
             )
-        return basis
+        return basis if ranks == 1 else basis.of_heads(rank * self.heads, self.heads)
 
     def transforms(self) -> tuple[Transform | None, Transform | None]:
         """Return the bases of the keys and of the values (:meth:`transform`)."""

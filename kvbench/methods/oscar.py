@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -24,11 +23,8 @@ from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.recency import RecencyMethod
 from kvbench.methods.state import CacheState
 from kvbench.quantizers.spec import FormatSpec
-from kvbench.util.attachment import placement
-from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
     from kvbench.cache import KVCache, Prompts
@@ -36,11 +32,8 @@ if TYPE_CHECKING:
     from kvbench.cache.segments.base import Segment
     from kvbench.calibration.rotations import Rotations
     from kvbench.models.spec import ModelConfig
-    from kvbench.parallel.team import Team
     from kvbench.quantizers.affine import AffineQuantizer
     from kvbench.rotation import Transform
-else:
-    torch = lazy("torch")
 
 #: bytes of a stored scale; None: those of the model's parameters (2 in 16-bit models)
 WIDTHS = {"fp16": None, "bf16": 2, "fp32": 4}
@@ -48,16 +41,13 @@ WIDTHS = {"fp16": None, "bf16": 2, "fp32": 4}
 
 @dataclass
 class Rotated(CacheState):
-    """OSCAR's per-cache state: its calibration file, and the processes that share the heads.
+    """OSCAR's per-cache state: its calibration file.
 
     Args:
         path: calibration file with the rotations.
-        team: under tensor parallelism, the processes among which the heads are divided. None: this process has all
-            heads.
     """
 
     path: Path
-    team: Team | None = None
 
 
 @dataclass(kw_only=True)
@@ -116,9 +106,6 @@ class Oscar(RecencyMethod):
 
         state = layer.progress.method_state
         path = state.path if isinstance(state, Rotated) else Path(str(self.calibration)).expanduser()
-        team = state.team if isinstance(state, Rotated) else None
-        if team is not None:
-            return _of_rank(path, side, layer.index, (team.rank * layer.heads, layer.heads), layer.device)
         channels = layer.key_dim if side == "key" else layer.value_dim
         return transform(str(path), side, channels, layer.device, layer.index)
 
@@ -280,26 +267,5 @@ class Oscar(RecencyMethod):
         file.check_model(model)
         assert file.path is not None
         cache = super().new_cache(model, prompts, max_length)
-        cache.progress.method_state = Rotated(file.path, placement(model).team)
+        cache.progress.method_state = Rotated(file.path)
         return cache
-
-
-@lru_cache(maxsize=1024)
-def _of_rank(path: Path, side: Side, layer: int, heads: tuple[int, int], device: torch.device) -> Transform:
-    """Return the basis of a layer under tensor parallelism, where a process has some of the KV heads only.
-
-    Args:
-        path: calibration file.
-        side: ``key`` or ``value``.
-        layer: index of the layer.
-        heads: number of the process's first head, and how many heads it has.
-        device: device of the matrices.
-    """
-    from kvbench.calibration.rotations import Rotations
-    from kvbench.calibration.stored import load
-    from kvbench.rotation import Transform
-
-    first, count = heads
-    with torch.inference_mode(False):  # the result is also used where gradients are recorded
-        matrix = load(path, Rotations).rotation(layer, side)
-        return Transform.of(matrix[first : first + count] if matrix.ndim == 3 else matrix).to(device)

@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -116,12 +115,12 @@ def test_options_reach_the_quantizer():
 def test_tensor_parallel_ranks_take_the_rotations_of_their_heads():
     folder = zoo.rotations("llama", per_head=True)
     cache = oscar(calibration=folder).new_cache(zoo.model("llama"))
-    state, layer = cache.progress.method_state, cache.layers[1]
-    whole = stored.load(state.path, Rotations).rotation(1, "value")
-    layer.heads, layer.device = 1, torch.device("cpu")
+    layer = cache.layers[1]
+    whole = stored.load(cache.progress.method_state.path, Rotations).rotation(1, "value")
+    layer.heads, layer.value_dim, layer.device = 1, whole.shape[-1], torch.device("cpu")
     for rank in (0, 1):
-        state.team = SimpleNamespace(rank=rank)
-        assert torch.equal(cache.method.transform(layer, "value").forward, whole[rank : rank + 1])
+        cache.progress.rank = rank, 2
+        assert torch.equal(layer.transform("value").forward, whole[rank : rank + 1])
 
 
 def test_the_bundled_calibration_is_found_and_is_part_of_the_identity(tmp_path, monkeypatch):

@@ -184,3 +184,9 @@ def test_a_file_for_another_number_of_kv_heads_is_refused(tmp_path):
     method = load_method("fp16", rotation={"key": str(tmp_path / "a.safetensors")})
     with pytest.raises(ConfigError, match=r"rotation\.key: the file has matrices for 3 KV heads, but layer 0 has 2"):
         logits(zoo.model("llama"), method, zoo.padded_batch([20])[0])
+    cache = method.new_cache(zoo.model("llama"))
+    cache.progress.rank = 0, 2  # a process with as many heads of its own as the file has
+    layer = cache.layers[0]
+    layer.heads, layer.key_dim, layer.device = 3, 64, torch.device("cpu")
+    with pytest.raises(ConfigError, match="matrices for 3 KV heads, but layer 0 has 6"):
+        layer.transform("key")
