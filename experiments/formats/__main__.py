@@ -61,14 +61,20 @@ def composed(row: Row, data: str, arguments: argparse.Namespace) -> dict[str, An
 def stored(row: Row, arguments: argparse.Namespace) -> dict[str, Any] | None:
     """Return the rows of both runs of a line by sample id, and its machine; None if one has not begun."""
     from kvbench.config.run_config import check
+    from kvbench.errors import KvbenchError
     from kvbench.results.identity import run_id
     from kvbench.runner import resolve
 
     parts: dict[str, Any] = {}
     for data in (FORCED, FREE):
         config = composed(row, data, arguments)
-        checked = check(config)
-        folder = Path(arguments.runs) / run_id(resolve.material(config, checked, checked.task))
+        try:
+            checked = check(config)
+            folder = Path(arguments.runs) / run_id(resolve.material(config, checked, checked.task))
+        except KvbenchError as error:
+            # such as a calibration that is missing for a model of the hub: the line cannot have been run
+            print(f"{row.key}: {error}", file=sys.stderr)
+            return None
         parts[data] = read_samples(folder / "samples.jsonl").rows
         if not parts[data]:
             return None

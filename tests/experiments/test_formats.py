@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from experiments.formats.__main__ import parse as parse_arguments
+from experiments.formats.__main__ import stored
 from experiments.formats.fold import fold
 from experiments.formats.grid import CLAIMS, ROWS
 from experiments.formats.report import apart
@@ -100,3 +102,9 @@ def test_every_setting_to_be_timed_fits_a_model_with_heads_of_128_channels():
 )
 def test_bits_are_those_of_packed_tokens_alone(setting, per_element):
     assert bits(setting) == per_element
+
+
+def test_a_line_that_cannot_run_is_missing_and_its_reason_is_shown(tmp_path, capsys):
+    arguments = parse_arguments(["--length", "256", "--runs", str(tmp_path)])
+    assert stored(ROWS["fp16 | own"], arguments) is None
+    assert "fp16 | own: dataset.lengths=256" in capsys.readouterr().err
