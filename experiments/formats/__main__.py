@@ -1,9 +1,9 @@
 """``python -m experiments.formats``: run the table of formats on a small model, and fold it into results/formats.
 
 Each line is run twice by kvbench: with answers of its own (``dataset=mini``, which gives scores and bytes), and with
-fp16's answers decoded through its cache (``dataset=fidelity/answers``, which gives the KL divergence). An interrupted
-command goes on where it stopped; ``--fold-only`` makes the tables of what is there. With ``--jobs`` lines run side by
-side; nothing in the table depends on it. For a model of the hub: ``--model llama3.1-8b-instruct --device cuda``.
+fp16's answers decoded through its cache (``dataset=fidelity/answers``, which gives the KL divergence). The same
+command resumes an interrupted one; ``--fold-only`` makes the tables from existing runs. With ``--jobs``, lines run side
+by side, which changes nothing in the table. For a model of the hub: ``--model llama3.1-8b-instruct --device cuda``.
 """
 
 from __future__ import annotations

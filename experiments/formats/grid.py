@@ -105,7 +105,7 @@ def _torch(name: str, form: str) -> Quantizer:
 
 
 def _only(name: str, form: str) -> Quantizer:
-    """Return an engine's format that only the reference path reads, and that is run with its own tail alone."""
+    """Return an engine's format that only the reference path reads, run with one tail only: none."""
     return Quantizer(name, "engine", f"engine:format={form}", (("open", ""),), timed=None)
 
 
