@@ -82,8 +82,7 @@ class CacheShape:
         Raises:
             ConfigError: kvbench does not support the model, or a dimension is missing.
         """
-        if isinstance(numbers.get("text_config"), Mapping):
-            numbers = {**numbers, **numbers["text_config"]}
+        numbers = flat(numbers)
         reason = unserved(numbers)
         if reason:
             raise ConfigError("--model", numbers.get("model_type"), reason)
@@ -129,6 +128,12 @@ class CacheShape:
         return stored + KVBytes(state=self.state)
 
 
+def flat(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the numbers of a configuration with those of its text model, which come first, on one level."""
+    text = numbers.get("text_config")
+    return {**numbers, **text} if isinstance(text, Mapping) else numbers
+
+
 def outside_the_roofline(numbers: Mapping[str, Any]) -> bool:
     """Return True if the roofline's formulas for weights and times do not hold for a model."""
     text = numbers.get("text_config")
@@ -158,6 +163,7 @@ def rows(
     """
     shape, exact, lines = CacheShape.of(numbers), load_method("fp16"), []
     for method in methods.values():
+        method.suit(flat(numbers))
         method.check(shape.channels)
         if method.speculation is not None and shape.state:
             raise ConfigError(

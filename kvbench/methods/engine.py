@@ -9,6 +9,7 @@ that it reads its own stored form. Prompt tokens attend to each other in full pr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -192,15 +193,19 @@ class Engine(TokenMethod):
                 self.side(side).check(head_dim, self.turned(head_dim))
                 RotationSpec(**{side: self.rotation_of(side, head_dim)}).check(head_dim)
 
+    def suit(self, numbers: Mapping[str, Any]) -> None:
+        """Find out to which share of a head RoPE is applied; the argument is that of :meth:`Method.suit`."""
+        self.rope_share = rope_share(numbers)
+
     def prepare(self, model: ModelConfig) -> None:
         """Read from the model's configuration to what share of a head's channels RoPE is applied."""
-        self.rope_share = rope_share(model.dimensions())
+        self.suit(model.dimensions())
 
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
         """Return an empty cache; arguments and errors are those of :meth:`Method.new_cache`."""
-        self.rope_share = rope_share(model.config.get_text_config(decoder=True).to_dict())
+        self.suit(model.config.get_text_config(decoder=True).to_dict())
         return super().new_cache(model, prompts, max_length)
 
 

@@ -10,6 +10,8 @@ from kvbench.methods.demotion import untouched
 from kvbench.methods.traits import Traits
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
     from kvbench.cache.layer import KVLayer
@@ -36,6 +38,13 @@ class Rules(Traits):
     def settles(self) -> bool:
         """True if the method packs or drops tokens as the sequence grows, that is, if it overrides :meth:`settle`."""
         return type(self).settle is not Rules.settle
+
+    def suit(self, numbers: Mapping[str, Any]) -> None:
+        """Take over what the formats depend on from a model's ``config.json``. This implementation needs nothing.
+
+        Args:
+            numbers: its content, with the numbers of the text model on the first level.
+        """
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """Return empty segments for the keys or the values of `layer`, in slot order.

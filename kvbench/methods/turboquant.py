@@ -193,15 +193,19 @@ class TurboQuant(TokenMethod):
             )
         super().check(head_dim, max_length)
 
+    def suit(self, numbers: Mapping[str, Any]) -> None:
+        """Find out whether all layers have softmax attention; the argument is that of :meth:`Method.suit`."""
+        self.hybrid = is_hybrid(numbers)
+
     def prepare(self, model: ModelConfig) -> None:
         """Read from the model's configuration whether all of its layers have softmax attention."""
-        self.hybrid = is_hybrid(model.dimensions())
+        self.suit(model.dimensions())
 
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
         """Return an empty cache; arguments and errors are those of :meth:`Method.new_cache`."""
-        self.hybrid = is_hybrid(model.config.get_text_config(decoder=True).to_dict())
+        self.suit(model.config.get_text_config(decoder=True).to_dict())
         return super().new_cache(model, prompts, max_length)
 
 

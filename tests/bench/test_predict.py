@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from kvbench.bench import __main__ as command
+from kvbench.bench import predict_bytes
 from kvbench.bench.choices import method_of, shape_of, share
 from kvbench.bench.predict import Row, draft_weights, shown
+from kvbench.methods import load_method
 from kvbench.profiling.intensity import speed_up
 from kvbench.profiling.roofline import Shape
 
@@ -252,6 +254,21 @@ def test_of_a_hybrid_and_a_mixture_of_experts_only_bytes_are_predicted(tmp_path,
     assert sizes == [(2 * keys, 2 * 64 * 3 * 2), (keys, 2 * 64 * 3 * 2), (4 * keys, 0), (2 * keys, 0)]
     assert command.main([*asked[:2], "quantspec", "--model", models[0]]) == 2
     assert "cannot go back over rejected drafts" in capsys.readouterr().err
+
+
+def test_bytes_of_a_hybrid_are_those_of_the_formats_that_suit_it():
+    """TurboQuant keeps none of its layers exact, and Octave has wider codes in the channels that RoPE turns."""
+    numbers = {"model_type": "lfm2", "layer_types": ["conv", *["full_attention"] * 5], "conv_L_cache": 3}
+    numbers |= {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1, "partial_rotary_factor": 0.5}
+    pairs = (("turboquant", {"boundary": 0}, {"boundary": 2}), ("engine", {"rope_dim": 64}, {"rope_dim": 128}))
+    for name, *options in pairs:
+        form = {"format": "octave_k3v4"} if name == "engine" else {}
+        methods = {str(more): load_method(name, **form, **more) for more in ({}, *options)}
+        own, same, other = (
+            row.kv_bytes for row in predict_bytes.rows("a hybrid", numbers, methods, [100], [1], new_tokens=1)
+        )
+        assert own == same
+        assert (own == other) == (name == "turboquant")  # of a hybrid, boundary has no effect
 
 
 def test_methods_as_typed():
