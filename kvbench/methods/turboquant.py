@@ -18,6 +18,7 @@ from kvbench.methods.base import SIDES, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.engine import OWN
 from kvbench.methods.tokenwise import StoredFormat, TokenMethod
+from kvbench.models.layer_types import layer_types
 from kvbench.quantizers.spec import FormatSpec
 from kvbench.rotation.spec import RotationSpec
 
@@ -215,8 +216,8 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
     Args:
         config: the model's configuration.
     """
-    kinds = config.get("layer_types") or config.get("layers_block_type") or ()
-    return bool(config.get("hybrid_override_pattern")) or any(kind not in ATTENTION for kind in kinds)
+    # Falcon-H1 has a state in every layer, and lists no types
+    return config.get("model_type") == "falcon_h1" or any(kind not in ATTENTION for kind in layer_types(config) or ())
 
 
 @cache

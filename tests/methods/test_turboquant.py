@@ -77,6 +77,9 @@ def test_the_first_and_the_last_layers_stay_in_full_precision(layers, boundary, 
 def test_hybrid_models_have_no_layers_in_full_precision():
     assert is_hybrid({"layer_types": ["linear_attention", "full_attention"]})
     assert is_hybrid({"hybrid_override_pattern": "M-M*"}) and not is_hybrid({"layer_types": ["sliding_attention"]})
+    assert is_hybrid({"model_type": "jamba", "num_hidden_layers": 8, "attn_layer_period": 8, "attn_layer_offset": 4})
+    assert is_hybrid({"model_type": "bamba", "num_hidden_layers": 2, "attn_layer_indices": [1]})
+    assert is_hybrid({"model_type": "falcon_h1", "num_hidden_layers": 2}) and not is_hybrid({"num_hidden_layers": 2})
     method = TurboQuant()
     assert method.packs_in(2, 8) and not method.packs_in(1, 8)
     method.hybrid = True
