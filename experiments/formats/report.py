@@ -144,17 +144,56 @@ def plot(lines: Sequence[Line], path: Path) -> None:
     tails = [tail for tail in TAILS if any(line["tail"] == tail and line["name"] != "fp16" for line in lines)]
     figure, panels = pyplot.subplots(1, len(tails), figsize=(6 * len(tails), 8), sharey=True, squeeze=False)
     for axes, tail in zip(panels[0], tails, strict=True):
-        for line in lines:
-            if line["tail"] != tail or line["name"] == "fp16" or line["kld"]["mean"] <= 0:
-                continue
+        points = [line for line in lines if line["tail"] == tail and line["name"] != "fp16" and line["kld"]["mean"] > 0]
+        for line in points:
             colour, marker = STYLE[line["family"]]
             axes.plot(line["bits"], line["kld"]["mean"], color=colour, marker=marker, ls="")
-            axes.annotate(line["name"], (line["bits"], line["kld"]["mean"]), (4, 3), textcoords="offset points", size=6)
         axes.set_yscale("log")
+        axes.margins(x=0.12)
         axes.set_xlabel("bits of the cache per element")
         axes.set_title(f"exact tokens: {TAILS[tail]}", fontsize=9)
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel("KL divergence from fp16, mean, nats")
     figure.tight_layout()
+    for axes, tail in zip(panels[0], tails, strict=True):
+        names = {line["name"]: (line["bits"], line["kld"]["mean"]) for line in lines if line["tail"] == tail}
+        label(axes, {name: place for name, place in names.items() if name != "fp16" and place[1] > 0})
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
+
+
+def label(axes: Any, places: Mapping[str, tuple[float, float]]) -> None:
+    """Name points so that names cover neither each other nor a point, with a line to a name that had to move away.
+
+    Args:
+        axes: panel whose limits are final.
+        places: coordinates of each point by its name.
+    """
+    marks = [axes.transData.transform(place) for place in places.values()]
+    taken: list[Any] = []
+    for name, place in sorted(places.items(), key=lambda item: -item[1][1]):
+        best: tuple[float, Any] | None = None
+        for distance in range(8):
+            for down in (distance, -distance):
+                for right in (True, False):
+                    text = axes.annotate(
+                        name,
+                        place,
+                        (5 if right else -5, -2 - 7 * down),
+                        textcoords="offset points",
+                        size=6,
+                        ha="left" if right else "right",
+                        arrowprops={"arrowstyle": "-", "lw": 0.3, "color": "0.5"} if distance > 1 else None,
+                    )
+                    box = text.get_window_extent()
+                    inside = axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1
+                    hits = sum(box.overlaps(other) for other in taken) + sum(box.contains(*mark) for mark in marks)
+                    cost = 10.0 * (hits + (not inside)) + distance + 0.4 * (not right)
+                    if best is None or cost < best[0]:
+                        if best is not None:
+                            best[1].remove()
+                        best = (cost, text)
+                    else:
+                        text.remove()
+        assert best is not None
+        taken.append(best[1].get_window_extent())
