@@ -187,6 +187,8 @@ def rows(args: argparse.Namespace) -> list[Row]:
             method.check(shape.channels)
     rows, exact = [], load_method("fp16")
     for name, shape in shapes.items():
+        for method in methods.values():
+            method.suit(predict_bytes.flat(configs[name]))
         for gpu in gpus:
             for context in args.contexts:
                 for batch in args.batches:

@@ -177,6 +177,17 @@ def test_packed_weights_and_other_memory(tmp_path):
     assert content["gpus"]["h200"]["read"] == 4.69e12 and content["gpus"]["h200"]["matmul"] == 718e12
 
 
+def test_formats_follow_the_turnedof_channels_that_rope_turns(tmp_path):
+    """Octave packs channels without RoPE in 3 bits, others in 4; heads have 128 channels."""
+    stored = {}
+    for turned in (1.0, 0.5):
+        config = {**vars(shape_config()), "model_type": "llama", "partial_rotary_factor": turned}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        asked = ["--model", str(tmp_path), "--contexts", "1k", "--methods", "engine:format=octave_k3v4"]
+        stored[turned] = predicted(tmp_path, *asked)["engine:format=octave_k3v4"]["kv_bytes"]
+    assert stored[1.0] - stored[0.5] == stored[1.0] // 136 * (64 // 8)
+
+
 def test_a_grid_has_a_row_for_each_combination(tmp_path):
     asked = ["--contexts", "1k", "2k", "--batches", "1", "2", "--gpu", "h200", "l40s", "--methods", "kivi:int4"]
     assert command.main(["predict", *asked, "--out", str(tmp_path), "--name", "x"]) == 0
