@@ -154,8 +154,8 @@ class KVQuant(RecencyMethod):
                 message shows the command that makes one.
         """
         names = {model.calibrated_as, None if model.random else model.preset}
-        found = self._find(lambda file: file.info["model"] in names, model.folder(), model.calibrated_as)
-        self.calibration_file = found.path
+        file = self._find(lambda known: known.info["model"] in names, model.folder(), model.calibrated_as)
+        self.calibration_file = file.path
 
     def identity(self) -> dict[str, Any]:
         """Return ``{"calibration": HASH}`` with a hash of the calibration file, to hash into a run's id.

@@ -33,8 +33,8 @@ def options(columns: int, wide: bool, fine: bool, dense: bool, small: bool = Fal
         choices = [(min(blocks, 3), 1, 1, teams, 1) for teams in (4, 2, 1)]
     else:
         # 2 or 3 blocks a warp: as few CTAs as possible, then as few empty rows
-        each = min((3, 2), key=lambda n: (-(-blocks // n), -blocks % n))
-        choices = [(1, 1, 2, 8, 1)] if each == 2 else []
-        choices += [(2, 2, each, teams, 1) for teams in (4, 3, 2, 1)]
+        warp_blocks = min((3, 2), key=lambda n: (-(-blocks // n), -blocks % n))
+        choices = [(1, 1, 2, 8, 1)] if warp_blocks == 2 else []
+        choices += [(2, 2, warp_blocks, teams, 1) for teams in (4, 3, 2, 1)]
     names = ("team", "shares", "blocks", "teams", "resident")
     return [{**dict(zip(names, choice, strict=True)), "stages": 2} for choice in choices]
