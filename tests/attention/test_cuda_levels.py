@@ -53,6 +53,9 @@ def test_integers_multiply_levels_of_up_to_four_rows(rows, softcap, number):
     assert made.integer == number and (made.digits > 0) == (number > 0)
     slow = build(((key, value),), 128, rows, True, shared_memory((9, 0)), fast_integers=False)
     assert slow.integer == slow.digits == 0
+    codes = (Format("affine", 2, "channel", 32), Format("affine", 2, "token", 32))
+    mixed = build(((key, value), codes, (FULL, FULL)), 128, 1, True, shared_memory((9, 0)), softcap=softcap)
+    assert mixed.integer == (not softcap)  # codes of 2 bits are not multiplied as integers under a softcap
     half = build(((key, value), (FULL, FULL)), 128, rows, False, shared_memory((9, 0)), softcap=softcap)
     assert half.integer == half.digits == 0  # fp16 rounds less than bytes do
 

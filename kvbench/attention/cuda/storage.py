@@ -112,9 +112,9 @@ def integer_rows(phases: Signature, channels: int, rows: int, softcap: bool, bf1
     if rows > 4 or any(key.window for key, _ in phases):
         return 0
     levels = bf16 and any(level_bytes(key) for key, _ in phases)
-    codes = not softcap and any(integers(key, value, channels) for key, value in phases)
+    codes = any(integers(key, value, channels) for key, value in phases)
     if rows == 1:
-        return int(codes or levels)
+        return int((codes or levels) and not (codes and softcap))
     return 4 if levels else 0
 
 
