@@ -68,9 +68,9 @@ def step(
     """Append the new tokens of a decode step to a layer's stores, and compute their attention over all cached tokens.
 
     If ``layer.progress.span`` is set (for perplexity, :func:`kvbench.decoding.perplexity.decode_nll`), one call with
-    many tokens gives the same results as one call for each so many of them. If it is known in advance when the method
-    packs or drops each token, they are processed in one pass (:mod:`kvbench.attention.foreseen`). Otherwise, they are
-    processed that many at a time, and the method may pack or drop tokens in between.
+    many tokens gives the results of calls with `span` tokens each. If it is known in advance when the method packs or
+    drops each token, they are processed in one pass (:mod:`kvbench.attention.foreseen`). Otherwise, they are processed
+    `span` at a time, and the method may pack or drop tokens in between.
 
     Args:
         module: the model's attention module.
