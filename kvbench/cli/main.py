@@ -26,7 +26,7 @@ from kvbench.cli.parser import help_as_text
 from kvbench.cli.usage import help_text
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.parallel import launch
-from kvbench.results.sweeps import SWEEPS, named, read_manifest
+from kvbench.results.sweeps import SWEEPS, TOKEN, named, read_manifest
 from kvbench.util.confdir import conf_dir
 from kvbench.util.progress import say, show, silence
 
@@ -164,7 +164,9 @@ def _sweep(argv: Sequence[str], arguments: Arguments, composer: Composer, texts:
         interrupted = True
     finally:
         shared.free()
-    return multirun.conclude(call, interrupted=interrupted)
+    status = multirun.conclude(call, interrupted=interrupted)
+    os.environ.pop(TOKEN, None)  # a later run of this process is not of the sweep
+    return status
 
 
 def _resumed(name: str) -> list[str]:

@@ -126,6 +126,9 @@ def _folder(argv: Sequence[str], planned: Sequence[Job], launcher: str, named: s
     else:
         before = sweeps.newest(sweep.SWEEPS, command)
         folder = before.folder if before is not None else sweep.new_folder()
+    if before is not None and _repeats(planned) and before.counts()["done"] == len(planned):
+        before = None  # all was repeated: the same command repeats it once more
+        folder = folder if named is not None else sweep.new_folder()
     if before is not None and [(one.number, one.overrides) for one in before.manifest.jobs] == [
         (one.number, one.overrides) for one in planned
     ]:
@@ -140,6 +143,11 @@ def _folder(argv: Sequence[str], planned: Sequence[Job], launcher: str, named: s
     with suppress(OSError):  # it only informs those who watch
         atomic.write(current.folder / sweeps.DRIVER, (json.dumps(sweeps.here()) + "\n").encode())
     return current
+
+
+def _repeats(planned: Sequence[Job]) -> bool:
+    """Return True if a job repeats stored samples whenever it is started (``runtime.rerun=times`` or ``all``)."""
+    return any(text in ("runtime.rerun=times", "runtime.rerun=all") for one in planned for text in one.overrides)
 
 
 def _same(folder: Path, command: tuple[str, ...]) -> Sweep | None:

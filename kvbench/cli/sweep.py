@@ -12,11 +12,8 @@ from typing import Any
 
 from kvbench.errors import KvbenchError
 from kvbench.results import sweeps
-from kvbench.results.sweeps import SWEEPS
+from kvbench.results.sweeps import SWEEPS, TOKEN
 from kvbench.util import atomic
-
-#: environment variable with the id of the sweep, inherited by the workers of a launcher
-TOKEN = "KVBENCH_SWEEP_TOKEN"
 
 
 def new_folder() -> Path:

@@ -82,9 +82,10 @@ class RuntimeConfig:
         workers: number of processes that share the samples of a run, each with the whole model: one per GPU, or several
             on a CPU. ``auto`` is one per GPU, and 1 without a GPU. The rows are those of a single process.
         retry: ``oom`` also repeats runs that ran out of memory; None repeats only failed and interrupted ones.
-        rerun: True to repeat samples whose stored results were made by older code.
-        mix_code: what to do if samples are missing, other stored samples were made by older code, and `rerun` is False:
-            True adds the missing samples and marks the run in tables; False raises an error.
+        rerun: True to repeat samples whose stored results were made by older code; ``times`` to repeat all stored
+            samples, keep their answers and scores, and replace times and memory peaks; ``all`` to make everything anew.
+        mix_code: what to do if samples are missing, other stored samples were made by older code, and `rerun` does not
+            repeat them: True adds the missing samples and marks the run in tables; False raises an error.
         kernels: implementation of decode attention on a GPU: ``auto`` (the fastest that supports the case), ``cuda``,
             ``triton`` or ``reference`` (plain torch).
         graphs: whether decode steps are replayed as CUDA graphs: ``auto`` (if a step can be captured and the answer is
@@ -109,7 +110,7 @@ class RuntimeConfig:
     tensor_parallel: Literal["auto"] | None = None
     workers: Literal["auto"] | int = bounded(1, minimum=1, maximum=MOST_WORKERS)
     retry: Literal["oom"] | None = None
-    rerun: bool = False
+    rerun: bool | Literal["times", "all"] = False
     mix_code: bool = False
     kernels: Literal["auto", "cuda", "triton", "reference"] = "auto"
     graphs: Literal["auto", "always", "never"] = "auto"

@@ -137,7 +137,7 @@ def _doubts(runs: Sequence[Metrics]) -> list[str]:
             )
         busy = busyness(run["env"].get("load"))
         if busy:
-            doubts.setdefault(busy, []).append(name)
+            doubts.setdefault(f"{busy}; set runtime.rerun=times to measure them again", []).append(name)
     return [f"{_some(names)}: {doubt}" for doubt, names in doubts.items()]
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, get_args
@@ -189,6 +189,14 @@ class RunStore:
             return None
         return content if isinstance(content, dict) else None
 
+    def rerun(self) -> dict[str, Any]:
+        """Return the content of `rerun.json`, the latest repetition of the run's samples; empty if there was none."""
+        return _read_json(self.path / "rerun.json") or {}
+
+    def write_rerun(self, noted: Mapping[str, Any]) -> None:
+        """Write `rerun.json`. Raises DiskError."""
+        self._write("rerun.json", _json(noted))
+
     def samples(self) -> Samples:
         """Return the rows of `samples.jsonl` and a list of its damaged lines, without changing the file.
 
@@ -234,6 +242,14 @@ class RunStore:
         if list(arranged) != list(rows):
             with suppress(DiskError):
                 self._write(self.samples_path.name, b"".join(lines.encode(row) for row in arranged.values()))
+
+    def keep_only(self, names: Collection[str]) -> None:
+        """Rewrite `samples.jsonl` with the rows of some samples alone. Raises DiskError."""
+        rows = self.samples().rows
+        if not rows.keys() <= set(names):
+            self._write(
+                self.samples_path.name, b"".join(lines.encode(row) for name, row in rows.items() if name in names)
+            )
 
     def metrics(self) -> dict[str, Any] | None:
         """Return the content of `metrics.json`, with defaults for the keys that an older version did not write.

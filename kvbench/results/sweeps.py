@@ -25,6 +25,8 @@ from kvbench.util.process import began
 SWEEPS = Path("results/sweeps")
 #: file of the manifest, and version of its format
 MANIFEST, VERSION = "manifest.json", 1
+#: environment variable with the mark of the current sweep's records, inherited by the workers of a launcher
+TOKEN = "KVBENCH_SWEEP_TOKEN"
 #: file that names the process that starts the jobs (:func:`here`)
 DRIVER = "driver.json"
 

@@ -18,6 +18,7 @@ from kvbench.results.samples import MEASURED, DiskError, Row
 from kvbench.results.store import RunStore
 from kvbench.runner import origins, ranks, remarks, resolve, stored, workers
 from kvbench.runner.batching import check_any, check_ids
+from kvbench.runner.rerun import Rerun
 from kvbench.runner.run_state import RunState
 from kvbench.runner.scoring import rescored
 from kvbench.runner.steps import Batch, Steps, alone
@@ -93,15 +94,17 @@ class RunSteps(RunState):
             from kvbench.models.load import load_tokenizer
 
             self.task.bind(load_tokenizer(self.checked.model))
-        if self.checked.runtime.rerun:
+        if self.checked.runtime.rerun is True:
             self._drop_older()
+        elif self.checked.runtime.rerun:
+            self._begin_rerun()
         if self.checked.runtime.retry == "oom":  # points that did not fit are tried again
             self.rows = {name: row for name, row in self.rows.items() if row.get("status") != "oom"}
         missing = self._missing()
         check_ids(self.samples)
         if missing and self._final_oom(before):
             self.failures.oom, self.environment = before.get("oom") or {}, before.get("env") or self.environment
-            missing = []
+            missing = [sample for sample in missing if sample.id in self.again]
         elif not missing:
             say(f"{self.label}: all {len(self.samples)} samples are already done")
             # a finished run keeps the environment in which it was made
@@ -118,9 +121,12 @@ class RunSteps(RunState):
             if not self.task.adaptive:
                 check_any(self.samples, self.checked.dataset)
             self._rescore()
-            self.logger.begin([{**row, **ends[name]} for name, row in self.rows.items() if name in ends])
+            self.logger.begin(
+                [{**row, **ends[name]} for name, row in self.rows.items() if name in ends and name not in self.again]
+            )
             if missing:
                 yield from self._generate(missing)
+            self._end_rerun()
         except KeyboardInterrupt:
             self._finish("interrupted")
             raise
@@ -136,7 +142,11 @@ class RunSteps(RunState):
         """Return the samples that have no row and have not failed; an adaptive task derives them from the rows."""
         self.samples = list(self.task.next_samples(self.rows))
         failed = self.failures.samples()
-        return [sample for sample in self.samples if sample.id not in self.rows and sample.id not in failed]
+        return [sample for sample in self.samples if self._lacks(sample.id) and sample.id not in failed]
+
+    def _lacks(self, name: str) -> bool:
+        """Return True if a sample has no row, or one that is to be repeated."""
+        return name not in self.rows or name in self.again
 
     def _drop_older(self) -> None:
         """Drop the rows made by older code, so that their samples run again; the new rows will replace them on disk."""
@@ -145,6 +155,32 @@ class RunSteps(RunState):
             say(
                 f"{self.label}: {len(older)} stored samples were made by older code; running them again, because "
                 "runtime.rerun=true"
+            )
+
+    def _begin_rerun(self) -> None:
+        """Drop the rows that ``runtime.rerun=all`` makes anew, or note those whose times are to be made again."""
+        mode = str(self.checked.runtime.rerun)
+        anew = mode == "all" or self.task.times_only or self.task.adaptive
+        self.rerun, before = Rerun(self.store, mode, anew=anew), len(self.rows)
+        self.rows, self.again = self.rerun.split(self.rows, self.code, self.label)
+        count = before - len(self.rows) + len(self.again)
+        if count:
+            kept = "" if anew else "; answers and scores are kept"
+            say(f"{self.label}: {count} of {before} stored samples are repeated, because runtime.rerun={mode}{kept}")
+
+    def _end_rerun(self) -> None:
+        """Note the end of a repetition, and name the samples that gave another answer than the stored one."""
+        if self.rerun is None or self.failures.errors or (self._missing() and self.failures.oom is None):
+            return
+        self.rerun.end()
+        if self.task.adaptive:  # the points of an earlier search are not of this one
+            self.store.keep_only(self.rows)
+        other = self.rerun.differing([self.rows[sample.id] for sample in self.samples if sample.id in self.rows])
+        if other:
+            say(
+                f"{self.label}: warning: {len(other)} of {len(self.samples)} samples gave another answer than the "
+                f"stored one, which is kept; their times are those of the other: {', '.join(other)}\n"
+                "  hint: set runtime.rerun=all to make answers and times anew"
             )
 
     def _final_oom(self, before: Mapping[str, Any]) -> bool:
@@ -156,8 +192,10 @@ class RunSteps(RunState):
         runtime = self.checked.runtime
         if before.get("status") != "oom" or runtime.retry == "oom":
             return False
+        if runtime.rerun == "all" and self.rerun is not None and not self.rerun.ended:
+            return False
         changed = codes.changed((before.get("oom") or {}).get("code"), self.code)
-        if changed and runtime.rerun:
+        if changed and runtime.rerun is True:
             return False
         with_code = f" with older code (changed since: {', '.join(changed)})" if changed else ""
         again = "runtime.rerun=true" if changed else "runtime.retry=oom"
@@ -236,7 +274,7 @@ class RunSteps(RunState):
                     crew.stop()
         except BaseException:
             for outcome in crew.unseen():
-                if outcome[0][0].id not in self.rows:
+                if self._lacks(outcome[0][0].id):
                     self._keep(outcome, bar)
             raise
         finally:

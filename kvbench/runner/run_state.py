@@ -18,6 +18,7 @@ from kvbench.results.samples import MEASURED, DiskError, Row
 from kvbench.results.store import RunStore
 from kvbench.runner import origins, remarks, sources, workers
 from kvbench.runner.failures import Failures, lost
+from kvbench.runner.rerun import Rerun
 from kvbench.tasks.base import Sample, Task
 from kvbench.util.failures import is_out_of_memory
 from kvbench.util.progress import Progress, say
@@ -52,6 +53,9 @@ class RunState:
         #: the samples of the run, and the rows on disk by sample id
         self.samples: list[Sample] = []
         self.rows: dict[str, Row] = {}
+        #: the repetition of stored rows, and the ids of those that it has still to repeat
+        self.rerun: Rerun | None = None
+        self.again: set[str] = set()
         self.logger: loggers.Logger
         self._ending = threading.Lock()
         self._ended: dict[str, Any] | None = None
@@ -72,8 +76,11 @@ class RunState:
         on_gpu = str(self.environment["device"]).startswith("cuda")
         for row in rows:
             row[MEASURED]["code"] = codes.used(self.code, on_gpu=on_gpu)
+        if self.rerun is not None:
+            rows = [self.rerun.row(self.rows.get(row["id"]), row) for row in rows]
         self.store.append(rows)
         self.rows.update({row["id"]: row for row in rows})
+        self.again -= {row["id"] for row in rows}
         samples = {sample.id: sample for sample in batch}
         for row in rows:
             self.logger.sample({**row, **remarks.shown(samples[row["id"]])})
@@ -96,7 +103,7 @@ class RunState:
             self.store.write_environment(self.environment)
         busy = load.busyness(self.environment["load"])
         if busy:
-            say(f"{self.label}: {busy}")
+            say(f"{self.label}: {busy}; set runtime.rerun=times to measure them again")
 
     def _lost(self, failure: Mapping[str, Any]) -> None:
         """Record that another rank failed; this process then ends, as its main thread would wait for that rank forever.

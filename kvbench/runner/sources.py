@@ -29,7 +29,7 @@ _SCORING = "kvbench.runner.scoring"
 #: modules of the runner that decide which samples run and what is recorded, but not the outputs
 _RECORDING = (
     *("run", "run_state", "ranks", "remarks", "failures", "origins", "resolve", "sources", "modules"),
-    *("module_facts", "stored", "scoring", "steps", "together", "gate", "forecast", "workers"),
+    *("module_facts", "stored", "rerun", "scoring", "steps", "together", "gate", "forecast", "workers"),
 )
 
 #: modules of decoding that serve captured steps alone, which only a GPU has

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -291,3 +292,20 @@ def test_records_hold_what_the_reader_needs(runs: Any, tmp_path: Path) -> None:
     record = json.loads(sweeps.job_file(only(tmp_path).folder, 0).read_text())
     assert record["sweep"] == only(tmp_path).manifest.token
     assert record["overrides"] == list(only(tmp_path).manifest.jobs[0].overrides)
+
+
+def test_a_sweep_that_repeats_its_samples_begins_anew_once_it_is_whole(runs: Any, tmp_path: Path) -> None:
+    def stop(residual: int) -> None:
+        raise KeyboardInterrupt
+
+    grid, tokens = [*GRID, "runtime.rerun=times"], []
+    runs.before.append(lambda residual: tokens.append(os.environ[sweeps.TOKEN]))
+    runs.before.append(lambda residual: stop(residual) if len(tokens) == 2 else None)
+    assert main(grid) == multirun.INTERRUPTED
+    assert main(grid) == 0
+    assert len(tokens) == 5 and len(set(tokens)) == 1, (
+        "the cut-off sweep goes on: its runs know what they have repeated"
+    )
+    assert main(grid) == 0
+    assert len(set(tokens)) == 2 and len(list((tmp_path / "results" / "sweeps").iterdir())) == 2
+    assert sweeps.TOKEN not in os.environ
