@@ -81,7 +81,8 @@ class Command:
         end = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None, self.text()
-            assert time.monotonic() < end, self.text()
+            if time.monotonic() > end:
+                raise TimeoutError(self.text())
             time.sleep(0.05)
 
     def ended(self, seconds: float = 900) -> int:

@@ -10,7 +10,6 @@ import pytest
 
 from kvbench.cli import extra
 from kvbench.cli.main import main
-from tests.effort import effort
 
 KIVI = "# mine\n_target_: kvbench.methods.kivi.Kivi\ntakes: [int2]\nresidual: 32\n"
 DEFAULT = "defaults:\n  - override /quantizer@_global_.quantizer: int2\n"
@@ -65,13 +64,11 @@ def test_a_wrong_file_is_named(
     content: str | bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = folder(tmp_path, content)
-    with effort() as spent:
-        assert main([*options, "method=mine"]) == 2
+    assert main([*options, "method=mine"]) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: --config-dir: ")
     assert "method/mine.yaml" in message
     assert said in message
-    assert spent.seconds < 3.0
     assert str(tmp_path / "own") not in sys.path
 
 

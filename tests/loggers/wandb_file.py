@@ -46,7 +46,8 @@ def read(path: Path, patience_s: float = 20.0) -> dict[str, Any]:
             found = {"exit": False}
         if found.pop("exit"):
             return found
-        assert time.monotonic() < last, f"{path} has no end"
+        if time.monotonic() > last:
+            raise TimeoutError(f"{path} has no end")
         time.sleep(0.05)
 
 
