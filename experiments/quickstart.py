@@ -15,13 +15,17 @@ from typing import Any
 COLUMNS = {"fp16": "fp16", "kivi int4": "kivi4", "kivi int2": "kivi2", "atom int4": "atom4"}
 
 
+#: what a difference has beside its value: ending of the key in the file, and key in metrics.json
+ENDS = {"_stderr": "stderr", "_low": "low", "_high": "high"}
+
+
 def figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the table shows of a run's metrics.json."""
 
     def cell(entry: Mapping[str, Any]) -> dict[str, Any]:
         paired = entry.get("vs_fp16") or {}
-        both = {"diff": paired.get("diff"), "diff_stderr": paired.get("stderr")}
-        return {"score": entry["score"], "stderr": entry["stderr"], "n": entry["n"], **both}
+        both = {"diff": paired.get("diff"), **{f"diff{end}": paired.get(key) for end, key in ENDS.items()}}
+        return {"score": entry["score"], "n": entry["n"], **{key: entry.get(key) for key in ENDS.values()}, **both}
 
     return {
         "tasks": {name: cell(entry) for name, entry in metrics["scores"].items()},

@@ -6,16 +6,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from experiments.checks.rules import Row, Rule, Text, Value, load, one, table
+from kvbench.metrics import intervals
+from kvbench.results import aggregate
 
 PAGE, SOURCE = "README.md", "results/quickstart/quickstart.json"
 FIDELITY = "results/tiny/fidelity/settings.csv"
 
 
 def scored(cell: dict[str, Any]) -> list[Value]:
-    """Return the score, and fp16's standard error or others' paired difference."""
+    """Return the score, and how far the interval of fp16's reaches, or others' paired difference and its interval."""
     if cell["diff"] is None:
-        return [cell["score"], cell["stderr"]]
-    return [cell["score"], cell["diff"], cell["diff_stderr"]]
+        return [cell["score"], intervals.reach(cell["score"], aggregate.interval_of(cell))]
+    pair = {"n": cell["n"], **{key: cell.get(f"diff_{key}") for key in ("stderr", "low", "high")}, "diff": cell["diff"]}
+    return [cell["score"], cell["diff"], intervals.reach(cell["diff"], aggregate.pair_interval(cell["score"], pair))]
 
 
 def rules() -> Iterator[Rule]:

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kvbench.metrics import intervals
 from kvbench.page.numbers import cut, short, trimmed, whole
+from kvbench.results import aggregate
 
 #: file with the scores, below the folder of results
 FILE = Path("mini/scores.json")
@@ -21,8 +23,8 @@ def board(folder: Path) -> list[list[Any]]:
         folder: folder of results.
 
     Returns:
-        For each setting ``[name, method, command, score, its error, samples, difference from fp16, its error, KV bytes,
-        fp16's bytes, device]``.
+        For each setting ``[name, method, command, score, its reach, samples, difference from fp16, its reach, KV bytes,
+        fp16's bytes, device]``. A reach is the distance to the farther end of the 95 % interval.
     """
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
@@ -33,12 +35,13 @@ def board(folder: Path) -> list[list[Any]]:
 
 def _line(entry: dict[str, Any]) -> list[Any]:
     mean, pair, sizes = entry["mean"], entry["mean"].get("vs_fp16") or {}, entry["kv_bytes"]
+    apart = aggregate.pair_interval(mean["score"], {**pair, "n": mean["n"]}) if pair else None
     numbers = (
         mean["score"],
-        mean.get("stderr"),
+        intervals.reach(mean["score"], aggregate.interval_of(mean)),
         mean.get("n"),
         pair.get("diff"),
-        pair.get("stderr"),
+        intervals.reach(pair.get("diff"), apart),
         round(sizes["used"]),
         round(sizes["fp16_equivalent"]),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvbench.page.entry import Entry
 from kvbench.page.numbers import cut, short
-from kvbench.results.compare import compare
+from kvbench.results.compare import compare, reach
 from kvbench.results.samples import Row
 
 #: maximum number of samples per pair, and of characters per prediction
@@ -46,7 +46,7 @@ def pair(a: Entry, b: Entry) -> dict[str, Any]:
     return {
         "runs": [a.store.run_id, b.store.run_id],
         "tasks": [
-            [key, *(short(entry[name]) for name in ("a", "b", "diff", "stderr", "n"))]
+            [key, *map(short, (entry["a"], entry["b"], entry["diff"], reach(entry["b"], entry), entry["n"]))]
             for key, entry in comparison.keys.items()
         ],
         "samples": samples,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvbench.errors import KvbenchError
+from kvbench.metrics import intervals
 from kvbench.page.entry import Entry
 from kvbench.page.numbers import cut, short, trimmed, whole
 from kvbench.page.spread import spread
@@ -50,6 +51,21 @@ def summary(entry: Entry) -> dict[str, Any]:
         "problem": problem,
     }
     return {key: value for key, value in figures.items() if value not in (None, "", [], {})}
+
+
+def _figures(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return score, samples, and difference from fp16; behind both numbers the farther end of their 95 % intervals."""
+    pair, score = entry.get("vs_fp16") or {}, entry.get("score")
+    reached = intervals.reach(score, aggregate.interval_of(entry))
+    apart = intervals.reach(pair["diff"], aggregate.pair_interval(score, pair)) if pair else None
+    return score, reached, entry.get("n"), pair.get("diff"), apart
+
+
+def _of_perplexity(text: Mapping[str, Any]) -> float | None:
+    if not text:
+        return None
+    interval = intervals.of_moments(text["ppl"], text.get("stderr"), text.get("windows") or 0)
+    return intervals.reach(text["ppl"], interval)
 
 
 def partial(metrics: Mapping[str, Any], rows: list[Row]) -> dict[str, Any]:
@@ -112,17 +128,18 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
             perplexities.append((text, pair))
         if entry.get("points"):
             continue
-        figures = (entry.get("score"), entry.get("stderr"), entry.get("n"), pair.get("diff"), pair.get("stderr"))
+        figures = _figures(entry)
+        if text.get("vs_fp16"):
+            figures = (*figures[:3], pair["diff"], intervals.reach(pair["diff"], aggregate.pair_interval(None, pair)))
         kld = (entry.get("fidelity") or {}).get("kld") or {}
-        others = (text.get("ppl"), text.get("stderr"), kld.get("mean"), kld.get("p99_9"))
+        others = (text.get("ppl"), _of_perplexity(text), kld.get("mean"), kld.get("p99_9"))
         tasks.append(trimmed([key, *(short(v, TASK_DIGITS) for v in (*figures, *others))]))
     mean = metrics["mean"]
-    pair = mean.get("vs_fp16") or {}
-    figures = (mean["score"], mean["stderr"], mean["n"], pair.get("diff"), pair.get("stderr"))
+    figures = _figures(mean)
     one = perplexities[0] if len(perplexities) == 1 else ({}, {})
     return {
         "score": trimmed([short(value) for value in figures]) if mean["score"] is not None else None,
-        "ppl": trimmed([short(value) for value in (one[0].get("ppl"), one[0].get("stderr"), one[1].get("diff"))]),
+        "ppl": trimmed([short(value) for value in (one[0].get("ppl"), _of_perplexity(one[0]), one[1].get("diff"))]),
         "kl": _fidelity(compared),
         "tasks": tasks[:MOST_SCORES],
         "more_tasks": max(0, len(tasks) - MOST_SCORES) or None,

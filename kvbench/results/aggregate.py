@@ -3,7 +3,8 @@
 A row is the recorded result of one sample.
 The standard error of a mean over n samples is ``std(ddof=1) / sqrt(n)``. A difference from fp16 is paired: the mean of
 (method - fp16) over the samples that both runs have, with the standard error of these differences. Because both runs
-answer the same questions, it is far smaller than the standard error of a difference of two independent means.
+answer the same questions, it is far smaller than the standard error of a difference of two independent means. Scores
+and their differences have 95 % intervals too (:mod:`kvbench.metrics.intervals`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from kvbench.metrics import intervals
 from kvbench.results.fidelity import fold
 from kvbench.results.points import halves, points
 from kvbench.results.samples import Row
@@ -52,6 +54,7 @@ def scores(
         :class:`kvbench.results.record_scores.Score`:
 
         - ``score``, ``stderr``, ``n``: mean score, its standard error, and the number of samples with a score.
+        - ``low``, ``high``: ends of its 95 % interval, if there is a score in 0..1. ``vs_fp16`` has them too.
         - ``vs_fp16``: mean difference from fp16 over the samples that both runs have, with its standard error; None
           without a baseline.
         - ``variants``: means of the other scores that the task's scorer computes.
@@ -68,7 +71,7 @@ def scores(
         groups.setdefault(score_key(row), []).append(row)
     by_key = {}
     for key, group in groups.items():
-        entry: dict[str, Any] = _compare(group, baseline, lambda row: _finite(row["scores"].get("score")))
+        entry: dict[str, Any] = _compare(group, baseline, _score, bounded=True)
         entry = {"score": entry.pop("mean"), **entry, "version": version}
         entry["scorer_version"] = max(row["scorer_version"] for row in group)
         names = sorted({name for row in group for name in row["scores"]} - {"score"})
@@ -89,6 +92,35 @@ def scores(
             entry["fidelity"] = compared
         by_key[key] = entry
     return by_key
+
+
+def ends(interval: tuple[float, float] | None) -> dict[str, float]:
+    """Return an interval as the keys ``low`` and ``high``; no key for None."""
+    return {} if interval is None else {"low": interval[0], "high": interval[1]}
+
+
+def interval_of(entry: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the 95 % interval of a score in `metrics.json`; of older runs, which have none, that of its moments."""
+    if entry.get("low") is not None:
+        return entry["low"], entry["high"]
+    score = entry.get("score")
+    if score is None or not 0 <= score <= 1:
+        return None
+    return intervals.of_score_moments(score, entry.get("stderr"), entry.get("n") or 0)
+
+
+def pair_interval(score: float | None, pair: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the 95 % interval of a difference from fp16 in `metrics.json`, as :func:`interval_of` of a score.
+
+    Args:
+        score: the mean score of the run; None if unknown.
+        pair: the paired difference, ``{diff, stderr, n}``.
+    """
+    if pair.get("low") is not None:
+        return pair["low"], pair["high"]
+    if score is None or not 0 <= score <= 1 or not -1e-9 <= score - pair["diff"] <= 1 + 1e-9:
+        return intervals.of_moments(pair["diff"], pair["stderr"], pair["n"] or 0)
+    return intervals.of_pair_moments(score, score - pair["diff"], pair["stderr"], pair["n"] or 0)
 
 
 def perplexity(group: Sequence[Row], nll: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -138,7 +170,7 @@ def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     entries = [entry for entry in by_task.values() if entry["score"] is not None]
     pairs = [entry["vs_fp16"] for entry in entries]
     complete = bool(pairs) and all(pair is not None and pair["n"] for pair in pairs)
-    return {
+    mean: dict[str, Any] = {
         "score": fmean(e["score"] for e in entries) if entries else None,
         "stderr": _root_mean(e["stderr"] for e in entries),
         "n": sum(e["n"] for e in entries),
@@ -150,6 +182,35 @@ def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         if complete
         else None,
     }
+    if complete:
+        mean["vs_fp16"] |= ends(_together(entries, mean))
+    return mean | ends(_of_mean(entries, mean))
+
+
+def _of_mean(entries: Sequence[Mapping[str, Any]], mean: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the interval of the mean of several tasks; shares over equally many samples are counted together."""
+    if len(entries) == 1:
+        return interval_of(entries[0])
+    parts = [(e["score"], e["stderr"], e["n"]) for e in entries]
+    if len({part[2] for part in parts}) == 1 and all(intervals.is_share(*part) for part in parts):
+        return intervals.wilson(sum(score * n for score, _, n in parts), mean["n"])
+    return interval_of(mean)
+
+
+def _together(entries: Sequence[Mapping[str, Any]], mean: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the interval of the mean difference of several tasks.
+
+    Shares of right answers over equally many samples are counted together, so that the mean is a share too.
+    """
+    if len(entries) == 1:
+        return pair_interval(entries[0]["score"], entries[0]["vs_fp16"])
+    parts = [
+        (e["score"], e["score"] - e["vs_fp16"]["diff"], e["vs_fp16"]["stderr"], e["vs_fp16"]["n"]) for e in entries
+    ]
+    tables = [intervals.pairs(*part) for part in parts]
+    if len({part[3] for part in parts}) == 1 and all(tables):
+        return intervals.newcombe(*(sum(counts) for counts in zip(*filter(None, tables), strict=True)))
+    return pair_interval(mean["score"], mean["vs_fp16"])
 
 
 def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
@@ -206,13 +267,27 @@ def nll_per_token(row: Row) -> float | None:
 
 
 def _compare(
-    group: Sequence[Row], baseline: Mapping[str, Row] | None, value: Callable[[Row], float | None]
+    group: Sequence[Row],
+    baseline: Mapping[str, Row] | None,
+    value: Callable[[Row], float | None],
+    bounded: bool = False,
 ) -> dict[str, Any]:
-    """Return mean, standard error, n, and the paired difference to the baseline over the same sample ids."""
-    mean, error = mean_error(_values(group, value))
-    entry: dict[str, Any] = {"mean": mean, "stderr": error, "n": len(_values(group, value)), "vs_fp16": None}
+    """Return mean, standard error, n, and the paired difference to the baseline over the same sample ids.
+
+    Args:
+        group: the rows.
+        baseline: rows of fp16 by sample id; None: no difference.
+        value: the number of a row.
+        bounded: True for scores, which have intervals if all of them are in 0..1.
+    """
+    values = _values(group, value)
+    mean, error = mean_error(values)
+    entry: dict[str, Any] = {"mean": mean, "stderr": error, "n": len(values), "vs_fp16": None}
+    bounded = bounded and all(0 <= number <= 1 for number in values)
+    if bounded:
+        entry |= ends(intervals.of_scores(values))
     if baseline is not None:
-        differences = []
+        both = []
         for row in group:
             other = baseline.get(row["id"])
             # scores of different scorer versions cannot be compared; the baseline is re-scored when it is run again
@@ -220,11 +295,17 @@ def _compare(
                 continue
             own, full = value(row), value(other)
             if own is not None and full is not None:
-                differences.append(own - full)
-        if differences:
-            difference, spread = mean_error(differences)
-            entry["vs_fp16"] = {"diff": difference, "stderr": spread, "n": len(differences)}
+                both.append((own, full))
+        if both:
+            difference, spread = mean_error([own - full for own, full in both])
+            entry["vs_fp16"] = {"diff": difference, "stderr": spread, "n": len(both)}
+            if bounded and all(0 <= full <= 1 for _, full in both):
+                entry["vs_fp16"] |= ends(intervals.of_pairs(*zip(*both, strict=True)))
     return entry
+
+
+def _score(row: Row) -> float | None:
+    return _finite(row["scores"].get("score"))
 
 
 def _values(group: Iterable[Row], value: Callable[[Row], float | None]) -> list[float]:

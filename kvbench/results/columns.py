@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from kvbench.metrics import intervals
 from kvbench.results import code as codes
 from kvbench.results import fidelity_columns
+from kvbench.results.aggregate import interval_of, pair_interval
 from kvbench.results.record import Metrics
 from kvbench.results.record_scores import Mean, Pair, RoundTimes, Score
 from kvbench.util.cells import Cell, seconds, size
@@ -63,7 +65,7 @@ class Column(Generic[Line]):
 def of_scores(lines: Sequence[RunLine]) -> list[Column[RunLine]]:
     """Return the columns with scores: one per task, or per task and length, that occurs in any of the runs.
 
-    A cell shows the score, its standard error and the difference from fp16.
+    A cell shows the score, its 95 % interval and the difference from fp16.
     """
     names = dict.fromkeys(key for line in lines for key in line.run.scores)
     compared = {key for line in lines for key, entry in line.run.scores.items() if entry.fidelity}
@@ -80,9 +82,13 @@ def _of_score(key: str, *, compared: bool = False) -> Column[RunLine]:
         csv={
             f"{key} score": value(lambda score: score.score),
             f"{key} stderr": value(lambda score: score.stderr),
+            f"{key} low": value(lambda score: score.low),
+            f"{key} high": value(lambda score: score.high),
             f"{key} n": value(lambda score: score.n),
             f"{key} vs_fp16": value(lambda score: score.vs_fp16 and score.vs_fp16.diff),
             f"{key} vs_fp16_stderr": value(lambda score: score.vs_fp16 and score.vs_fp16.stderr),
+            f"{key} vs_fp16_low": value(lambda score: score.vs_fp16 and score.vs_fp16.low),
+            f"{key} vs_fp16_high": value(lambda score: score.vs_fp16 and score.vs_fp16.high),
             f"{key} nll": value(lambda score: score.nll and score.nll.mean),
             f"{key} ppl": value(lambda score: score.perplexity and score.perplexity.ppl),
             f"{key} bits_per_byte": value(lambda score: score.perplexity and score.perplexity.bits_per_byte),
@@ -124,7 +130,7 @@ def status(run: Metrics) -> str:
 
 
 def score_cell(entry: Score | Mean | None) -> Cell:
-    """Format a score, or a perplexity, with its standard error, and on a second line its difference from fp16.
+    """Format a score, or a perplexity, with its 95 % interval, and on a second line its difference from fp16.
 
     Of a comparison of predictions, the cell shows the mean and the 99.9 % percentile of the KL divergence, and on the
     second line the share of equal first choices.
@@ -136,24 +142,32 @@ def score_cell(entry: Score | Mean | None) -> Cell:
     if isinstance(entry, Score) and entry.fidelity:
         return fidelity_columns.cell(entry.fidelity)
     if perplexity:
-        return Cell(f"ppl {perplexity.ppl:.3f}{error(perplexity.stderr)}", _delta(perplexity.vs_fp16, 4))
+        interval = intervals.of_moments(perplexity.ppl, perplexity.stderr, perplexity.windows or 0)
+        return Cell(
+            f"ppl {perplexity.ppl:.3f}{reach(intervals.reach(perplexity.ppl, interval))}",
+            _delta(perplexity.vs_fp16, None, 4),
+        )
     if entry is None or entry.score is None:
         return Cell("-")
-    return Cell(f"{entry.score:.3f}{error(entry.stderr)}", _delta(entry.vs_fp16, 3))
+    interval = interval_of(vars(entry))
+    return Cell(f"{entry.score:.3f}{reach(intervals.reach(entry.score, interval))}", _delta(entry.vs_fp16, entry.score))
 
 
-def error(stderr: float | None, digits: int = 3) -> str:
-    """Format a standard error for printing after a value, for example `` ±.012``; empty for None.
+def reach(length: float | None, digits: int = 3) -> str:
+    """Format the distance to the farther end of a 95 % interval for printing after a value, for example `` ±.012``.
 
     Args:
-        stderr: the standard error.
+        length: the distance; None: unknown, which gives an empty text.
         digits: number of decimal places.
     """
-    return "" if stderr is None else f" ±{f'{stderr:.{digits}f}'.removeprefix('0')}"
+    return "" if length is None else f" ±{f'{length:.{digits}f}'.removeprefix('0')}"
 
 
-def _delta(pair: Pair | None, digits: int) -> str:
-    return f"Δ {pair.diff:+.{digits}f}{error(pair.stderr, digits)}" if pair else ""
+def _delta(pair: Pair | None, score: float | None, digits: int = 3) -> str:
+    if pair is None:
+        return ""
+    length = intervals.reach(pair.diff, pair_interval(score, vars(pair)))
+    return f"Δ {pair.diff:+.{digits}f}{reach(length, digits)}"
 
 
 def _headline(run: Metrics) -> str:
@@ -199,7 +213,9 @@ def _accepted(run: Metrics) -> Cell:
     drafts = run.speculation
     if not drafts or drafts.acceptance_rate is None:
         return Cell("-")
-    return Cell(f"{drafts.acceptance_rate:.3f}{error(drafts.stderr)}", f"{drafts.tokens_per_round or 0:.2f} a round")
+    interval = intervals.of_moments(drafts.acceptance_rate, drafts.stderr, run.samples.done)
+    shown = f"{drafts.acceptance_rate:.3f}{reach(intervals.reach(drafts.acceptance_rate, interval))}"
+    return Cell(shown, f"{drafts.tokens_per_round or 0:.2f} a round")
 
 
 #: figures of a round in CSV files

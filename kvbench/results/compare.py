@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
+from kvbench.metrics import intervals
 from kvbench.results import aggregate
 from kvbench.results.compare_tables import ANSWERS, FIDELITY, answer_lines, fidelity_lines
 from kvbench.results.fidelity import answers_left, flips_of, pair
@@ -31,7 +32,8 @@ class Comparison:
     Attributes:
         names: headings of the two runs.
         keys: for each ``task`` or ``task@length`` a dict: the mean scores ``a`` and ``b``; ``diff``, the mean
-            difference B - A, and its standard error ``stderr``; the number of samples ``n``; and ``nll``, the
+            difference B - A, its standard error ``stderr`` and, of scores in 0..1, the ends ``low`` and ``high`` of its
+            95 % interval; the number of samples ``n``; and ``nll``, the
             difference B - A of the reference answers' negative log-likelihood per token, with its standard error and
             number of samples (None if there are no answers).
         changed: the samples whose scores differ, largest difference first. Each is a dict with the sample's ``id``, the
@@ -73,6 +75,7 @@ def compare(a: RunStore, b: RunStore) -> Comparison:
             "b": entry["score"],
             "diff": pair.get("diff"),
             "stderr": pair.get("stderr"),
+            **{name: pair[name] for name in ("low", "high") if name in pair},
             "n": pair.get("n", entry["n"]),
             "nll": nll,
         }
@@ -180,8 +183,8 @@ def lines(comparison: Comparison) -> list[tuple[str, ...]]:
     cells: list[tuple[str, ...]] = []
     for key, entry in comparison.keys.items():
         nll = entry["nll"]
-        beside = f"{nll['diff']:+.4f}{_error(nll['stderr'], 4)}" if nll else "-"
-        diff = "-" if entry["diff"] is None else f"{entry['diff']:+.3f}{_error(entry['stderr'])}"
+        beside = f"{nll['diff']:+.4f}{_reach(None, nll, 4)}" if nll else "-"
+        diff = "-" if entry["diff"] is None else f"{entry['diff']:+.3f}{_reach(entry['b'], entry)}"
         cells.append((key, _number(entry["a"]), _number(entry["b"]), diff, beside, str(entry["n"])))
     return cells
 
@@ -229,8 +232,21 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _error(stderr: float | None, digits: int = 3) -> str:
-    return "" if stderr is None else f" ±{stderr:.{digits}f}"
+def reach(score: float | None, pair: Mapping[str, Any]) -> float | None:
+    """Return the distance from a difference to the farther end of its 95 % interval; None if it is unknown.
+
+    Args:
+        score: the mean score of B; None if the difference is not one of scores.
+        pair: the difference, ``{diff, stderr, n}`` and, if known, ``low`` and ``high``.
+    """
+    if pair["diff"] is None:
+        return None
+    return intervals.reach(pair["diff"], aggregate.pair_interval(score, {"n": 0, **pair}))
+
+
+def _reach(score: float | None, pair: Mapping[str, Any], digits: int = 3) -> str:
+    length = reach(score, pair)
+    return "" if length is None else f" ±{length:.{digits}f}"
 
 
 def _short(text: str) -> str:

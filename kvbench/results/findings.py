@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvbench.results.aggregate import pair_interval
+
 Metrics = Mapping[str, Any]
 
-#: a difference counts as clear if it is more than this many standard errors from zero
-ERRORS = 2.0
+#: a loss that is smaller than this many points is called nothing
+NOTHING = 1.0
 #: maximum number of sentences; with more runs, none are shown
 MOST = 8
 
@@ -16,7 +18,7 @@ MOST = 8
 def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
     """Write one sentence for each finished run that has a difference from fp16, the largest loss first.
 
-    An example is ``kivi int2 loses 14.2 ± 5.2 points at 4.3x less memory for keys and values``.
+    An example is ``kivi int2 loses 14.2 points (95 %: 3.7 to 24.7) at 4.3x less memory for keys and values``.
 
     Args:
         names: names of the runs in the table.
@@ -34,26 +36,32 @@ def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
 
 
 def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
-    """Put a difference from fp16 into words, for example ``loses 2.1 ± 0.4 points``, to follow the name of a run.
+    """Put a difference from fp16 into words, for example ``loses 2.1 points (95 %: 1.3 to 2.9)``.
 
-    A point is 0.01 of the score. A difference of at most :data:`ERRORS` standard errors is called unclear.
+    A point is 0.01 of the score. What is said follows from the 95 % interval of the difference alone: a loss or gain if
+    it does not contain 0; no loss if it excludes one of :data:`NOTHING` points; else that there is no clear difference.
 
     Args:
-        pair: the paired difference, ``{diff, stderr, n}``.
+        pair: the paired difference, ``{diff, stderr, n}`` and, if known, ``low`` and ``high``.
         mean: the run's mean score; None if unknown. If it is 0 on all samples in both runs, the text says that the
             comparison shows nothing.
     """
-    points, error = 100 * pair["diff"], pair["stderr"]
+    points, error, n = 100 * pair["diff"], pair["stderr"], pair["n"]
     if error is None:
-        return f"differs from fp16 by {points:+.1f} points (n = {pair['n']}, too few for a standard error)"
-    size = f"{abs(points):.1f} ± {100 * error:.1f} points"
+        return f"differs from fp16 by {points:+.1f} points (n = {n}, too few for an interval)"
     if not points and not error and mean == 0:
-        return f"scores 0 on all {pair['n']} samples, as does fp16, so the comparison shows nothing"
+        return f"scores 0 on all {n} samples, as does fp16, so the comparison shows nothing"
+    interval = pair_interval(mean, pair)
+    low, high = (points, points) if interval is None else (100 * end for end in interval)
+    if interval is not None and (low > 0 or high < 0):
+        near, far = sorted((abs(low), abs(high)))
+        return f"{'loses' if points < 0 else 'gains'} {abs(points):.1f} points (95 %: {near:.1f} to {far:.1f})"
+    span = "" if interval is None else f" (95 %: {low:+.1f} to {high:+.1f} points)"
     if not points and not error:
-        return f"loses nothing on {pair['n']} samples"
-    if abs(points) <= ERRORS * 100 * error:
-        return f"shows no clear difference from fp16 ({points:+.1f} ± {100 * error:.1f} points)"
-    return f"{'loses' if points < 0 else 'gains'} {size}"
+        if interval is not None and low > -NOTHING:
+            return f"loses nothing: less than {NOTHING:g} point on {n} samples{span}"
+        return f"shows no difference in {n} samples{span}"
+    return f"shows no clear difference from fp16 ({points:+.1f} points in {n} samples; 95 %: {low:+.1f} to {high:+.1f})"
 
 
 def memory(run: Mapping[str, Any]) -> str:

@@ -37,7 +37,10 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
     Returns:
         The notes, each of which is shown on a line of its own.
     """
-    lines = ["±: standard error over samples; Δ: paired difference from fp16 on the same samples"]
+    lines = [
+        "±: distance to the farther end of the 95 % interval over samples; Δ: paired difference from fp16 on the same"
+        " samples"
+    ]
     if any(map(has_points, runs)):
         devices = sorted({run["env"]["device_name"] for run in runs if run["env"].get("device_name")})
         return [*_of_points(runs), *weights(runs), "device: " + ("; ".join(devices) or "unknown")]

@@ -17,11 +17,14 @@ class Pair:
         diff: mean of the differences, method minus fp16.
         stderr: standard error of `diff`.
         n: number of samples that both runs have.
+        low, high: 95 % interval of `diff` (:mod:`kvbench.metrics.intervals`).
     """
 
     diff: float
     stderr: float | None = key(default=None, minimum=0)
     n: int | None = key(default=None, minimum=1)
+    low: float | None = key("lower end of the 95 % interval", optional=True)
+    high: float | None = key("upper end of the 95 % interval", optional=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +36,15 @@ class Mean:
         stderr: standard error of the mean.
         n: number of samples.
         vs_fp16: mean of the tasks' differences from fp16; None without an fp16 run.
+        low, high: 95 % interval of the mean.
     """
 
     score: float | None
     stderr: float | None = key(default=None, minimum=0)
     n: int | None = key(default=0, minimum=0)
     vs_fp16: Pair | None = None
+    low: float | None = key("lower end of the 95 % interval", optional=True)
+    high: float | None = key("upper end of the 95 % interval", optional=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,3 +240,5 @@ class Score:
     perplexity: Perplexity | None = key("perplexity of a text; null for tasks with answers", default=None)
     points: Points | None = key("time and memory (dataset=efficiency)", optional=True)
     fidelity: Fidelity | None = key("comparison of predictions with fp16's (dataset=fidelity)", optional=True)
+    low: float | None = key("lower end of the score's 95 % interval", optional=True)
+    high: float | None = key("upper end of the score's 95 % interval", optional=True)

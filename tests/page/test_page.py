@@ -63,7 +63,7 @@ def test_a_run_is_shown_with_its_figures(built, tmp_path):
     assert "2 runs" in printed.out
     fp16, kivi = sorted(data["runs"], key=lambda run: run["id"])
     assert fp16["fp16"] is True and fp16["name"] == "fp16"
-    assert kivi["score"] == [0.83333, 0.16667, 3, -0.16667, 0.16667]
+    assert kivi["score"] == [0.83333, 0.33333, 3, -0.16667, 0.33333]
     assert (kivi["kv"], kivi["bill"], kivi["ratio"]) == (1000, [600, 200, 200, 0, 0], 4)
     assert kivi["ttfts"] == [0.605, 0.625, 0.65, 0.675, 0.695, 2]  # without the warm-up sample
     assert kivi["tpots"][2:] == [0.025, 0.03, 0.03, 4]
@@ -185,7 +185,7 @@ def test_a_run_that_goes_on_has_the_figures_of_what_is_done(built, tmp_path):
     write(tmp_path / "runs", 1, unfinished=True)
     _, data, _ = built()
     (run,) = data["runs"]
-    assert (run["status"], run["done"], run["score"][:3]) == (UNFINISHED, 3, [0.83333, 0.16667, 3])
+    assert (run["status"], run["done"], run["score"][:3]) == (UNFINISHED, 3, [0.83333, 0.33333, 3])
     assert run["kv"] == 1000 and run["tpot"] == 0.025
 
 
@@ -244,7 +244,7 @@ def test_at_most_200_samples_of_a_pair(built, tmp_path):
     (pair,) = data["pairs"]
     assert (len(pair["samples"]), pair["left_out"], pair["equal"]) == (200, 50, 0)
     assert all(a != b for _, a, b, _, _ in pair["samples"])  # those with other scores come first
-    assert pair["tasks"] == [["key_value@2048", 1, 0.08, -0.92, 0.017193, 250]]
+    assert pair["tasks"] == [["key_value@2048", 1, 0.08, -0.92, 0.043075, 250]]
 
 
 def test_a_page_that_cannot_be_written_is_said(tmp_path, capsys):

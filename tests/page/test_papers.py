@@ -93,7 +93,7 @@ def test_the_leaderboard_of_the_repository_has_commands(tmp_path):
     lines = board.board(RESULTS)
     fp16 = next(line for line in lines if line[0] == "fp16")
     assert len(lines) > 20 and all(line[2].startswith("python -m kvbench method=") for line in lines)
-    assert fp16[3:6] == [0.98222, 0.0069635, 300] and fp16[8] == fp16[9]
+    assert fp16[3:6] == [0.98222, 0.013704, 300] and fp16[8] == fp16[9]
     assert fp16[2].endswith(
         "dataset=mini dataset.tasks=[key_value,key_value_hex,multi_value] dataset.lengths=[4096] dataset.limit=100"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvbench.metrics import intervals
 from kvbench.results import aggregate
 
 
@@ -57,7 +58,46 @@ def test_keys_are_tasks_with_their_length():
 def test_one_sample_has_no_standard_error():
     entry = aggregate.scores([made(0, 1.0)], {"kv/0": made(0, 0.0)})["kv"]
     assert entry["stderr"] is None
-    assert entry["vs_fp16"] == {"diff": 1.0, "stderr": None, "n": 1}
+    low, high = intervals.newcombe(0, 1, 0, 0)
+    assert entry["vs_fp16"] == {"diff": 1.0, "stderr": None, "n": 1, "low": low, "high": high} and low < 0
+
+
+def scored(scores, others):
+    rows = [made(index, score) for index, score in enumerate(scores)]
+    return aggregate.scores(rows, {row["id"]: row for row in map(made, range(len(others)), others)})["kv"]
+
+
+def test_intervals_are_stored_beside_scores_and_differences():
+    """Shares have Wilson's and Newcombe's, other scores a bootstrap, and none has the width 0."""
+    share = scored([1.0] * 6 + [0.0] * 2, [1.0] * 8)
+    assert (share["low"], share["high"]) == intervals.wilson(6, 8)
+    assert (share["vs_fp16"]["low"], share["vs_fp16"]["high"]) == intervals.newcombe(6, 0, 2, 0)
+    part = scored([1.0] * 6 + [1 / 3] * 2, [1.0] * 8)
+    assert part["low"] < part["score"] < part["high"] <= 1 and part["vs_fp16"]["low"] < -1 / 6 < part["vs_fp16"]["high"]
+    same = scored([1 / 3] * 8, [1 / 3] * 8)
+    assert same["vs_fp16"]["low"] == -same["vs_fp16"]["high"] < -0.3
+    above = scored([2.0] * 8, [1.0] * 8)
+    assert "low" not in above and "low" not in above["vs_fp16"]  # not a score in 0..1
+
+
+def test_shares_over_equally_many_samples_are_counted_together():
+    entries = {"a": scored([1.0] * 8, [1.0] * 8), "b": scored([1.0] * 7 + [0.0], [1.0] * 8)}
+    mean = aggregate.overall(entries)
+    assert (mean["low"], mean["high"]) == intervals.wilson(15, 16)
+    assert (mean["vs_fp16"]["low"], mean["vs_fp16"]["high"]) == intervals.newcombe(15, 0, 1, 0)
+    mixed = aggregate.overall({**entries, "c": scored([1.0] * 7 + [1 / 3], [1.0] * 8)})
+    pair = mixed["vs_fp16"]
+    spread = intervals.student(23) * pair["stderr"]
+    assert (pair["low"], pair["high"]) == pytest.approx((pair["diff"] - spread, pair["diff"] + spread))
+
+
+def test_runs_without_stored_intervals_have_those_of_their_moments():
+    new = scored([1.0] * 6 + [0.0] * 2, [1.0] * 7 + [0.0])
+    pair = {key: new["vs_fp16"][key] for key in ("diff", "stderr", "n")}
+    old = {"score": new["score"], "stderr": new["stderr"], "n": 8}
+    assert aggregate.interval_of(old) == pytest.approx(aggregate.interval_of(new))
+    assert aggregate.pair_interval(0.75, pair) == pytest.approx((new["vs_fp16"]["low"], new["vs_fp16"]["high"]))
+    assert aggregate.interval_of({"score": 33.0, "stderr": 1.0, "n": 8}) is None
 
 
 def test_no_common_sample_no_difference():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvbench.results import columns, record, tables
-from kvbench.results.columns import LIST, TABLE, RunLine, error, score_cell, status
+from kvbench.results.columns import LIST, TABLE, RunLine, reach, score_cell, status
 from kvbench.results.point_columns import POINT_COLUMNS
 from kvbench.results.record_scores import Mean
 from kvbench.util.cells import Cell
@@ -56,6 +56,7 @@ def full(**changes: Any) -> dict[str, Any]:
         },
     }
     first, second = content["scores"].values()
+    first["vs_fp16"] |= {"low": -0.125, "high": -0.075}
     first["nll"] = {"mean": 0.5, "stderr": 0.1, "n": 3, "vs_fp16": None}
     second |= {
         "score": None,
@@ -89,17 +90,25 @@ def test_the_csv_has_every_figure_as_a_plain_number() -> None:
         "status": "ok",
         "task0@2048 score": "0.9",
         "task0@2048 stderr": "0.03",
+        "task0@2048 low": "",
+        "task0@2048 high": "",
         "task0@2048 n": "20",
         "task0@2048 vs_fp16": str(0.9 - 1),
         "task0@2048 vs_fp16_stderr": "0.012",
+        "task0@2048 vs_fp16_low": "-0.125",
+        "task0@2048 vs_fp16_high": "-0.075",
         "task0@2048 nll": "0.5",
         "task0@2048 ppl": "",
         "task0@2048 bits_per_byte": "",
         "task1@2048 score": "",
         "task1@2048 stderr": "",
+        "task1@2048 low": "",
+        "task1@2048 high": "",
         "task1@2048 n": "7",
         "task1@2048 vs_fp16": "0.5",
         "task1@2048 vs_fp16_stderr": "",
+        "task1@2048 vs_fp16_low": "",
+        "task1@2048 vs_fp16_high": "",
         "task1@2048 nll": "",
         "task1@2048 ppl": "7.25",
         "task1@2048 bits_per_byte": "1.125",
@@ -139,20 +148,20 @@ def test_the_cells_of_a_table() -> None:
     cells = dict(zip(header, body, strict=True))
     assert cells == {
         "": Cell("kivi int2"),
-        "task0@2048": Cell("0.900 ±.030", "Δ -0.100 ±.012"),
-        "task1@2048": Cell("ppl 7.250 ±.500", "Δ +0.0625 ±.0312"),
+        "task0@2048": Cell("0.900 ±.063", "Δ -0.100 ±.025"),
+        "task1@2048": Cell("ppl 7.250 ±1.223", "Δ +0.0625 ±.0765"),
         "KV": Cell("2 KiB"),
         "ratio": Cell("2.50x"),
         "peak": Cell("3 MiB", "dec 2 MiB"),
         "TTFT": Cell("250 ms"),
         "TPOT": Cell("12 ms", "p99 1.50 s"),
-        "accepted": Cell("0.750 ±.062", "3.50 a round"),
+        "accepted": Cell("0.750 ±.131", "3.50 a round"),
         "speed-up": Cell("1.50x"),
         "round": Cell("12 ms + 8 ms + 0.5 ms + 0.1 ms", "expected TPOT 5.5 ms"),
     }
     content["scores"]["task1@2048"]["score"] = 0.5
     header, (body,) = tables.grid([content])
-    assert dict(zip(header, body, strict=True))["mean"] == Cell("0.625 ±.013", "Δ -0.125 ±.050")
+    assert dict(zip(header, body, strict=True))["mean"] == Cell("0.625 ±.025", "Δ -0.125 ±.101")
     assert "accepted" not in tables.grid([full(speculation=None)])[0]
     assert "speed-up" not in tables.grid([full(speculation=None)])[0]
 
@@ -239,7 +248,8 @@ def test_a_status_below_the_name(changes, text) -> None:
 def test_scores_errors_and_what_is_missing() -> None:
     assert score_cell(None) == score_cell(Mean(score=None)) == Cell("-")
     assert score_cell(Mean(score=1.0)) == Cell("1.000")
-    assert (error(None), error(0.0123), error(1.5), error(0.03125, 4)) == ("", " ±.012", " ±1.500", " ±.0312")
+    assert score_cell(Mean(score=1.0, stderr=0.0, n=8)) == Cell("1.000 ±.324")  # eight of eight may be two thirds
+    assert (reach(None), reach(0.0123), reach(1.5), reach(0.03125, 4)) == ("", " ±.012", " ±1.500", " ±.0312")
 
 
 @pytest.mark.parametrize(

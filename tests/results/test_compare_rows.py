@@ -122,7 +122,14 @@ def test_data_and_code_of_the_runs_are_compared(tmp_path, monkeypatch) -> None:
 
 def comparison(changed: int = 1, notes: tuple[str, ...] = ("a note",)) -> Comparison:
     keys = {
-        "t@64": {"a": 1.0, "b": 0.5, "diff": -0.5, "stderr": 0.125, "n": 3, "nll": {"diff": 0.25, "stderr": 0.03125}},
+        "t@64": {
+            "a": 1.0,
+            "b": 0.5,
+            "diff": -0.5,
+            "stderr": 0.125,
+            "n": 3,
+            "nll": {"diff": 0.25, "stderr": 0.03125, "n": 3},
+        },
         "u": {"a": None, "b": None, "diff": None, "stderr": None, "n": 0, "nll": None},
         "v": {"a": 0.25, "b": 0.5, "diff": 0.25, "stderr": None, "n": 1, "nll": {"diff": -0.5, "stderr": None}},
     }
@@ -148,9 +155,9 @@ def test_the_markdown_of_a_comparison() -> None:
         "",
         "| | A | B | B - A | answer NLL | n |",
         "|:--|--:|--:|--:|--:|--:|",
-        "| t@64 | 1.000 | 0.500 | -0.500 ±0.125 | +0.2500 ±0.0312 | 3 |",
+        "| t@64 | 1.000 | 0.500 | -0.500 ±0.538 | +0.2500 ±0.1345 | 3 |",
         "| u | - | - | - | - | 0 |",
-        "| v | 0.250 | 0.500 | +0.250 | -0.5000 | 1 |",
+        "| v | 0.250 | 0.500 | +0.250 ±0.793 | -0.5000 | 1 |",
         "",
         "| sample | A | B | answer of A | answer of B |",
         "|:--|--:|--:|:--|:--|",
@@ -166,7 +173,7 @@ def test_the_markdown_of_a_comparison() -> None:
 def test_the_screen_of_a_comparison() -> None:
     text = table.text(screen(comparison(25)), width=120, color=False)
     assert text.splitlines()[:2] == ["A first", "B second"]
-    for wanted in ("B - A", "answer NLL", "-0.500 ±0.125", "+0.2500 ±0.0312", "note: a note"):
+    for wanted in ("B - A", "answer NLL", "-0.500 ±0.538", "+0.2500 ±0.1345", "note: a note"):
         assert wanted in text
     assert "samples with different scores: 25; with the same score but different answers: 7" in text
     assert text.count("1.000 -> -") == 20

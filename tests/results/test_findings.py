@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvbench.results.findings import findings
+from kvbench.results.findings import effect, findings
 
 
 def run(name, diff, stderr, ratio=4.29, n=40, status="ok"):
@@ -28,12 +28,27 @@ def test_losses_gains_and_what_is_neither():
         run("broken", -0.9, 0.1, status="error"),
     ]
     assert findings([each["label"] for each in runs], runs) == [
-        "one differs from fp16 by -50.0 points (n = 1, too few for a standard error)",
-        "worse loses 14.2 ± 5.2 points at 4.3x less memory for keys and values",
-        "chance shows no clear difference from fp16 (-2.5 ± 2.5 points) at 3.6x less memory for keys and values",
-        "same loses nothing on 40 samples at 2.9x less memory for keys and values",
-        "better gains 30.0 ± 10.0 points at 2.0x more memory",
+        "one differs from fp16 by -50.0 points (n = 1, too few for an interval)",
+        "worse loses 14.2 points (95 %: 3.7 to 24.7) at 4.3x less memory for keys and values",
+        "chance shows no clear difference from fp16 (-2.5 points in 40 samples; 95 %: -12.8 to +6.7) at 3.6x less "
+        "memory for keys and values",
+        "same shows no difference in 40 samples (95 %: -8.4 to +8.4 points) at 2.9x less memory for keys and values",
+        "better gains 30.0 points (95 %: 9.8 to 50.2) at 2.0x more memory",
     ]
+
+
+def test_nothing_is_lost_only_where_a_loss_of_a_point_is_excluded():
+    """Without a loss in n samples, 3.84 / (n + 3.84) of all answers may be lost; that is a point at 380."""
+    sentences = {n: effect({"diff": 0.0, "stderr": 0.0, "n": n}, 1.0) for n in (8, 380, 381)}
+    assert sentences[8] == "shows no difference in 8 samples (95 %: -32.4 to +32.4 points)"
+    assert sentences[380].startswith("shows no difference in 380 samples (95 %: -1.0 to")
+    assert sentences[381] == "loses nothing: less than 1 point on 381 samples (95 %: -1.0 to +1.0 points)"
+
+
+def test_a_stored_interval_decides_and_not_the_standard_error():
+    pair = {"diff": -0.1, "stderr": 0.04, "n": 8, "low": -0.4, "high": 0.05}
+    assert effect(pair, 0.9).startswith("shows no clear difference from fp16 (-10.0 points in 8 samples; 95 %: -40.0")
+    assert effect({**pair, "high": -0.01}, 0.9) == "loses 10.0 points (95 %: 1.0 to 40.0)"
 
 
 def test_nothing_is_said_without_a_baseline_or_of_a_long_table():

@@ -21,7 +21,8 @@ def with_(label: str = "kivi int2", /, **changes: Any) -> dict[str, Any]:
 
 def test_a_plain_run_has_three_notes() -> None:
     assert notes([run("fp16")]) == [
-        "±: standard error over samples; Δ: paired difference from fp16 on the same samples",
+        "±: distance to the farther end of the 95 % interval over samples; Δ: paired difference from fp16 on the"
+        " same samples",
         PEAK + "CUDA allocator, including weights",
         "device: a GPU",
     ]

@@ -11,7 +11,7 @@ function tableColumns() {
     text("model", "model", (run) => run.model, { off: !several((run) => run.model), width: 8 }),
     text("data", "data", (run) => run.data, { off: !several((run) => run.data), width: 10 }),
     number("score", "score", score, (value) => fixed(value), { hint: "mean over tasks", off: !any(score), width: 5 }),
-    number("stderr", "± error", (run) => run.score?.[1], (value) => plusMinus(value) || NONE, { hint: "standard error of the score", off: !any(score), width: 5 }),
+    number("stderr", "± error", (run) => run.score?.[1], (value) => plusMinus(value) || NONE, { hint: "distance to the farther end of the score's 95 % interval", off: !any(score), width: 5 }),
     number("diff", "Δ fp16", (run) => run.score?.[3], (value, run) => `${signed(value)} ${plusMinus(run.score?.[4])}`, { hint: "paired difference from fp16 on the same samples", off: !any(score), width: 8 }),
     number("ppl", "perplexity", perplexity, (value) => fixed(value), { off: !any(perplexity), hint: "lower is better", width: 6 }),
     number("kl", "KL", divergence, small, { off: !any(divergence), hint: "mean KL divergence from fp16's predictions, in nats; lower is better", width: 6 }),

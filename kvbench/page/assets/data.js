@@ -1,7 +1,7 @@
 /* The report's data and what the reader has chosen.
 
 A run has, where they are known: id, name, label, model, data, status, older, fp16, done, asked, code, command, error,
-device, path; score [mean, its error, samples, difference from fp16, its error]; ppl [perplexity, its error, difference];
+device, path; score [mean, its reach, samples, difference from fp16, its reach]; ppl [perplexity, its reach, difference];
 kl [mean KL divergence from fp16, its 99.9 %, share of equal first choices];
 tasks [[key (in the data: its number), score, error, n, difference,
 its error, perplexity, its error, mean KL, its 99.9 %], ...]; kv and reserved (bytes); bill [codes,

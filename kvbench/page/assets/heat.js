@@ -27,7 +27,7 @@ function heatView(all) {
   const scroller = el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Heat map, scrollable" },
     canvas(width, height, `${caption}: ${shown.length} runs and ${keys.length} tasks. Arrow keys go from run to run.`, heads, rows));
   const more = runs.length > MOST_ROWS ? ` The first ${MOST_ROWS} of ${runs.length} runs; filter the runs to see others.` : "";
-  return [heatKey(most, signOf(shown[0])), figure(caption, scroller, `Numbers in italics lie within two standard errors of zero. Smallest loss first.${more}`)];
+  return [heatKey(most, signOf(shown[0])), figure(caption, scroller, `Numbers in italics: the 95 % interval contains zero, or may. Smallest loss first.${more}`)];
 }
 
 function heatRow(run, keys, mean, layout, top, cell, most) {
@@ -44,7 +44,7 @@ function heatRow(run, keys, mean, layout, top, cell, most) {
     const x = left + i * cell;
     if (diff === undefined || diff === null) return shape("text", { class: "tick", x: x + cell / 2, y: y + 16, "text-anchor": "middle" }, NONE);
     const strength = Math.min(1, Math.abs(diff) / most);
-    const within = error !== undefined && error !== null && Math.abs(diff) <= 2 * error;
+    const within = error !== undefined && error !== null && Math.abs(diff) <= error;
     return [
       shape("rect", { class: sign * diff < 0 ? "loss" : "gain", x: x + 1, y: y + 1, width: cell - 2, height: LINE - 2, css: { "fill-opacity": (0.85 * strength).toFixed(3) } }),
       shape("text", { class: `value${strength > 0.55 ? " strong" : ""}${within ? " within" : ""}`, x: x + cell / 2, y: y + 16, "text-anchor": "middle" }, signed(diff, 2)),

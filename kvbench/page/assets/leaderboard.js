@@ -43,7 +43,7 @@ function leaderboardView(all, redraw) {
     group ? pick("Data", groups.map((g) => [g.group, `${g.title}, ${g.size} runs`]), group.group, (value) => { choice.group = value; }) : null,
     pick("KV bytes", BUDGETS.map((b) => [String(b), b === 1 ? "any" : `at most 1/${b} of fp16's`]), String(choice.budget), (value) => { choice.budget = Number(value); }));
   const board = ranking(runs, choice.budget);
-  const about = el("p", { class: "note" }, "The best run of each method that stays within the bytes, over all its settings. Runs answer the same samples; differences within two standard errors are not shown to be real.");
+  const about = el("p", { class: "note" }, "The best run of each method that stays within the bytes, over all its settings. Runs answer the same samples; a difference whose 95 % interval contains zero is not shown to be real.");
   if (!board.runs.length) return [controls, about, el("p", { class: "empty" }, "No finished run stays within these bytes.")];
   const counts = new Set(board.runs.map((run) => run.score?.[2])).size > 1;
   return [controls, about, boardTable(board), counts ? el("p", { class: "note warn" }, "The runs have different numbers of samples: run those with fewer again with a larger dataset.limit.") : null];

@@ -57,7 +57,7 @@ function scatter(all, cost, quality, width) {
   const drawing = canvas(width, height, label,
     axes(box, x, y, { xTitle: cost.title, yTitle: quality.title, xText: x.text || cost.text, yText: (value) => digits(value).replace("-", MINUS) }),
     shape("path", { class: "front", d: `${steps.join("")}H${box.right}` }), layers);
-  return figure(caption, drawing, `Line: the Pareto front, ${front.length} of ${runs.length} runs. Bars: ± standard error.`);
+  return figure(caption, drawing, `Line: the Pareto front, ${front.length} of ${runs.length} runs. Bars: 95 % intervals, on both sides as long as on the longer.`);
 }
 
 /* A run's mark with its error bar; runs of the front are filled. */
