@@ -24,6 +24,7 @@ if not _gpu():  # must be known before anything imports triton
 # tests start kvbench a hundred times; without bytecode on disk each of them, and each worker, compiles all source again
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["HF_TOKEN_PATH"] = os.devnull  # no test asks the hub in the name of whoever runs it
 os.fsync = lambda descriptor: None  # nobody pulls the plug; a test of what waits for the disk sets its own
 
 #: files that take long, the longest first: they begin in this order, as the last file that begins holds up the end

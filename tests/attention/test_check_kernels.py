@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -214,3 +215,38 @@ def test_the_report_goes_on_where_a_worker_died(
     assert [command[-1] for done, command in calls[:2]] == ["0/2", "1/2"]
     assert all("^(one|two|three)$" in command and "warps=1" in command for _, command in calls)
     assert f"# 3 lines, {2 - last} wrong or failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("layers", "captured", "replay_s", "timed"),
+    [(3, 6, 0.0, 50), (1, 8, 1.0, 8), (10, 10, 1 / 64, 10)],
+    ids=["at most 50", "at least 8", "for 0.15 s"],
+)
+def test_a_time_is_the_median_of_replays_that_call_each_layer_equally_often(
+    layers: int, captured: int, replay_s: float, timed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """About 8 calls are captured at once, so that their launches cost nothing."""
+    replays: list[int] = []
+    called: list[Any] = []
+
+    class Graph:
+        def replay(self) -> None:
+            replays.append(len(called))
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None: ...
+
+        def elapsed_time(self, end: Any) -> float:
+            return float(len(replays) - 3)  # ms: 1, 2, 3, ... after three to warm up
+
+    patched = {"CUDAGraph": Graph, "Event": Event, "graph": lambda graph: nullcontext(), "synchronize": lambda: None}
+    for name, value in patched.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(check_kernels.time, "perf_counter", lambda: replay_s * max(len(replays) - 3, 0))
+    works: list[Any] = [object() for _ in range(layers)]
+    found = check_kernels.microseconds(lambda *given: called.append(given), "query", works, 0.5)  # type: ignore[arg-type]
+    assert called == [("query", works[i % layers], 0.5) for i in range(captured)]
+    assert len(replays) == 3 + timed and found == (timed // 2 + 1) * 1000 / captured

@@ -100,3 +100,23 @@ def test_h2o_is_served_and_drops_what_the_reference_path_drops():
     assert torch.equal(served.positions(0), plain.positions(0))
     scores = [made.stores()[0].tail.scores.view(slice(None)) for made in layers]
     torch.testing.assert_close(*scores, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["kivi", "h2o"])
+def test_only_attention_that_a_method_observes_is_kept(name):
+    """H2O gets that of its step from the kernel, in slot order; KIVI none."""
+    made = zoo.new_layer(load_method(name, **({"budget": 60, "recent": 10} if name == "h2o" else {})))
+    made.progress.options = Options(kernels="triton")
+    keys, values = (x.half() for x in zoo.random_kv(41, channels=64))
+    made.observed = torch.rand(1, 4, 1, 40, generator=torch.Generator().manual_seed(3)) if name == "h2o" else None
+    zoo.feed(made, keys[:, :, :40], values[:, :, :40])
+    made.append(*made.update(keys[:, :, 40:], values[:, :, 40:])[0].claim())
+    query = torch.randn(1, 4, 1, 64, generator=torch.Generator().manual_seed(2)).half()
+    out = fused.attend(made, query, None, 0.1)
+    weights = (query.float() @ keys.float().repeat_interleave(2, 1).transpose(-1, -2) * 0.1).softmax(-1)
+    wanted = (weights @ values.float().repeat_interleave(2, 1)).transpose(1, 2)
+    torch.testing.assert_close(out.float(), wanted, rtol=2e-3, atol=2e-3)
+    pending = getattr(made.stores()[0].tail, "pending", None)
+    assert pending is None if name == "kivi" else [len(steps) for steps in pending] == [1]
+    if name == "h2o":
+        torch.testing.assert_close(pending[0][0].sum(-1).mean().item(), 1.0, rtol=1e-3, atol=1e-3)

@@ -175,3 +175,24 @@ def test_rows_of_padding_only_attend_to_nothing(logits):
     out, weights = reference.merge_blocks(layer, slice(0, 1), query, None, 0.2, logits, keep=True)
     assert out.shape == (1, 4, 3, 32) and not out.any() and weights.shape == (1, 4, 3, 0)
     assert reference.merge_blocks(layer, slice(0, 1), query, None, 0.2, logits)[1] is None
+
+
+@pytest.mark.parametrize("per_row", [True, False], ids=["a mask for each row", "one mask"])
+def test_rows_that_are_read_apart_have_their_own_mask(per_row, monkeypatch):
+    """As few rows at a time as fit into a processor's cache: each sees what its own row of the mask shows."""
+    layer = placed("kivi")
+    count = layer.seen
+    query = torch.randn(4, 4, 3, 64, generator=torch.Generator().manual_seed(8))
+    mask = torch.rand(4 if per_row else 1, 1, 3, count, generator=torch.Generator().manual_seed(9)) < 0.5
+    whole = reference.attend(GROUPED, layer, query, mask, 0.2)
+    calls, merge = [], reference.merge_blocks
+
+    def spied(layer, rows, *more, **options):
+        calls.append((rows.start, rows.stop))
+        return merge(layer, rows, *more, **options)
+
+    monkeypatch.setattr(reference, "merge_blocks", spied)
+    monkeypatch.setattr(reference, "ELEMENTS", 1)
+    apart = reference.attend(GROUPED, layer, query, mask, 0.2)
+    assert calls == [(0, 1), (1, 2), (2, 3), (3, 4)]  # rows 1 and 2 have equal padding
+    torch.testing.assert_close(apart, whole, rtol=1e-4, atol=1e-5)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvbench.cache.segments.foreign import HFSegment, tensors
+from kvbench.cache.segments.foreign import Fp8Segment, HFSegment, tensors
 from kvbench.errors import CacheError
 from tests import zoo
 
@@ -96,3 +96,36 @@ def test_tensors_of_quanto_are_found_too():
     pairs = tensors(quantized)
     assert [part for part, _ in pairs] == ["codes", "scales", "scales"]
     assert all(a is b for (_, a), b in zip(pairs, (codes, scale, shift), strict=True))
+
+
+def test_tokens_in_fp8_have_the_scale_of_their_rows_first_ones():
+    """Codes are appended, none is quantized again; the newest can be dropped."""
+
+    class Eighths:
+        """Codes are eighths of the scale, which the first tokens set."""
+
+        def _quantize(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+            scale = x.float().abs().amax() if scale is None else scale
+            return (x.float() / scale * 8).round().to(torch.int8), scale
+
+        def _dequantize(self, quantized: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            return quantized[0].float() / 8 * quantized[1]
+
+    def rounded(x: torch.Tensor, first: int) -> torch.Tensor:
+        scale = x[:, :, :first].float().abs().amax()
+        return (x.float() / scale * 8).round() / 8 * scale
+
+    segment = Fp8Segment(2, 2, 32, torch.float16, "cpu", backend=Eighths(), axis=0)
+    x = zoo.random_kv(9, 2)[0].half()
+    segment.append(ALL, x[:, :, :3])
+    segment.append(ALL, x[:, :, 3:3])  # nothing
+    segment.append(slice(1, 2), x[1:, :, 3:8])
+    segment.append(slice(1, 2), x[1:, :, 8:])
+    assert segment.lengths == [3, 9]
+    assert torch.equal(segment.read(ONE, 0, 3, torch.float32), rounded(x[:1], 3)[:, :, :3])
+    assert torch.equal(segment.read(slice(1, 2), 0, 9, torch.float32), rounded(x[1:], 3))
+    assert segment.used(1) == {"codes": 9 * 2 * 32, "scales": 4}
+    segment.drop_back(1, 2)
+    segment.append(slice(1, 2), x[1:, :, 7:8])
+    assert segment.lengths == [3, 8]
+    assert torch.equal(segment.read(slice(1, 2), 0, 8, torch.float32), rounded(x[1:], 3)[:, :, :8])

@@ -205,3 +205,29 @@ def test_parameters_may_differ_in_dtype_axis_and_group():
         segment.drop_back(0, 1)
     segment.select(torch.tensor([1]))
     assert torch.equal(segment.read(ALL, 0, 384, torch.float32), wanted[1:, :, 128:])
+
+
+def test_tokens_are_appended_to_rows_of_other_lengths_and_buffers_grow_by_half():
+    """Row by row the same codes as one after the other; what a row had before is left as it was."""
+    quantizer = AtomQuantizer(4, 32, "token")
+    segment, alone = new(quantizer, capacity=128), [new(quantizer, batch=1) for _ in range(2)]
+    x = zoo.random_kv(400, 2)[0]
+    assert segment.appends_each(x)
+    lengths, tiles = [124, 10], []
+    for row in range(2):
+        segment.append(slice(row, row + 1), x[row : row + 1, :, : lengths[row]])
+        alone[row].append(ALL, x[row : row + 1, :, : lengths[row]])
+    for count in (4, 1, 255, 1):
+        part = torch.stack([x[row, :, lengths[row] : lengths[row] + count] for row in range(2)])
+        segment.append_each(part)
+        for row in range(2):
+            alone[row].append(ALL, part[row : row + 1])
+            lengths[row] += count
+        tiles.append(segment.capacity // 128)
+    assert segment.lengths == lengths == [385, 271]
+    assert tiles == [1, 3, 3, 6]  # 128 fit, 129 need two tiles, 384 fit, 385 need four: and half of them more
+    for row in range(2):
+        one = slice(row, row + 1)
+        assert torch.equal(segment.codes(one, 0, lengths[row]), alone[row].codes(ALL, 0, lengths[row]))
+        wanted = alone[row].read(ALL, 0, lengths[row], torch.float32)
+        assert torch.equal(segment.read(one, 0, lengths[row], torch.float32), wanted)

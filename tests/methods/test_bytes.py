@@ -189,3 +189,10 @@ def test_the_ratio_is_to_what_full_precision_holds_in_the_models_dtype(dtype, fu
     assert bills["fp16"].fp16_equivalent == 300 * 2 * 2 * 2 * 64 * 2
     assert bills["fp16"].ratio == 1.0
     assert bills["kivi"].ratio == pytest.approx(bills["fp16"].used.total / bills["kivi"].used.total)
+
+
+def test_a_sliding_layer_of_fp16_holds_what_a_later_token_can_see():
+    """The newest window - 1 tokens; all of them while there are fewer."""
+    token = 2 * 2 * 64 * 2  # keys and values of two heads, two bytes each
+    for window, held in ((100, 99), (None, 300), (301, 300), (302, 300)):
+        assert kv_bytes(load_method("fp16"), 300, **SHAPE, windows=[window] * 2) == KVBytes(window=2 * held * token)

@@ -69,6 +69,11 @@ def test_a_press_may_see_the_attention_of_the_prompt():
     method.detach(net)
 
 
+@pytest.mark.parametrize(("attentions", "keep", "queries"), [(True, 0.5, -1), (False, 0.5, 0), (True, 1, 0)])
+def test_attention_is_asked_for_where_a_press_reads_it_and_tokens_are_dropped(attentions, keep, queries):
+    assert press("Observed", attentions=attentions, keep=keep).observe_prompt == queries
+
+
 def test_what_a_press_cannot_do_is_said():
     layer = new_layer(press("Hidden"))
     with pytest.raises(CacheError, match=r"Hidden\.score failed \(AttributeError(?s:.*)not the module or its hidden"):

@@ -217,3 +217,16 @@ def test_what_the_draft_needs_is_asked_for_before_a_run(monkeypatch):
     load_method("quantspec", draft="cocktail", gamma=0).ready()
     load_method("quantspec").ready()
     assert asked == ["bm25"]
+
+
+@pytest.mark.parametrize(("side", "kind"), [("key", "affine"), ("value", "affine")])
+def test_formats_without_two_nibbles_are_refused(side, kind):
+    form = {"bits": 8, "kind": "hierarchical", "group_size": 32}
+    formats = {"key": {**form, "axis": "channel"}, "value": {**form, "axis": "token"}}
+    load_method("quantspec", quantizer=formats)
+    formats[side]["kind"] = kind
+    with pytest.raises(ConfigError, match=rf"quantizer\.{side}\.kind={kind}: must be hierarchical"):
+        load_method("quantspec", quantizer=formats)
+    formats[side].update(kind="hierarchical", axis={"key": "token", "value": "channel"}[side])
+    with pytest.raises(ConfigError, match="keys grouped per channel and values grouped per token"):
+        load_method("quantspec", quantizer=formats)

@@ -10,6 +10,7 @@ import pytest
 
 from kvbench.errors import ConfigError
 from kvbench.results.samples import read
+from kvbench.runner import fidelity_passes
 from kvbench.runner.references import References
 from kvbench.runner.run import run
 from tests.run_support import config
@@ -180,3 +181,21 @@ def test_a_state_that_is_not_a_number_is_an_error(tmp_path, text, monkeypatch, c
     monkeypatch.setattr(fidelity_passes, "follow", broken)
     assert run(windows(tmp_path, text, reference="live"))["status"] == "error"
     assert "text@80/1: a final hidden state of the model contains NaN" in capsys.readouterr().err
+
+
+def test_a_simulated_window_is_one_pass_and_a_decoded_one_goes_token_by_token(tmp_path, text, monkeypatch) -> None:
+    """In one pass all keys are packed before a query reads them; token by token the newest are still exact."""
+    calls: list[str] = []
+
+    def spied(name: str) -> Any:
+        act = getattr(fidelity_passes, name)
+        return lambda *given, **options: (calls.append(name), act(*given, **options))[1]
+
+    for name in ("simulate", "follow"):
+        monkeypatch.setattr(fidelity_passes, name, spied(name))
+    passed = kld(run(windows(tmp_path, text, mode="simulated", limit=1)))
+    assert set(calls) == {"simulate"}
+    calls.clear()
+    decoded = kld(run(windows(tmp_path, text, limit=1)))
+    assert set(calls) == {"follow"}
+    assert passed.shape == decoded.shape == (1, 15) and (passed > decoded).any()

@@ -13,8 +13,9 @@ import yaml
 
 from kvbench.errors import ConfigError
 from kvbench.tasks import load
-from kvbench.tasks.mini import Mini
+from kvbench.tasks.mini import Mini, reasoning
 from kvbench.tasks.mini.catalogue import HARD, TASKS
+from kvbench.tasks.mini.rng import Rng
 from kvbench.tasks.mini.tokens import encoder
 from kvbench.tasks.mini.vocabulary import WORDS
 
@@ -265,3 +266,21 @@ def test_loading_imports_neither_torch_nor_transformers():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)}
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("noun", "plural"),
+    [
+        ("berry", "berries"),
+        ("toy", "toys"),
+        ("box", "boxes"),
+        ("brush", "brushes"),
+        ("watch", "watches"),
+        ("saw", "saws"),
+    ],
+)
+def test_things_of_a_word_problem_stand_in_the_plural(noun, plural, monkeypatch):
+    monkeypatch.setattr(reasoning, "_NOUNS", (noun,))
+    text, solution = reasoning.problem(Rng("plural"), 3)
+    assert re.search(rf"has \d+ {plural}\. ", text) and re.search(rf"How many {plural} do", text)
+    assert re.search(r"#### \d+$", solution)
