@@ -193,7 +193,8 @@ def many(folder: Path, count: int, seed: int = 0) -> list[str]:
                 entry["measured"]["step_s"] = [round(pace * draw.uniform(0.8, 1.6), 6) for _ in range(8)]
                 rows.append(entry)
         groups = {"quantizer": {"name": quantizer}, "method": options, "dataset": {"seed": setting}}
-        ids.append(write(folder, place, method, setting=setting, rows=rows, groups=groups).run_id)
+        more = {} if method == "fp16" else {"baseline": run_id(0, setting)}  # the first of each setting
+        ids.append(write(folder, place, method, setting=setting, rows=rows, groups=groups, **more).run_id)
     return ids
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvbench.cli.report_runs import Code, begun, find, marked, results_above, runs_of
+from kvbench.cli.report_runs import RUNS, Code, begun, find, marked, results_above, runs_of
 from kvbench.config.command import changes, command
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.page import papers, server
@@ -22,8 +22,8 @@ from kvbench.results.store import RunStore, find_runs
 from kvbench.util import atomic
 from kvbench.util.requirements import Package, check_packages, check_writable
 
-#: default of --html
-PAGE = Path("results/report.html")
+#: file name of the page where --html names none
+PAGE = "report.html"
 
 #: the options that need the runs' figures
 _PAGE_OPTIONS = "--html, --serve or --figures"
@@ -40,9 +40,10 @@ def add(parser: argparse.ArgumentParser, what: Any) -> None:
         "--html",
         metavar="FILE",
         nargs="?",
-        const=PAGE,
+        const=True,
         type=Path,
-        help=f"write all runs as one page for a browser (default: {PAGE})",
+        help=f"write all runs as one page for a browser (default: {PAGE} beside the runs: for results/runs "
+        f"results/{PAGE}, for another folder {PAGE} in it)",
     )
     what.add_argument(
         "--serve",
@@ -107,7 +108,12 @@ def main(arguments: argparse.Namespace) -> int:
         return _serve(report, arguments.serve)
     if arguments.figures is not None:
         return _draw(report, arguments.figures)
-    return _write(report, arguments.html)
+    return _write(report, beside(report.folder) if arguments.html is True else arguments.html)
+
+
+def beside(runs: Path) -> Path:
+    """Return the page's file for a folder of runs: beside a folder ``runs``, and in a folder of any other name."""
+    return (runs.parent if runs.name == RUNS.name else runs) / PAGE
 
 
 def _report(arguments: argparse.Namespace) -> Report:

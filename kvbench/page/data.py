@@ -16,13 +16,31 @@ from kvbench.page.sweep import FollowedSweep
 from kvbench.results.store import RunStore
 
 #: version of the data, which the page's script checks
-VERSION = 2
+VERSION = 3
 #: maximum number of damaged runs that the page names
 MOST_SKIPPED = 20
 #: files whose change makes a run worth reading again
 _FILES = ("config.yaml", "metrics.json", "samples.jsonl")
 
 Read = Callable[[RunStore], Entry | None]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What has been read of a run.
+
+    Args:
+        signature: that of its files at that time.
+        entry: the run; None if it cannot be shown.
+        figures, answers: its figures, and which answers are right (:func:`kvbench.page.runs.summary`).
+        settings: its settings by dotted key.
+    """
+
+    signature: Any
+    entry: Entry | None
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    answers: Mapping[str, bool] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -46,16 +64,21 @@ class Report:
     pairs: Sequence[tuple[str, str]] = ()
     say: Callable[[str], None] = lambda line: None
     sweep: FollowedSweep | None = None
-    _known: dict[str, tuple[Any, Entry | None, dict[str, Any], dict[str, Any]]] = field(default_factory=dict)
+    _known: dict[str, _Known] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
 
     def data(self) -> dict[str, Any]:
         """Return the data of the page, which :func:`kvbench.page.numbers.encoded` turns into text."""
         stores = self.find()
-        shown = [known for store in stores if (known := self._of(store))[1] is not None]
-        entries = [entry for _, entry, _, _ in shown if entry is not None]
-        summaries = [dict(figures) for _, _, figures, _ in shown]
-        flat = [values for _, _, _, values in shown]
+        shown = [known for store in stores if (known := self._of(store)).entry is not None]
+        entries = [known.entry for known in shown if known.entry is not None]
+        summaries = [dict(known.figures) for known in shown]
+        flat = [known.settings for known in shown]
+        answers = {entry.store.run_id: known.answers for entry, known in zip(entries, shown, strict=True)}
+        for figures, entry in zip(summaries, entries, strict=True):
+            base = answers.get(entry.metrics.get("baseline") or "")
+            if base and (counts := runs.flips(answers[entry.store.run_id], base)):
+                figures["flips"] = counts
         for figures in summaries:
             if "problem" in figures:
                 self._tell(figures["problem"])
@@ -65,6 +88,7 @@ class Report:
         for figures in summaries:  # each task is named once, and numbered in the runs
             if "tasks" in figures:
                 figures["tasks"] = [[tasks.setdefault(key, len(tasks)), *values] for key, *values in figures["tasks"]]
+        machines = [figures.pop("env", {}) for figures in summaries]
         keys = settings.varying(flat, [settings.choices(entry) for entry in entries])
         items, notes = papers.items(self.papers, {figures["id"] for figures in summaries})
         for note in notes:
@@ -76,11 +100,12 @@ class Report:
             "tasks": list(tasks),
             "runs": summaries,
             "settings": settings.columns(flat, keys),
+            "env": settings.columns(machines, list(dict.fromkeys(key for facts in machines for key in facts))),
             "groups": _groups(entries),
             "papers": items,
             "board": board.board(self.papers),
             "sweep": self.sweep.data() if self.sweep is not None else None,
-            "skipped": [cut(store.problem() or store.run_id) for store in stores if self._of(store)[1] is None][
+            "skipped": [cut(store.problem() or store.run_id) for store in stores if self._of(store).entry is None][
                 :MOST_SKIPPED
             ],
             "pairs": self._compared({entry.store.run_id: entry for entry in entries}),
@@ -94,14 +119,15 @@ class Report:
     def _compared(self, entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
         return [pairs.pair(entries[a], entries[b]) for a, b in self.pairs if a in entries and b in entries]
 
-    def _of(self, store: RunStore) -> tuple[Any, Entry | None, dict[str, Any], dict[str, Any]]:
-        """Return what is known of a run: signature of its files, entry, figures and settings."""
+    def _of(self, store: RunStore) -> _Known:
+        """Return what is known of a run, read again if its files have changed."""
         signature = _signature(store)
         known = self._known.get(store.run_id)
-        if known is None or known[0] != signature:
+        if known is None or known.signature != signature:
             entry = self.read(store)
-            figures = {} if entry is None else runs.summary(entry)
-            known = (signature, entry, figures, {} if entry is None else settings.flat(entry))
+            known = _Known(signature, None)
+            if entry is not None:
+                known = _Known(signature, entry, *runs.summary(entry), settings.flat(entry))
             self._known[store.run_id] = known
         return known
 

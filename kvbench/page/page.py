@@ -34,6 +34,7 @@ SCRIPTS = (
     "samples.js",
     "jobs.js",
     "views.js",
+    "address.js",
     "live.js",
     "main.js",
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvbench.errors import KvbenchError
 from kvbench.metrics import intervals
 from kvbench.page.entry import Entry
-from kvbench.page.numbers import cut, short, trimmed, whole
+from kvbench.page.numbers import cut, plain, short, trimmed, whole
 from kvbench.page.spread import spread
 from kvbench.results import aggregate, points
 from kvbench.results import code as codes
@@ -20,20 +21,23 @@ from kvbench.results.samples import Row
 PARTS = ("codes", "scales", "window", "index", "state")
 #: maximum number of scores and of points of one run that the page holds
 MOST_SCORES, MOST_POINTS = 40, 32
+#: maximum number of entries of a run's environment, and of characters of each
+MOST_FACTS, LONGEST_FACT = 32, 100
 #: maximum length of a run's command in characters; a longer one is left out
 LONGEST_COMMAND = 1200
 #: significant digits of the scores of single tasks
 TASK_DIGITS = 4
 
 
-def summary(entry: Entry) -> dict[str, Any]:
-    """Return the figures of a run for the page.
+def summary(entry: Entry) -> tuple[dict[str, Any], dict[str, bool]]:
+    """Return the figures of a run for the page, and which of its answers are right.
 
-    Reads the run's samples: for the distributions of times, and for the scores of a run that has not finished.
+    Reads the run's samples: for the distributions of times, for the answers, and for the scores of a run that has not
+    finished.
 
     Returns:
         A dict with short keys, which `assets/data.js` explains; absent keys stand for unknown values. ``problem`` is a
-        message if the samples cannot be read.
+        message if the samples cannot be read. And, by the id of each sample with a score, whether the score is 1.
     """
     metrics, problem = entry.metrics, None
     try:
@@ -50,7 +54,30 @@ def summary(entry: Entry) -> dict[str, Any]:
         "points": _points(metrics),
         "problem": problem,
     }
-    return {key: value for key, value in figures.items() if value not in (None, "", [], {})}
+    known = {key: value for key, value in figures.items() if value not in (None, "", [], {})}
+    return known, _right(rows)
+
+
+def flips(answers: Mapping[str, bool], base: Mapping[str, bool]) -> list[Any]:
+    """Count the answers whose correctness differs from fp16's (``flips`` of :mod:`kvbench.metrics.fidelity`).
+
+    Args:
+        answers: by the id of each sample, whether the answer is right.
+        base: the same for the fp16 run.
+
+    Returns:
+        The number of answers that are wrong where fp16's are right, that of the opposite, that of all answers that both
+        runs have, and the ends of the interval of the share that flipped; empty if both have no answer.
+    """
+    common = answers.keys() & base.keys()
+    lost, won = (sum(one[name] > other[name] for name in common) for one, other in ((base, answers), (answers, base)))
+    return [lost, won, len(common), *map(short, intervals.wilson(lost + won, len(common)))] if common else []
+
+
+def _right(rows: Iterable[Row]) -> dict[str, bool]:
+    scores = ((row["id"], short(row["scores"].get("score"))) for row in rows)
+    # runs of one group have the same ids, which are thus kept once
+    return {sys.intern(name): score >= 1 - 1e-9 for name, score in scores if score is not None}
 
 
 def _figures(entry: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -110,8 +137,20 @@ def _identity(entry: Entry, metrics: Mapping[str, Any]) -> dict[str, Any]:
         "command": whole(entry.command, LONGEST_COMMAND),
         "error": cut(metrics["error"]) if metrics.get("error") else None,
         "device": metrics["env"].get("device_name"),
+        "env": _environment(metrics["env"]),
         "path": (metrics.get("attention") or {}).get("path"),
     }
+
+
+def _environment(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run recorded about its machine, by dotted key, whatever that is: device, dtype, packages, load."""
+    facts: dict[str, Any] = {}
+    for key, value in known.items():
+        parts = value.items() if isinstance(value, Mapping) else [(None, value)]
+        facts |= {
+            f"{key}.{name}" if name else key: plain(part, LONGEST_FACT) for name, part in parts if part is not None
+        }
+    return dict(list(facts.items())[:MOST_FACTS])
 
 
 def _scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,7 +177,9 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
     figures = _figures(mean)
     one = perplexities[0] if len(perplexities) == 1 else ({}, {})
     return {
-        "score": trimmed([short(value) for value in figures]) if mean["score"] is not None else None,
+        "score": trimmed([short(value) for value in (*figures, *(aggregate.interval_of(mean) or ()))])
+        if mean["score"] is not None
+        else None,
         "ppl": trimmed([short(value) for value in (one[0].get("ppl"), _of_perplexity(one[0]), one[1].get("diff"))]),
         "kl": _fidelity(compared),
         "tasks": tasks[:MOST_SCORES],
@@ -147,9 +188,18 @@ def _scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fidelity(compared: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return mean KL divergence, its 99.9 % and the share of equal first choices, each as a mean over the tasks."""
-    columns = [(entry["kld"]["mean"], entry["kld"]["p99_9"], entry["same_top"]["share"]) for entry in compared]
-    return [short(sum(column) / len(columns)) for column in zip(*columns, strict=True)]
+    """Return mean KL divergence, its 99.9 %, the share of equal first choices, and the median KL divergence.
+
+    Each is a mean over the tasks. With a single task, the intervals of the mean and of the share follow.
+    """
+    columns = [
+        (entry["kld"]["mean"], entry["kld"]["p99_9"], entry["same_top"]["share"], entry["kld"].get("median"))
+        for entry in compared
+    ]
+    means = [None if None in column else sum(column) / len(columns) for column in zip(*columns, strict=True)]
+    if len(compared) == 1:
+        means += [compared[0][part].get(end) for part in ("kld", "same_top") for end in ("low", "high")]
+    return trimmed([short(value) for value in means])
 
 
 def _memory(metrics: Mapping[str, Any]) -> dict[str, Any]:

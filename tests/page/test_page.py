@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import random
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from experiments.page.made import config, metrics, row, run_id, write
 from kvbench.cli import report
+from kvbench.metrics import fidelity
 from kvbench.page import page
 from kvbench.page.numbers import cut, encoded, plain, short
 from kvbench.results.columns import UNFINISHED
@@ -27,6 +30,7 @@ NASTY = (
     "line\u2028separator\u0000null",
     "{{data}} {{script}}",
     "&lt;b&gt;",
+    "\x1b]0;title\x07\x1b[31m\u202egnp.exe\n\tnext line",
 )
 
 
@@ -81,10 +85,65 @@ def test_a_run_is_shown_with_its_fidelity_to_fp16(built, tmp_path):
     text, data, _ = built()
     kivi, other = sorted(data["runs"], key=lambda run: run["id"])
     # divergences 1 to 20, 2 to 21 and 3 to 22; two of 20 tokens have another first choice
-    mean, tail, share = kivi["kl"]
-    assert (mean, share) == (11.5, 0.9) and 21 < tail < 22
+    mean, tail, share, median, low, high, *of_share = kivi["kl"]
+    assert (mean, share, median, of_share) == (11.5, 0.9, 11.5, [0.9, 0.9]) and 21 < tail < 22
+    assert low < mean < high
     assert kivi["tasks"][0][8:] == [11.5, pytest.approx(tail, rel=1e-3)] and "kl" not in other
     assert "KL divergence from fp16" in text
+
+
+def test_flips_are_counted_against_the_fp16_run(built, tmp_path):
+    draw = random.Random(0)
+    right = {number: [float(draw.random() < share) for _ in range(50)] for number, share in ((1, 0.9), (2, 0.6))}
+    shown = {number: [row(i, score) for i, score in enumerate(scores)] for number, scores in right.items()}
+    write(tmp_path / "runs", 1, "fp16", rows=shown[1])
+    write(tmp_path / "runs", 2, rows=[{**shown[2][0], "id": "key_value@2048/99"}, *shown[2][1:]], baseline=run_id(1))
+    write(tmp_path / "runs", 3, rows=shown[2], baseline=run_id(9))  # of a run that is not in the report
+    _, data, _ = built()
+    found = {run["id"]: run.get("flips") for run in data["runs"]}
+    expected = fidelity.flips(right[1][1:], right[2][1:])
+    assert expected["lost"] > expected["won"] > 0  # the 50th sample has no partner
+    assert found == {
+        run_id(1): None,
+        run_id(2): [expected["lost"], expected["won"], 49, *found[run_id(2)][3:]],
+        run_id(3): None,
+    }
+    low, high = found[run_id(2)][3:]
+    assert low < expected["flips"] < high
+
+
+def test_environments_are_shown_whatever_they_hold(built, tmp_path):
+    machine = {"device_name": "a card", "dtype": "bfloat16", "cpu": "x" * 500, "triton": None}
+    machine["load"] = {"cpus": 2, "average": [0.5, 1], "own_cpus": 1}
+    for number in (1, 2):
+        write(tmp_path / "runs", number, env=machine)
+    write(tmp_path / "runs", 3, env={**machine, "dtype": "float32"})
+    _, data, _ = built()
+    order = sorted(range(3), key=lambda place: data["runs"][place]["id"])
+    columns = {column["key"]: [column["values"][column["of"][i]] for i in order] for column in data["env"]}
+    assert len(data["env"][0]["values"]) == 1  # what is equal is there once
+    load = {"load.cpus": [2] * 3, "load.average": ["[0.5,1]"] * 3, "load.own_cpus": [1] * 3}
+    assert columns == {
+        "device_name": ["a card"] * 3, "dtype": ["bfloat16", "bfloat16", "float32"], "cpu": [cut("x" * 500, 100)] * 3,
+        **load, "load.mhz": ["[]"] * 3,
+    }  # fmt: skip
+
+
+def test_without_a_name_the_page_lies_beside_its_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(Path("results/runs"), 1)
+    write(Path("results/other"), 2)
+    write(Path("old/runs"), 3)
+    for folder, place in (("results/runs", "results"), ("results/other", "results/other"), ("old/runs/", "old")):
+        assert report.main(["--results", folder, "--html"]) == 0
+        assert f"{place}/report.html: 1 run" in capsys.readouterr().out
+    ids = {
+        place: data_of(Path(place, "report.html").read_text())["runs"][0]["id"]
+        for place in ("results", "results/other", "old")
+    }
+    assert ids == {"results": run_id(1), "results/other": run_id(2), "old": run_id(3)}
+    assert report.main(["--results", "results/other", "--html"]) == 0  # the page is not taken for a run
+    assert "1 run" in capsys.readouterr().out
 
 
 def test_nothing_is_loaded_and_only_the_own_script_may_run(built, tmp_path):

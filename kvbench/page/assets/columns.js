@@ -1,9 +1,13 @@
 /* The columns of the table of runs. */
 
+/* Columns of what a run is judged by: the first of them with values decides the order of the table. */
+const QUALITIES = ["score", "ppl", "kl"];
+const NARROW = matchMedia("(max-width: 560px)");
+
 /* Columns for the present data: fixed ones, one per setting that varies, and one per task. */
 function tableColumns() {
   const text = (key, title, value, more = {}) => ({ key, title, kind: "text", value, show: (run) => plain(value(run)), ...more });
-  const number = (key, title, value, show, more = {}) => ({ key, title, kind: "number", value, show: (run) => show(value(run), run), ...more });
+  const number = (key, title, value, show, more = {}) => ({ key, title, kind: "number", unit: show === bytes ? "bytes" : show === seconds ? "time" : "plain", value, show: (run) => show(value(run), run), ...more });
   const several = (read) => new Set(report.runs.map(read)).size > 1;
   const any = (read) => report.runs.some((run) => read(run) !== undefined);
   const columns = [
@@ -14,9 +18,11 @@ function tableColumns() {
     number("stderr", "± error", (run) => run.score?.[1], (value) => plusMinus(value) || NONE, { hint: "distance to the farther end of the score's 95 % interval", off: !any(score), width: 5 }),
     number("diff", "Δ fp16", (run) => run.score?.[3], (value, run) => `${signed(value)} ${plusMinus(run.score?.[4])}`, { hint: "paired difference from fp16 on the same samples", off: !any(score), width: 8 }),
     number("ppl", "perplexity", perplexity, (value) => fixed(value), { off: !any(perplexity), hint: "lower is better", width: 6 }),
-    number("kl", "KL", divergence, small, { off: !any(divergence), hint: "mean KL divergence from fp16's predictions, in nats; lower is better", width: 6 }),
+    number("kl", "KL", divergence, small, { off: !any(divergence), hint: "mean KL divergence from fp16's predictions, in nats per token; lower is better", width: 6 }),
+    number("kl50", "KL median", (run) => run.kl?.[3], small, { off: true, hint: "median of the KL divergence over tokens", width: 7 }),
     number("kl999", "KL 99.9 %", (run) => run.kl?.[1], small, { off: !any(divergence), hint: "99.9th percentile of the KL divergence over tokens", width: 7 }),
-    number("same", "same top", (run) => run.kl?.[2], (value) => percent(value), { off: !any(divergence), hint: "share of tokens whose most probable next token is that of fp16", width: 6 }),
+    number("same", "same top", sameTop, (value) => percent(value), { off: !any(divergence), hint: "share of tokens whose most probable next token is that of fp16", width: 6 }),
+    number("flips", "flips", flipped, (value) => percent(value, 1), { off: !any(flipped), hint: "share of answers that are right with fp16 and wrong here, or the opposite", width: 5 }),
     number("n", "n", (run) => run.score?.[2] ?? run.done, plain, { hint: "samples in the score", width: 4 }),
     number("kv", "KV bytes", (run) => run.kv, bytes, { hint: "keys and values of one sequence at the end of its answer", width: 6 }),
     number("ratio", "ratio", (run) => run.ratio, times, { hint: "bytes of fp16 divided by those of this run", width: 5 }),
@@ -46,11 +52,16 @@ function tableColumns() {
     const show = (value, run) => task(run)?.[8] !== undefined ? `KL ${small(value)}` : `${fixed(value)} ${plusMinus(task(run)?.[6] === undefined ? task(run)?.[2] : task(run)?.[7])}`;
     columns.push(number(`task ${key}`, key, read, show, { off: true, hint: `score of ${key}`, width: 9 }));
   }
-  return columns;
+  return NARROW.matches ? columns.sort((a, b) => placeOf(a) - placeOf(b)) : columns;
 }
 
-/* The columns that the reader sees. */
+/* Where the screen is narrow: quality, name, other figures, and then what the runs have in common. */
+function placeOf({ key }) {
+  if (QUALITIES.includes(key)) return 0;
+  return { name: 1, model: 3, data: 3 }[key] || 2;
+}
+
+/* The columns that the reader sees; one with a filter is always seen. */
 function visibleColumns(columns) {
-  if (!choice.hidden) choice.hidden = new Set(columns.filter((column) => column.off).map((column) => column.key));
-  return columns.filter((column) => column.fixed || !choice.hidden.has(column.key));
+  return columns.filter((column) => column.fixed || choice.filters[column.key] || (choice.columns.get(column.key) ?? !column.off));
 }

@@ -1,22 +1,25 @@
 /* The report's data and what the reader has chosen.
 
 A run has, where they are known: id, name, label, model, data, status, older, fp16, done, asked, code, command, error,
-device, path; score [mean, its reach, samples, difference from fp16, its reach]; ppl [perplexity, its reach, difference];
-kl [mean KL divergence from fp16, its 99.9 %, share of equal first choices];
+device, path; settings and env (values by key); score [mean, its reach, samples, difference from fp16, its reach, the ends
+of the mean's interval]; ppl [perplexity, its reach, difference]; kl [mean KL divergence from fp16, its 99.9 %, share of
+equal first choices, median KL divergence, ends of the mean's interval, ends of the share's]; flips [answers wrong where
+fp16's are right, the opposite, answers, ends of the share's interval];
 tasks [[key (in the data: its number), score, error, n, difference,
 its error, perplexity, its error, mean KL, its 99.9 %], ...]; kv and reserved (bytes); bill [codes,
 scales, window, index]; ratio; peak [prefill, decode]; ttft, tpot, p99 (seconds); rate (tokens per second); ttfts and
 tpots [five percentiles, count]; points [[prompt, batch, status, TTFT, TPOT, p10, p90, rate, KV bytes, peak], ...]. */
 
-const report = { runs: [], settings: [], groups: {}, papers: [], pairs: [], board: [], sweep: null, skipped: [], methods: [], taskKeys: [], byId: new Map() };
+const report = { runs: [], settings: [], env: [], groups: {}, papers: [], pairs: [], board: [], sweep: null, skipped: [], methods: [], taskKeys: [], byId: new Map() };
 
-const choice = {
-  view: null, text: "", filters: {}, sort: { key: "score", down: true }, hidden: null, group: null, status: "", pair: 0,
-  budget: 4, metric: "tpots", model: null, point: "tpot", axis: "prompt", fixed: null, job: "", jobs: 200,
-  paper: "", mine: "", opened: null,
+/* What the address holds: null and "" leave the choice to the page. */
+const BEGINNING = {
+  text: "", status: "", group: null, model: null, budget: null, metric: "tpots", point: "tpot", axis: "prompt", fixed: null,
+  pair: 0, job: "", paper: "", mine: "", run: null,
 };
+const choice = { ...BEGINNING, view: null, filters: {}, columns: new Map(), sort: null, jobs: 200, opened: null };
 
-const VERSION = 2;
+const VERSION = 3;
 
 /* Take the data of the page, or new data from the server. */
 function take(data) {
@@ -27,8 +30,9 @@ function take(data) {
     run.group = run.id.split("-")[0];
     run.method = run.label.split(" ")[0];
     run.tasks?.forEach((task) => { task[0] = data.tasks[task[0]]; });
-    run.settings = {};
-    for (const column of data.settings) if (column.of[i] >= 0) run.settings[column.key] = column.values[column.of[i]];
+    const among = (columns) => Object.fromEntries(columns.filter(({ of }) => of[i] >= 0).map(({ key, values, of }) => [key, values[of[i]]]));
+    run.settings = among(data.settings);
+    run.env = among(data.env);
     run.search = [run.name, run.model, run.data, run.status, run.older, run.id, run.device, run.error,
       ...Object.entries(run.settings).map(([key, value]) => `${key}=${value}`)].filter(Boolean).join("\n").toLowerCase();
   });
@@ -42,6 +46,8 @@ function take(data) {
 const score = (run) => run.score?.[0];
 const perplexity = (run) => run.ppl?.[0];
 const divergence = (run) => run.kl?.[0];
+const sameTop = (run) => run.kl?.[2];
+const flipped = (run) => run.flips && (run.flips[0] + run.flips[1]) / run.flips[2];
 const done = (run) => run.status === "ok" || run.status === "older";
 
 /* Groups of comparable runs among `runs`, largest first: the first half of their ids is equal. */

@@ -67,13 +67,13 @@ function showText(title, text) {
   openDialog(title, el("pre", { class: "command", tabindex: 0 }, text));
 }
 
-/* Open a dialog that Escape, its button or a click beside it closes. */
-function openDialog(title, ...content) {
+/* Open a dialog that Escape, its button or a click beside it closes; `closed` is then called. */
+function openDialog(title, content, { kind = "text", id = null, closed = () => {} } = {}) {
   const heading = el("h2", { id: "dialog-title" }, title);
   const close = el("button", { type: "button", class: "close", "aria-label": "Close", click: () => box.close() }, "×");
-  const box = el("dialog", { "aria-labelledby": "dialog-title" }, el("div", { class: "head" }, heading, close), content);
+  const box = el("dialog", { class: kind, "data-id": id, "aria-labelledby": "dialog-title" }, el("div", { class: "head" }, heading, close), content);
   box.addEventListener("click", (event) => event.target === box && box.close());
-  box.addEventListener("close", () => box.remove());
+  box.addEventListener("close", () => { box.remove(); closed(); });
   document.body.append(box);
   box.showModal();
   return box;
@@ -96,22 +96,22 @@ function hideTip() {
   byId("tip").hidden = true;
 }
 
-/* Let an element of a drawing name a run on hover and on focus, and copy its command on a click, Enter or Space. */
+/* Let an element of a drawing name a run on hover and on focus, and show its details on a click, Enter or Space. */
 function nameable(node, run, lines) {
   fill(node, {
     role: "button",
     tabindex: -1,
     "data-id": run.id,
-    "aria-label": `${lines.filter(Boolean).join(". ")}. Press Enter to copy the command.`,
-    mouseenter: () => tipAt(node, [...lines, "Click or Enter: copy the command"]),
+    "aria-label": `${lines.filter(Boolean).join(". ")}. Press Enter for the details.`,
+    mouseenter: () => tipAt(node, [...lines, "Click: the run's details"]),
     mouseleave: hideTip,
-    focus: () => tipAt(node, [...lines, "Enter: copy the command"]),
+    focus: () => tipAt(node, [...lines, "Enter: the run's details"]),
     blur: hideTip,
-    click: () => copy(run.command),
+    click: () => showDetails(run),
     keydown: (event) => {
       if (event.key !== "Enter" && event.key !== " ") return;
       event.preventDefault();
-      copy(run.command);
+      showDetails(run);
     },
   }, []);
   node.classList.add("nameable");

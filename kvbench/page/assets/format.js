@@ -5,6 +5,8 @@ const NONE = "–";
 const MINUS = "−";
 const DECIMAL = new Intl.NumberFormat("en-US", { maximumFractionDigits: 12, useGrouping: false });  // slow to make
 
+const known = (value) => value !== null && value !== undefined;
+
 /* Three significant digits without an exponent. */
 function digits(value, count = 3) {
   return DECIMAL.format(Number(value.toPrecision(count)));
@@ -55,15 +57,17 @@ function plain(value) {
   return typeof value === "number" ? digits(value, 5) : String(value);
 }
 
+/* The units of each kind of column. */
 const UNITS = {
-  "": 1, b: 1, kib: 1024, mib: 1024 ** 2, gib: 1024 ** 3, tib: 1024 ** 4, kb: 1e3, mb: 1e6, gb: 1e9,
-  s: 1, ms: 1e-3, "µs": 1e-6, us: 1e-6, "%": 1e-2, x: 1, "×": 1, k: 1e3, m: 1e6,
+  bytes: { "": 1, b: 1, kib: 1024, mib: 1024 ** 2, gib: 1024 ** 3, tib: 1024 ** 4, kb: 1e3, mb: 1e6, gb: 1e9 },
+  time: { "": 1, s: 1, ms: 1e-3, "µs": 1e-6, us: 1e-6 },
+  plain: { "": 1, "%": 1e-2, x: 1, "×": 1, k: 1e3, m: 1e6 },
 };
 
-/* A number with an optional unit, such as 2.5MiB, 30 ms or 0.8; NaN for anything else. */
-function measure(text) {
+/* A number with an optional unit of a kind, such as 2.5MiB, 30 ms or 0.8; NaN for anything else. */
+function measure(text, kind) {
   const match = /^\s*([-+−]?\d*\.?\d+(?:e[-+]?\d+)?)\s*([a-zµ%×]*)\s*$/i.exec(text);
   if (!match) return NaN;
-  const unit = UNITS[match[2].toLowerCase()];
+  const unit = UNITS[kind][match[2].toLowerCase()];
   return unit === undefined ? NaN : Number(match[1].replace(MINUS, "-")) * unit;
 }

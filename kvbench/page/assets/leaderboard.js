@@ -6,10 +6,10 @@ const BUNDLED = "tiny";
 /* The best run of each method that needs at most 1/budget of fp16's bytes, best first. */
 function ranking(runs, budget) {
   const quality = qualityOf(runs);
-  const better = (a, b) => (quality.up ? quality.value(b) - quality.value(a) : quality.value(a) - quality.value(b)) || a.kv - b.kv;
+  const better = (a, b) => (quality.up ? quality.value(b) - quality.value(a) : quality.value(a) - quality.value(b)) || (a.kv ?? Infinity) - (b.kv ?? Infinity);
   const best = new Map();
   for (const run of runs) {
-    if (quality.value(run) === undefined || quality.value(run) === null || !(run.ratio >= budget * 0.995)) continue;
+    if (!known(quality.value(run)) || (budget > 1 && !(run.ratio >= budget * 0.995))) continue;
     const other = best.get(run.method);
     if (!other || better(run, other) < 0) best.set(run.method, run);
   }
@@ -28,23 +28,28 @@ function boardRuns() {
 
 function leaderboardView(all, redraw) {
   const measured = boardRuns();
-  const everything = [...all, ...measured];
-  const models = [...new Set(everything.map((run) => run.model))];
-  if (!models.length) return el("p", { class: "empty" }, "There are no runs to rank.");
-  const model = choice.model || (models.includes(BUNDLED) ? BUNDLED : models[0]);
-  const ofModel = everything.filter((run) => run.model === model && done(run) && qualityOf([run]).value(run) !== undefined);
+  const judged = [...all, ...measured].filter((run) => done(run) && known(qualityOf([run]).value(run)));
+  const models = [...new Set(judged.map((run) => run.model))];
+  if (!models.length) return el("p", { class: "empty" }, "There is nothing to rank yet: no finished run has a score, a perplexity or a KL divergence. Run for example: python -m kvbench method=kivi");
+  const most = groupsOf(judged.filter((run) => run.group !== BOARD))[0]?.group || BOARD;
+  const model = models.includes(choice.model) ? choice.model : judged.find((run) => run.group === most).model;
+  const ofModel = judged.filter((run) => run.model === model);
   const groups = groupsOf(ofModel.filter((run) => run.group !== BOARD));
   if (model === BUNDLED && measured.length) groups.push({ group: BOARD, size: measured.length, title: `${BOARD}, as measured for this repository` });
   const group = groups.find((g) => g.group === choice.group) || groups[0];
   const runs = ofModel.filter((run) => group && run.group === group.group);
+  const rankings = new Map(BUDGETS.map((size) => [size, ranking(runs, size)]));
+  const methods = new Set(runs.filter((run) => !run.fp16).map((run) => run.method)).size;
+  const enough = (size) => rankings.get(size).runs.length >= Math.max(2, methods / 2);
+  const budget = BUDGETS.includes(choice.budget) ? choice.budget : [4, 3, 2].find(enough) || 1;
+  const board = rankings.get(budget);
   const pick = (label, options, value, set) => selectOf(label, options, value, (chosen) => { set(chosen); redraw(); });
   const controls = el("div", { class: "tools" },
     pick("Model", models.map((name) => [name, name]), model, (value) => { choice.model = value; }),
     group ? pick("Data", groups.map((g) => [g.group, `${g.title}, ${g.size} runs`]), group.group, (value) => { choice.group = value; }) : null,
-    pick("KV bytes", BUDGETS.map((b) => [String(b), b === 1 ? "any" : `at most 1/${b} of fp16's`]), String(choice.budget), (value) => { choice.budget = Number(value); }));
-  const board = ranking(runs, choice.budget);
+    pick("KV bytes", BUDGETS.map((b) => [String(b), b === 1 ? "any" : `at most 1/${b} of fp16's`]), String(budget), (value) => { choice.budget = Number(value); }));
   const about = el("p", { class: "note" }, "The best run of each method that stays within the bytes, over all its settings. Runs answer the same samples; a difference whose 95 % interval contains zero is not shown to be real.");
-  if (!board.runs.length) return [controls, about, el("p", { class: "empty" }, "No finished run stays within these bytes.")];
+  if (!board.runs.length) return [controls, about, el("p", { class: "empty" }, `No finished run of ${model} stays within these bytes; choose more of them.`)];
   const counts = new Set(board.runs.map((run) => run.score?.[2])).size > 1;
   return [controls, about, boardTable(board), counts ? el("p", { class: "note warn" }, "The runs have different numbers of samples: run those with fewer again with a larger dataset.limit.") : null];
 }
@@ -54,7 +59,7 @@ function boardTable({ quality, runs }) {
   const rows = runs.map((run, i) => el("tr", {},
     el("td", { class: "number" }, String(i + 1)),
     el("th", { scope: "row" }, el("button", { type: "button", class: "name", click: () => showDetails(run) }, run.name)),
-    el("td", { class: "number" }, `${fixed(quality.value(run))} ${plusMinus(quality.error(run))}`),
+    el("td", { class: "number" }, quality.shown(run)),
     el("td", { class: "number" }, run.score?.[3] === undefined ? NONE : `${signed(run.score[3])} ${plusMinus(run.score[4])}`),
     el("td", { class: "number" }, plain(run.score?.[2] ?? run.done)),
     el("td", { class: "number" }, bytes(run.kv)), el("td", { class: "number" }, times(run.ratio)), el("td", { class: "number" }, seconds(run.tpot)),

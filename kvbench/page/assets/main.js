@@ -36,9 +36,11 @@ byId("theme").addEventListener("click", () => {
 });
 setTheme(remembered("kvbench-theme") in THEMES ? remembered("kvbench-theme") : "auto");
 about();
-choice.view = firstView();
+takeAddress();
+bar.shown = addressOf();
 drawTabs();
 draw();
+drawRun();
 addEventListener("resize", () => {
   clearTimeout(live.resize);
   live.resize = setTimeout(() => choice.view === "runs" ? drawRows() : draw(), 150);
@@ -51,8 +53,8 @@ addEventListener("keydown", (event) => {
     byId("search")?.focus();
   }
 });
-addEventListener("hashchange", () => {
-  const view = location.hash.slice(1);
-  if (view !== choice.view && views().some(([key]) => key === view)) show(view);
-});
+// behind all other listeners, so that each choice is made by then
+for (const kind of ["click", "change", "input", "keydown"]) addEventListener(kind, remember);
+addEventListener("popstate", followAddress);
+NARROW.addEventListener("change", draw);
 follow();

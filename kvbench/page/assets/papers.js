@@ -15,8 +15,6 @@ function itemOf(item) {
   return item;
 }
 
-const known = (value) => value !== null && value !== undefined;
-
 function papersView(runs, redraw) {
   const ids = new Set(runs.map((run) => run.id));
   if (!report.papers.length) {
@@ -30,7 +28,7 @@ function papersView(runs, redraw) {
     selectOf("Paper", [["", "all"], ...papers.map((name) => [name, name])], choice.paper, (value) => { choice.paper = value; redraw(); }),
     selectOf("Show", [["", `all ${report.papers.length} tables and figures`], ["mine", `the ${withRuns.length} with a run of this report`]], choice.mine, (value) => { choice.mine = value; redraw(); }));
   const sign = (name, text) => el("li", {}, shape("svg", { width: 16, height: 16, class: "plot", "aria-hidden": "true" }, shape("circle", { class: name, cx: 8, cy: 8, r: 4.5 })), text);
-  const marks = el("ul", { class: "legend", "aria-label": "Marks" }, sign("theirs", "the paper"), sign("ours", "ours"), sign("ours weak", "ours, where the claim does not hold, or is undecided"));
+  const marks = el("ul", { class: "legend", "aria-label": "Marks" }, sign("theirs", "the paper"), sign("ours", "ours"), sign("ours weak", "ours, where the claim is not shown to hold"));
   const comparable = (item) => itemOf(item).lines.some((line) => known(line.paper) && known(line.ours));
   const first = withRuns[0] || report.papers.find(comparable) || report.papers[0];
   if (!choice.opened) choice.opened = new Set([first.item + first.variant]);

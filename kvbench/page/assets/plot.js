@@ -41,6 +41,7 @@ function scaleOf(values, from, to, { log = false, zero = false } = {}) {
   const place = useLog ? Math.log : (value) => value;
   const [a, b] = [place(low), place(high)];
   const scale = (value) => from + ((place(value) - a) / (b - a)) * (to - from);
+  scale.low = low;
   scale.ticks = useLog ? logTicks(low, high) : ticks(low, high, Math.max(3, Math.abs(to - from) / 80));
   return scale;
 }
@@ -98,7 +99,7 @@ function lowerTicks(box, x, text) {
     const line = shape("line", { class: "grid", x1: at, x2: at, y1: box.top, y2: box.bottom });
     if (at - words.length * 3.4 < free) return line;
     free = at + words.length * 3.4 + 6;
-    const label = (y) => shape("text", { class: "tick", x: at, y, "text-anchor": "middle" }, words);
+    const label = (y) => shape("text", { class: "tick", x: Math.max(at, words.length * 3.4), y, "text-anchor": "middle" }, words);
     return [line, label(box.bottom + 16), box.above ? label(box.top - 6) : null];
   });
 }

@@ -65,7 +65,7 @@ function pointPlot(lines, metric, axis, more) {
     xTitle: axis.name, yTitle: metric.title, xText: (value) => (axis.place === 0 ? tokens(value) : plain(value)), yText: y.text || metric.text,
   }), groups, crosses);
   const oom = lost.length ? ` Crosses at the top: ${lost.length} point${lost.length > 1 ? "s" : ""} that ran out of memory.` : "";
-  return figure(caption, drawing, `${metric.low ? "Bars: 10 % to 90 % of the steps. " : ""}Click on a point to copy the command of its run.${oom}${more}`);
+  return figure(caption, drawing, `${metric.low ? "Bars: 10 % to 90 % of the steps. " : ""}Click on a point for its run.${oom}${more}`);
 }
 
 function pointLine(run, points, metric, axis, x, y) {

@@ -28,19 +28,21 @@ function tableView(all, redraw) {
 
 function drawHead(all, redraw) {
   table.columns = visibleColumns(all);
+  const order = orderOf(all);
   const heads = table.columns.map((column) => {
-    const current = choice.sort.key === column.key;
-    const arrow = current ? (choice.sort.down ? " ▼" : " ▲") : "";
+    const current = order.key === column.key;
+    const arrow = current ? (order.down ? " ▼" : " ▲") : "";
     const sort = el("button", {
       type: "button", class: "sort", title: column.hint, "data-key": column.key,
       click: () => {
-        choice.sort = { key: column.key, down: choice.sort.key === column.key ? !choice.sort.down : column.kind === "number" };
+        choice.sort = { key: column.key, down: current ? !order.down : column.kind === "number" };
         redraw();
         table.head.querySelector(`[data-key="${CSS.escape(column.key)}"]`)?.focus();
       },
     }, column.title, el("span", { "aria-hidden": "true" }, arrow));
-    const order = current ? (choice.sort.down ? "descending" : "ascending") : "none";
-    return el("th", { scope: "col", "aria-sort": order, class: cellClass(column), css: { "min-width": `${column.width}em` } }, sort);
+    const direction = current ? (order.down ? "descending" : "ascending") : "none";
+    const width = NARROW.matches ? Math.min(column.width, 10) : column.width;
+    return el("th", { scope: "col", "aria-sort": direction, class: cellClass(column), css: { "min-width": `${width}em` } }, sort);
   });
   const filters = table.columns.map((column) => {
     const input = el("input", {
@@ -90,7 +92,8 @@ function row(run, index) {
     const label = column.key === "status" ? el("span", { class: `status ${run.status}` }, shown) : shown;
     return el("td", { class: cellClass(column), title: column.kind === "text" ? shown : null }, label);
   });
-  return el("tr", { "aria-rowindex": index + 3 }, cells);
+  const open = (event) => event.target.closest("button") || String(getSelection()) || showDetails(run);
+  return el("tr", { "aria-rowindex": index + 3, click: open }, cells);
 }
 
 function nameButton(run, index) {
@@ -122,21 +125,21 @@ function cellClass(column) {
 }
 
 function columnChooser(all, redraw) {
+  const seen = new Set(visibleColumns(all));
   const boxes = all.filter((column) => !column.fixed).map((column) => {
     const input = el("input", {
       type: "checkbox",
       change: (event) => {
-        if (event.target.checked) choice.hidden.delete(column.key);
-        else choice.hidden.add(column.key);
+        if (event.target.checked === !column.off) choice.columns.delete(column.key);
+        else choice.columns.set(column.key, event.target.checked);
         delete choice.filters[column.key];
         drawHead(all, redraw);
         redraw(false);
       },
     });
-    input.checked = !choice.hidden.has(column.key);
+    input.checked = seen.has(column);
     return el("label", {}, input, el("span", {}, column.title), column.hint && column.hint !== column.title ? el("small", {}, column.hint) : null);
   });
-  visibleColumns(all);
   return el("details", { class: "chooser" }, el("summary", {}, "Columns"), el("div", { class: "panel" }, boxes));
 }
 

@@ -1,11 +1,11 @@
 /* The views behind the tabs, and the choice of runs above them. */
 
 const VIEWS = [
-  ["sweep", "Sweep"], ["runs", "Runs"], ["quality", "Quality"], ["differences", "Differences"], ["memory", "Memory"],
+  ["sweep", "Sweep"], ["runs", "Runs"], ["quality", "Quality"], ["fidelity", "Fidelity"], ["differences", "Differences"], ["memory", "Memory"],
   ["times", "Times"], ["points", "Points"], ["papers", "Papers"], ["samples", "Samples"], ["leaderboard", "Leaderboard"],
 ];
 /* Views of one group of comparable runs; `true` where all runs together make sense too. */
-const COMPARED = { quality: false, differences: false, memory: true, times: true, points: true };
+const COMPARED = { quality: false, fidelity: false, differences: false, memory: true, times: true, points: true };
 const ALL = "all";
 /* Views that choose their runs themselves. */
 const OWN = new Set(["sweep", "samples", "leaderboard"]);
@@ -17,10 +17,8 @@ function views() {
   return VIEWS.filter(([key]) => key !== "sweep" || report.sweep);
 }
 
-/* The view to begin with: the one that the address names, or else the first that has something to show. */
+/* The view to begin with: the first that has something to show. */
 function firstView() {
-  const named = location.hash.slice(1);
-  if (views().some(([key]) => key === named)) return named;
   if (report.sweep) return "sweep";
   return !report.runs.length && report.papers.length ? "papers" : "runs";
 }
@@ -44,14 +42,8 @@ function drawTabs() {
   byId(`tab-${choice.view}`).scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
-/* Show a view and remember it in the address. */
 function show(view) {
   choice.view = view;
-  try {
-    history.replaceState(null, "", `#${view}`);
-  } catch {
-    // a page inside another one may have no address of its own
-  }
   drawTabs();
   draw();
 }
@@ -60,6 +52,7 @@ function show(view) {
 function draw() {
   hideTip();
   drawFilters();
+  showProblems([]);
   const main = byId("main");
   main.setAttribute("role", "tabpanel");
   main.setAttribute("aria-labelledby", `tab-${choice.view}`);
@@ -83,10 +76,18 @@ function drawTable(main) {
   const redraw = (heads = true, top = true) => {
     fillTable(chosenRuns(all), top);  // first, as it asks for the layout, which a new head would make anew
     if (heads) drawHead(all, redraw);
+    showProblems(all);
   };
   main.replaceChildren(...tableView(all, redraw), ...skippedRuns());
   shownView.update = (top = true) => redraw(false, top);
   redraw(false);
+}
+
+/* Say what is wrong with the filters of the columns, and mark their fields. */
+function showProblems(columns) {
+  const problems = filterProblems(columns);
+  byId("problems").replaceChildren(...(columns.length ? [...problems.values()] : []).map((text) => el("p", { class: "note warn" }, text)));
+  for (const field of document.querySelectorAll("[data-filter]")) field.setAttribute("aria-invalid", String(problems.has(field.dataset.filter)));
 }
 
 /* The damaged runs, which are not in the table. */
@@ -101,12 +102,15 @@ function viewOf(view, redraw) {
   if (view === "sweep") return sweepView(redraw);
   if (view === "samples") return samplesView(redraw);
   if (view === "leaderboard") return leaderboardView(report.runs, redraw);
-  const passing = chosenRuns(tableColumns());
+  const columns = tableColumns();
+  const passing = chosenRuns(columns);
+  showProblems(columns);
   if (view === "papers") return papersView(passing, redraw);
   const group = groupIn(passing, COMPARED[view], view);
   const runs = group === ALL ? passing : passing.filter((run) => run.group === group);
   if (!runs.length) return el("p", { class: "empty" }, "No run passes the filters.");
   if (view === "quality") return qualityView(runs);
+  if (view === "fidelity") return fidelityView(runs);
   if (view === "differences") return heatView(runs);
   if (view === "points") return pointsView(runs, redraw);
   return view === "memory" ? billView(runs) : timesView(runs, redraw);
@@ -115,7 +119,8 @@ function viewOf(view, redraw) {
 /* The group of comparable runs to show: the reader's, or else the largest with a quality. */
 function groupIn(runs, allowAll, view) {
   if (choice.group === ALL && allowAll) return ALL;
-  const judged = runs.filter((run) => (view === "points" ? run.points : score(run) !== undefined || perplexity(run) !== undefined));
+  const has = { points: (run) => run.points, fidelity: (run) => run.kl && !run.fp16 }[view] || ((run) => run.score || run.ppl);
+  const judged = runs.filter(has);
   const chosen = runs.some((run) => run.group === choice.group);  // the reader's choice, even where it has nothing to show
   return chosen ? choice.group : groupsOf(judged.length ? judged : runs)[0]?.group;
 }
@@ -127,11 +132,12 @@ function drawFilters() {
   if (box.hidden) return;
   const text = el("input", { type: "search", id: "search", placeholder: "Filter runs: method, model, setting …", "aria-label": "Filter runs", input: (event) => { choice.text = event.target.value; shownView.update?.(); } });
   text.value = choice.text;
-  const statuses = [...new Set(report.runs.map((run) => run.status))].sort();
+  const statuses = [...new Set([...report.runs.map((run) => run.status), choice.status].filter(Boolean))].sort();
   const status = el("select", { "aria-label": "Status", change: (event) => { choice.status = event.target.value; shownView.update?.(); } },
     [["", "any status"], ...statuses.map((s) => [s, s])].map(([key, name]) => el("option", { value: key }, name)));
   status.value = choice.status;
-  const parts = [text, status];
+  const clear = el("button", { type: "button", click: () => { Object.assign(choice, { text: "", status: "", filters: {} }); draw(); } }, "Clear");
+  const parts = [text, status, clear];
   if (choice.view in COMPARED) {
     const groups = groupsOf(report.runs);
     const allowAll = COMPARED[choice.view];
@@ -143,6 +149,5 @@ function drawFilters() {
   }
   const active = Object.values(choice.filters).filter(Boolean).length;
   if (active && choice.view !== "runs") parts.push(el("span", { class: "note" }, `and ${active} column filter${active > 1 ? "s" : ""}`));
-  parts.push(el("button", { type: "button", click: () => { Object.assign(choice, { text: "", status: "", filters: {} }); draw(); } }, "Clear"));
   box.replaceChildren(...parts);
 }
