@@ -50,7 +50,7 @@ ACTIONS = {
     "sort by a setting": SORT % "method.residual",
     "filter by text": FILTER % ("#search", "kivi residual=64"),
     "filter a column": FILTER % ("[data-filter=ratio]", "2..4"),
-    "clear the filters": "[...document.querySelectorAll('#filters button')].at(-1).click()",
+    "clear the filters": "document.querySelector('#filters button').click()",
 }
 
 
