@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from kvbench.errors import ConfigError
 from kvbench.methods import Method, load_method, method_from_config
 from kvbench.methods.fp16 import FP16
 from kvbench.methods.kivi import Kivi
 from kvbench.methods.load import ENTRY_POINTS, true_name
+from kvbench.util.confdir import options
 
 KIVI = "kvbench.methods.kivi.Kivi"
 FORMATS = {
@@ -136,3 +140,39 @@ def test_hyper_parameters_are_plain_and_without_the_quantizer() -> None:
     assert made.hyperparameters() == {"takes": ("none",), "shots": 5}
     assert load_method("kvquant").hyperparameters().keys() >= {"bits", "outliers", "calibration"}
     assert "calibration_file" not in load_method("kvquant").hyperparameters()
+
+
+@pytest.mark.parametrize("name", options("method"))
+def test_a_class_has_the_defaults_that_its_yaml_shows(name: str) -> None:
+    """From Python as from the command line; the YAML has the paper's value beside its table or section."""
+    shown = yaml.safe_load(options("method")[name].read_text(encoding="utf-8"))
+    module, _, cls = shown["_target_"].rpartition(".")
+    fields = {each.name: each for each in dataclasses.fields(getattr(importlib.import_module(module), cls))}
+    shown = {key: value for key, value in shown.items() if key in fields and key not in ("takes", "quantizer")}
+    if name == "keep":
+        assert shown.pop("sinks") == 4  # the base class of presses keeps none
+    for key, value in shown.items():
+        factory = fields[key].default_factory
+        default = fields[key].default if factory is dataclasses.MISSING else factory()
+        assert (dataclasses.asdict(default) if dataclasses.is_dataclass(default) else default) == value, key
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "least", "most"),
+    [
+        ("kvquant", "bits", 2, 4),
+        ("kvquant", "outliers", 0.0, 0.5),
+        ("kvquant", "first_tokens", 0, None),
+        ("quantspec", "gamma", 0, 64),
+        ("quantspec", "sensitive_layers", 0, None),
+        ("quantspec", "forced_acceptance", 0.0, 1.0),
+    ],
+)
+def test_values_out_of_range_are_refused(name: str, field: str, least: float, most: float | None) -> None:
+    step = 1 if isinstance(least, int) else 0.01
+    for inside in (least, most if most is not None else least + 1):
+        load_method(name, **{field: inside})
+    for outside, said in ((least - step, "at least"), (None if most is None else most + step, "at most")):
+        if outside is not None:
+            with pytest.raises(ConfigError, match=rf"method\.{field}={outside}: must be {said}"):
+                load_method(name, **{field: outside})
