@@ -87,3 +87,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     yield
     if nextitem is None or nextitem.path != item.path:
         _freeze()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Let what was frozen go: Triton's bindings print a page about objects that outlive the interpreter."""
+    gc.unfreeze()
+    gc.collect()

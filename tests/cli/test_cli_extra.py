@@ -38,6 +38,7 @@ WRONG: list[tuple[str, str | bytes, str]] = [
     ("two documents", KIVI + "---\n" + KIVI, "is not YAML"),
     ("an object", "a: !!python/name:os.system\n", "is not YAML"),
     ("global", "# @package _global_\ndecoding:\n  temperature: 1.0\n", "writes to _global_"),
+    ("global, further down", KIVI + "# @package _global_\n", "writes to _global_"),
     ("another group", "# @package model\nname: x\n", "writes to model"),
     ("another group's choice", "defaults:\n  - override /dataset: pg19\n" + KIVI, "chooses dataset in its defaults"),
     ("defaults that are no list", "defaults: kivi\n", "its defaults are not a list"),

@@ -236,6 +236,19 @@ def test_only_what_is_named_is_fetched_and_each_thing_once(
     assert "run the same command again to resume" in capsys.readouterr().err
 
 
+def test_without_anything_to_fetch_it_says_how_it_is_called(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for typed, status in (([], 2), (["--help"], 0), (["dataset=mini", "-h"], 0)):
+        assert fetch.main(typed) == status
+        assert "usage: python -m kvbench.fetch" in capsys.readouterr().out
+    monkeypatch.setattr(fetch.sys, "argv", ["fetch.py", "runtime.seed=1"])
+    assert fetch.main() == 2
+    assert "runtime.seed=1: does not name anything to fetch" in capsys.readouterr().err
+    assert fetch.main(["dataset=mini", "--multirun"]) == 2
+    assert "fetch has no options" in capsys.readouterr().err
+
+
 def test_a_checksum_is_that_of_fields_in_order() -> None:
     """Run ids hold it, so it must never change."""
     records = [{"a": "é", "b": [1, None]}, {"a": "x"}]

@@ -151,3 +151,38 @@ def test_a_layer_is_idle_for_as_many_tokens_as_its_method_says(setting):
         before = layer.stores()[0].signature(0)
         cache.settle()
         assert layer.stores()[0].signature(0) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("kivi", {"quantizer": "int4", "residual": 32, "sinks": 3}),
+        ("kivi", {"quantizer": "int4", "residual": 2048}),
+        ("atom", {}),
+        ("fp16", {}),
+    ],
+    ids=["kivi", "kivi, a long window", "atom", "fp16"],
+)
+@pytest.mark.parametrize("prompt", [1, 3, 40, 97])
+def test_that_many_steps_pack_nothing(name, options, prompt):
+    """`idle` is exact up to its limit: the token after that changes what is packed."""
+    method = load_method(name, **options)
+    layer = zoo.new_layer(method)
+    zoo.feed(layer, *zoo.random_kv(prompt))
+    idle = method.idle(layer, 0)
+
+    def packed():
+        return [segment.length(slice(0, 1)) for segment in layer.segments() if segment.packed]
+
+    before = packed()
+    for step in range(min(idle, 40)):
+        zoo.feed(layer, *zoo.random_kv(1, seed=step))
+        layer.settle()
+        assert packed() == before, step
+    if name == "fp16" or options.get("residual") == 2048:
+        assert idle >= 1024
+    elif prompt >= options.get("sinks", 0):
+        assert idle < 40
+        zoo.feed(layer, *zoo.random_kv(1, seed=99))
+        layer.settle()
+        assert packed() != before
