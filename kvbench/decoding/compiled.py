@@ -25,10 +25,13 @@ LIMIT = 64
 
 
 @contextmanager
-def around(model: Any, on: bool, rows: int, drafting: bool = False) -> Iterator[None]:
+def around(model: Any, on: bool, rows: int, drafting: bool = False) -> Iterator[list[Callable[..., Any]]]:
     """Compile the decoder layers of a model, apart from attention, for all forward passes in a ``with`` block.
 
     Results are rounded at the same points as without compilation, but sums may be computed in another order.
+
+    The ``with`` block is given the forward functions. A graph that is recorded in it reads tensors that these alone
+    hold, such as the joint bias of layers that are one product: they must live as long as the graph.
 
     Args:
         model: causal language model.
@@ -38,7 +41,7 @@ def around(model: Any, on: bool, rows: int, drafting: bool = False) -> Iterator[
     """
     layers = decoder_layers(model) if on else []
     if not layers:
-        yield
+        yield []
         return
     # torch 2.11 cannot read back from its cache on disk what it writes for functions with default arguments
     options: dict[str, Any] = {"emulate_precision_casts": True, "fx_graph_cache": False}
@@ -51,7 +54,7 @@ def around(model: Any, on: bool, rows: int, drafting: bool = False) -> Iterator[
         for part in around_layers(model):
             undo.append(replaced(part, torch.compile(part.forward, dynamic=False, options=options)))
         with torch._dynamo.config.patch(recompile_limit=LIMIT, accumulated_recompile_limit=4 * LIMIT):
-            yield
+            yield [part.forward for part in model.modules()]
     finally:
         for restore in reversed(undo):
             restore()

@@ -13,8 +13,8 @@ are copied from one to the next (:mod:`kvbench.decoding.segments`).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -107,6 +107,7 @@ class Captured:
         self.step, self.compile, self.capture, self.drafting = step, compile, capture, drafting
         self.seconds, self.captures, self._version = 0.0, 0, 0
         self._segments: Segments | None = None
+        self._read: list[Callable[..., Any]] = []  # holds tensors at addresses that the graph reads
 
     @property
     def stepping(self) -> str:
@@ -187,12 +188,13 @@ class Captured:
         """
         started = time.perf_counter()
         step = self.step
-        self._segments = None  # frees their memory before the next capture
+        self._segments, self._read = None, []  # frees their memory before the next capture
         if self.capture:
             with step.recording():
                 with aside(step.devices):
                     rehearse(step)  # without compilation first, which finds what cannot be served
-                with compiled.around(step.model, self.compile, rows=step.tokens.numel(), drafting=self.drafting):
+                rows = step.tokens.numel()
+                with compiled.around(step.model, self.compile, rows, self.drafting) as self._read:
                     with aside(step.devices):
                         for _ in range(WARM_UPS):
                             rehearse(step)
