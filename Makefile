@@ -4,6 +4,7 @@
 #   make install PYTHON=python3.12             another Python
 #   make install EXTRAS=test,lint,hf,plot      more of the optional packages (pyproject.toml lists them)
 #   make test JOBS=4                           more tests at a time
+#   make test-gpu PART=2/3                     the second third of the tests that need a GPU
 #   make install PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"   the small CPU build of torch
 
 # the first of these that runs, is 3.11 to 3.14, and can make an environment (Debian packs venv apart)
@@ -15,6 +16,8 @@ endif
 EXTRAS   ?= test,lint
 PIP_ARGS ?=
 JOBS     ?= 2
+GPU_JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(16, os.cpu_count() or 1))')
+PART     ?= 1/1
 VENV     ?= .venv
 BIN      := $(VENV)/bin
 comma    := ,
@@ -30,7 +33,7 @@ QUICKSTART := quickstart/fp16,quickstart/kivi4,quickstart/kivi2,quickstart/atom4
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() or 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-slow test-docs docs docs-serve lint clean
+.PHONY: help install run test test-gpu test-slow test-docs docs docs-serve lint clean
 
 help:  ## this list
 	@echo "kvbench: what a KV-cache method costs in accuracy, and what it saves in memory and time"
@@ -55,6 +58,17 @@ run: install  ## the main job: tiny model, mini data, fp16 against kivi 4 and 2 
 
 test: install  ## all tests that need no GPU and no network (under 8 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# what is there is enough: the environment, if there is one, or else python3
+test-gpu: PYTHON := $(firstword $(wildcard $(BIN)/python) python3)
+test-gpu: export OMP_NUM_THREADS := 1
+test-gpu: export TORCHINDUCTOR_COMPILE_THREADS := 1
+test-gpu: GPU_TESTS = $(PYTHON) -m pytest -rs -p no:benchmark --part $(PART) $$(grep -rl --include='test_*.py' 'mark\.gpu' tests)
+test-gpu:  ## all tests that need a GPU, with PYTHON as it is; PART=2/3 is the second of three parts (8 minutes in all)
+	@$(PYTHON) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-gpu: $(PYTHON) sees no GPU")'
+	@$(GPU_TESTS) -m "gpu and not memory" -n $(GPU_JOBS) --dist load --maxschedchunk 1; shared=$$?; \
+	  $(GPU_TESTS) -m "gpu and memory"; alone=$$?; \
+	  exit $$((shared || alone && alone != 5))  # 5: this part has none of these
 
 test-slow:  ## tests that take minutes: notebooks, paper tables through a stand-in for the hub, sweeps on several workers
 	$(MAKE) install EXTRAS=test,lint,notebooks,browser,docs,launch,ray,lm-eval

@@ -3,8 +3,8 @@
 import gc
 import os
 import sys
+import zlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -54,16 +54,51 @@ LONG = (
     "hub/test_end_to_end.py",
     "test_imports.py",
 )
+#: the same for tests on a GPU, of which `make test-gpu` hands out one after the other: those that compile most
+LONG_GPU = (
+    "attention/test_triton_gpu.py",
+    "attention/test_logits_gpu.py",
+    "attention/test_fused.py",
+    "decoding/test_unwritten_gpu.py",
+    "decoding/test_graphs_gpu.py",
+    "attention/test_codebook_gpu.py",
+    "cache/test_pack_gpu.py",
+    "contract/test_gpu.py",
+    "attention/test_cuda_decode.py",
+)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the :data:`LONG` files first; ``make test`` hands files out in this order (``--no-loadscope-reorder``)."""
-    places: dict[Path, int] = {}
+def part(text: str) -> tuple[int, int]:
+    """Read ``2/3``, the second of three parts of the tests."""
+    number, parts = map(int, text.split("/"))
+    if not 1 <= number <= parts:
+        raise ValueError(text)
+    return number, parts
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--part``, for machines whose time is short."""
+    parser.addoption("--part", type=part, default=(1, 1), metavar="I/N", help="run the i-th of n parts, such as 2/3")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests of this part, and put those of :data:`LONG` files first.
+
+    ``make test`` hands files out in this order (``--no-loadscope-reorder``), ``make test-gpu`` tests. A test's name
+    decides its part: neighbours differ in one parameter, such as the kernel, of which one takes longer.
+    """
+    number, parts = config.getoption("part")
+    shares: tuple[list[pytest.Item], list[pytest.Item]] = [], []
     for item in items:
-        if item.path not in places:
-            file = item.path.as_posix()
-            places[item.path] = next((place for place, name in enumerate(LONG) if file.endswith(name)), len(LONG))
-    items.sort(key=lambda item: places[item.path])
+        shares[zlib.crc32(item.nodeid.encode()) % parts == number - 1].append(item)
+    config.hook.pytest_deselected(items=shares[False])
+    items[:] = sorted(shares[True], key=place)
+
+
+def place(item: pytest.Item) -> int:
+    """Return the place of a test's file among the long ones."""
+    long, file = LONG_GPU if item.get_closest_marker("gpu") else LONG, item.path.as_posix()
+    return next((place for place, name in enumerate(long) if file.endswith(name)), len(long))
 
 
 def _freeze() -> None:
@@ -83,8 +118,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Freeze what the tests of a file have left, such as modules, and models that files share."""
+    """Freeze what the tests of a file have left, such as modules, and models that files share.
+
+    Tests on a GPU give back memory that torch keeps for later: other processes may need it.
+    """
     yield
+    torch = sys.modules.get("torch")
+    if item.get_closest_marker("gpu") and torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     if nextitem is None or nextitem.path != item.path:
         _freeze()
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -167,6 +172,38 @@ def test_layers_run_compiled_inside_and_as_before_outside(
     assert not any("forward" in module.__dict__ for module in llama.modules())
     with compiled.around(llama, False, rows=rows):
         assert len(seen) == 4
+
+
+def test_what_a_recorded_step_reads_lives_as_long_as_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A joint bias of queries, keys and values belongs to no layer, and its address is in the graph."""
+    model = zoo.fresh("qwen2")
+    read: list[weakref.ref[torch.Tensor]] = []
+
+    def run() -> None:
+        bias = model.model.layers[0].self_attn.q_proj.forward.__defaults__[1]
+        assert bias.shape == (512,)
+        read.append(weakref.ref(bias))
+
+    class Graph:
+        def __init__(self, carried: object) -> None:
+            self.cross = None
+
+        def recording(self, device: object) -> Any:
+            return nullcontext()
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(graphs, "Segments", Graph)
+    monkeypatch.setattr(graphs, "aside", lambda devices: nullcontext())
+    monkeypatch.setattr(graphs, "rehearse", lambda step: None)
+    step: Any = SimpleNamespace(
+        model=model, tokens=torch.zeros(1, 1), devices=[], carried=None, device="cpu", version=1
+    )
+    step.recording, step.crossing, step.run = nullcontext, lambda by: nullcontext(), run
+    captured = graphs.Captured(step, compile=True)
+    for number in (1, 2):
+        captured.record()
+        gc.collect()
+        assert [bias() is not None for bias in read] == [False] * (number - 1) + [True]
 
 
 @pytest.mark.parametrize("single", [False, True])
