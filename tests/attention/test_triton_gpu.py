@@ -44,7 +44,7 @@ def test_formats(case):
     assert reason is not None and any(form.kind in reason or f"{form.bits}" in reason for form in forms)
 
 
-@pytest.mark.memory  # 32 GB of codes and what they are compared with
+@pytest.mark.memory  # millions of tokens are drawn in fp32, and compared in fp32
 @pytest.mark.parametrize(
     ("tiers", "shape", "context"),
     [
