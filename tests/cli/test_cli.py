@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import kvbench
+from kvbench.cli import usage
 from kvbench.cli.main import main
 from kvbench.errors import ModelError
 from kvbench.util.confdir import groups, options
@@ -60,6 +61,13 @@ def test_help_names_every_group_and_choice(capsys: pytest.CaptureFixture[str]) -
     headings = [line for line in text.splitlines() if line in groups()]
     assert headings[:4] == ["method", "quantizer", "model", "dataset"], "the most used ones come first"
     assert sorted(headings) == sorted(groups()), "each of them once"
+
+
+def test_the_help_has_the_groups_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of its order first; a new one behind them."""
+    monkeypatch.setattr(usage, "groups", lambda: ["zeta", "model", "method"])
+    monkeypatch.setattr(usage, "group_text", lambda group, extra: f"<{group} {extra}>")
+    assert "\n<method x>\n<model x>\n<zeta x>\ndecoding\n" in usage.help_text(Path("x"))
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
