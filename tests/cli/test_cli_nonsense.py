@@ -30,9 +30,6 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("--multirun method=fp16,kivi hydra.sweep.dir=a,b", ["must name exactly one folder"]),
     ("--multirun method=fp16,kivi hydra.sweep.dir=${now:%Y}", ["plain path"]),
     ("--multirun method=fp16,kivi hydra.launcher.n_jobs=2", ["launcher=joblib, launcher=submitit or launcher=ray"]),
-    ("launcher=joblib hydra.launcher.n_jobs=2", ["a setting of the launcher of a sweep", "add --multirun"]),
-    ("--multirun launcher=joblib hydra.launcher.n_jobs=2,3", ["must have one value for the whole sweep"]),
-    ("--multirun launcher=joblib hydra.launcher._target_=x", ["launcher=NAME determines the class"]),
     # sweeps
     ("--multirun runtime.seed=range(0,100000000)", ["would start 100000000 jobs", "KVBENCH_MAX_JOBS=100000000"]),
     ("--multirun runtime.seed=range(0,10001)", ["would start 10001 jobs", "at most 10000"]),
