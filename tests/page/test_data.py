@@ -1,0 +1,145 @@
+"""The figures of runs as the page holds them, whole: what each number is, and what stays out."""
+
+from __future__ import annotations
+
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from experiments.page.made import point, row, run_id, write
+from kvbench.cli import report
+from kvbench.page import numbers, settings
+from tests.page.report_support import data_of
+
+
+@pytest.fixture
+def page(tmp_path):
+    """Function that returns the data of the page of the runs in `tmp_path`."""
+
+    def build():
+        assert report.main(["--results", str(tmp_path / "runs"), "--html", str(tmp_path / "r.html")]) == 0
+        return data_of((tmp_path / "r.html").read_text(encoding="utf-8"))
+
+    return build
+
+
+def test_the_figures_of_a_run(page, tmp_path):
+    write(tmp_path / "runs", 1, "fp16")
+    write(tmp_path / "runs", 2, label="kivi int2", rows=[row(n, 1.0 if n else 0.5) for n in range(3)])
+    data = page()
+    fp16, kivi = data["runs"]
+    assert kivi == {
+        "id": run_id(2),
+        "label": "kivi int2",
+        "name": "kivi int2",
+        "model": "tiny",
+        "data": "mini",
+        "status": "older",
+        "older": "unknown code",
+        "done": 3,
+        "asked": 3,
+        "command": "python -m kvbench model=tiny method=kivi dataset=mini dataset.limit=4",
+        "device": "a processor",
+        "score": kivi["score"],
+        "tasks": [[0, *kivi["tasks"][0][1:]]],
+        "kv": 1000,
+        "bill": [600, 200, 200, 0, 0],
+        "reserved": 1000,
+        "ratio": 4,
+        "peak": [5000, 3000],
+        "ttft": 0.65,  # without the warm-up
+        "tpot": 0.025,
+        "p99": 0.03,
+        "rate": 30,
+        "ttfts": [0.605, 0.625, 0.65, 0.675, 0.695, 2],
+        "tpots": [0.02, 0.02, 0.025, 0.03, 0.03, 4],
+    }
+    assert kivi["score"][0] == 0.83333 and kivi["score"][2:4] == [3, -0.16667]
+    assert kivi["tasks"][0][1] == 0.8333 and kivi["tasks"][0][3:5] == [3, -0.1667]
+    assert fp16["fp16"] is True and data["tasks"] == ["key_value@2048"]
+    assert data["groups"] == {run_id(1).split("-")[0]: "tiny, mini (key_value at 2048)"}
+    assert data["env"] == [{"key": "device_name", "values": ["a processor"], "of": [0, 0]}]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", data["made"])
+    assert data["folder"] == str(tmp_path / "runs") and (data["sweep"], data["pairs"], data["skipped"]) == (
+        None,
+        [],
+        [],
+    )
+
+
+def test_points_of_time_and_memory_are_a_table(page, tmp_path):
+    """Prompt, batch, status; seconds to the first token and per token with 10 % and 90 %; tokens a second, bytes."""
+    rows = [point(4096, 1, 0.5, 100), point(16384, 2, 0.75, 200), point(32768, 2, 1, 1, fits=False)]
+    write(tmp_path / "runs", 4, rows=rows, groups={"dataset": {"name": "efficiency"}})
+    (run,) = page()["runs"]
+    assert run["points"] == [
+        [4096, 1, "ok", 0.4096, 0.5, 0.45, 0.6, 2, 100, 600],
+        [16384, 2, "ok", 3.2768, 0.75, 0.675, 0.9, 2.6667, 200, 2400],
+        [32768, 2, "oom"],
+    ]
+    assert "score" not in run and "tpot" not in run and run["data"] == "efficiency"
+
+
+def test_a_page_holds_the_first_32_points_of_a_run(page, tmp_path):
+    write(tmp_path / "runs", 4, rows=[point(1024 * (n + 1), 1, 0.5, 100) for n in range(34)])
+    assert len(page()["runs"][0]["points"]) == 32
+
+
+def test_settings_that_differ_are_columns(page, tmp_path):
+    """Of the runs that chose the same method; those of most runs first."""
+    for number, residual in enumerate((64, 128, 128)):
+        write(tmp_path / "runs", number, groups={"method": {"residual": residual, "sinks": number % 2}})
+    write(tmp_path / "runs", 3, "atom")
+    columns = {column["key"]: column for column in page()["settings"]}
+    assert set(columns) == {"method.residual", "method.sinks"}
+    assert columns["method.residual"]["values"] == [64, 128] and len(columns["method.residual"]["of"]) == 4
+
+
+def test_choices_of_a_run_have_names_even_if_its_record_lacks_them():
+    known = {"label": "kivi int2 residual=64", "config": {"model": "tiny", "quantizer": "int2", "dataset": "mini"}}
+    shown = settings.choices(SimpleNamespace(metrics=known))
+    assert shown == {"model": "tiny", "method": "kivi", "quantizer": "int2", "dataset": "mini"}
+    shown = settings.choices(SimpleNamespace(metrics={"label": "fp16", "config": {}}))
+    assert shown == {"model": "?", "method": "fp16", "quantizer": "none", "dataset": "?"}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, None),
+        (True, True),
+        (2**53 - 1, 2**53 - 1),
+        (2**53, "9007199254740992"),
+        (-(2**53), "-9007199254740992"),
+        (0.5, 0.5),
+        (float("inf"), "inf"),
+        (float("nan"), "nan"),
+        ("text", "text"),
+        ([1, "é"], '[1,"é"]'),
+        ({"a": {"b": 1}}, '{"a":{"b":1}}'),
+        ({(1, 2): 3}, "{(1, 2): 3}"),
+        ([object], "[\"<class 'object'>\"]"),
+        ("x" * 160, "x" * 160),
+        ("x" * 161, "x" * 77 + " ... " + "x" * 77),
+        (["y" * 200], '["' + "y" * 75 + " ... " + "y" * 75 + '"]'),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_values_of_settings_are_json_or_texts(value, shown):
+    assert numbers.plain(value) == shown
+
+
+def test_numbers_are_short_and_texts_whole_or_cut():
+    shorts = [numbers.short(value) for value in (True, "1", None, 7, 10**20, 1.0, 0.123456, 1e15, 1e14, float("nan"))]
+    assert shorts == [None, None, None, 7, 10**20, 1, 0.12346, 1e15, 10**14, None]
+    assert isinstance(numbers.short(1e14), int) and isinstance(numbers.short(1e15), float)
+    assert numbers.short(0.123456, 2) == 0.12
+    assert (numbers.whole("abc", 3), numbers.whole("abcd", 3)) == ("abc", "")
+    assert numbers.cut("a" * 600) == "a" * 600 and len(numbers.cut("a" * 601)) == 599
+    assert numbers.trimmed([None, 1, None, None]) == [None, 1] and numbers.trimmed([None]) == []
+    assert json.loads(numbers.encoded({"a": "</script>&\ud83d"})) == {"a": "</script>&\ud83d"}
+    assert not set("<>&") & set(numbers.encoded("<>&\ud83d")) and numbers.encoded([1, 2]) == "[1,2]"
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        numbers.encoded(float("nan"))
