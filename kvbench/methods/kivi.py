@@ -7,7 +7,7 @@ the state after each step is that of the authors' code (jy-yuan/KIVI, models/lla
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.methods.base import SIDES, Reach, Side
@@ -44,7 +44,10 @@ class Kivi(RecencyMethod):
     key_axis: Literal["channel", "token"] = "channel"
     evict: bool = False
 
-    gives_tail: ClassVar[bool] = True
+    @property
+    def gives_tail(self) -> bool:  # type: ignore[override]
+        """True without `window` and `evict`: only with them keys leave one by one as new ones come."""
+        return not (self.window or self.evict)
 
     def exact(self, n: int) -> int | tuple[int, int]:
         """Return how many of the newest keys and values are in full precision after `n` tokens.

@@ -9,7 +9,7 @@ hyper-parameters: rotation, iterations, sinks, tile, and the bits of keys and va
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.methods.base import SIDES, Side
@@ -56,7 +56,10 @@ class Kvarn(RecencyMethod):
     iterations: int = 8
     quantile: float = 0.0
 
-    gives_tail: ClassVar[bool] = True
+    @property
+    def gives_tail(self) -> bool:  # type: ignore[override]
+        """True without `window`: the exact tokens are then those of an incomplete tile."""
+        return not self.window
 
     @property
     def tile(self) -> int:

@@ -86,8 +86,6 @@ class Oscar(RecencyMethod):
     #: calibration file for the model, set by :meth:`prepare`
     calibration_file: Path | None = field(default=None, init=False, repr=False, compare=False)
 
-    gives_tail: ClassVar[bool] = True
-
     def exact(self, n: int) -> int:
         """Return how many of the newest tokens are in full precision: the window."""
         return min(n, self.window)

@@ -33,7 +33,8 @@ class Traits:
     by_token: ClassVar[bool] = False
     #: the exact tails hold the newest tokens without a gap, and all of these can be rolled back, even those of the
     #: prompt (transformers' assisted generation verifies its first drafts together with the prompt). The keys are then
-    #: as if those tokens had never come; values may be packed, or tokens evicted, that a shorter prompt keeps exact
+    #: as if those tokens had never come, so no key has left for the sake of the newest ones: a method whose window
+    #: slides over the keys, or evicts, must not claim it. Values that a shorter prompt keeps exact may be packed
     gives_tail: ClassVar[bool] = False
     #: number of layers, counted from the first, that hold everything in full precision
     exact_layers = 0

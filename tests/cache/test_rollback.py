@@ -16,6 +16,7 @@ from kvbench.methods.fp16 import FP16
 from kvbench.methods.kivi import Kivi
 from tests import zoo
 
+PLAIN = {"key": "none", "value": "none"}
 #: method, quantizer, fields, sliding window of the layer
 CASES = [
     ("fp16", None, {}, None),
@@ -23,6 +24,11 @@ CASES = [
     ("kivi", "int8", {"residual": 32}, None),
     ("kivi", "int8", {"residual": 32, "sinks": 3}, 60),
     ("kivi", None, {"evict": True, "residual": 32}, None),
+    ("kivi", "int8", {"residual": 32, "window": 20}, None),
+    ("kvarn", "int4_g128", {"sinks": 3, "rotation": PLAIN}, None),
+    ("kvarn", "int4_g128", {"sinks": 0, "window": 20, "rotation": PLAIN}, None),
+    ("oscar", "int2_token", {"sinks": 4, "window": 20, "basis": "rotation"}, None),
+    ("engine", None, {"format": "q8_0", "window": 20, "rotation": PLAIN}, None),
     ("atom", "int4_token", {}, None),
     ("atom", "int4_token", {}, 60),
     ("logquant", "int8", {"window": 8}, None),
@@ -172,7 +178,9 @@ def assert_slots_hold_what_their_positions_say(text: Text, state) -> None:
     true = text.all[1][0]
     for head in range(2):
         error = (values[head] - true[head, fed[positions[head]]]).abs().mean()
-        assert error < {"atom": 0.3, "cocktail": 0.6, "kvquant": 0.3}.get(type(text.method).__name__.lower(), 0.02)
+        assert error < {"atom": 0.3, "cocktail": 0.6, "kvquant": 0.3, "kvarn": 0.3, "oscar": 0.6}.get(
+            type(text.method).__name__.lower(), 0.02
+        )
         assert len(set(positions[head].tolist())) == positions.shape[1]
         assert positions[head].max() == len(fed) - 1
 

@@ -1,19 +1,37 @@
-"""Claims of methods about rollback: ``by_token``, ``gives_tail`` and ``eager`` are true; wrong claims are caught."""
+"""Claims of methods about rollback: ``by_token``, ``gives_tail`` and ``eager`` are true; wrong claims are caught.
+
+Prompts are longer than what any method keeps exact, so that every method that packs has packed.
+"""
 
 from itertools import pairwise
 
 import pytest
 import torch
 
-from kvbench.methods import load_method
+from kvbench.errors import CacheError
+from kvbench.methods import RecencyMethod, load_method
 from tests import zoo
-from tests.contract.test_methods import CASES, TOYS, fresh, make
+from tests.contract.test_methods import CASES, TOYS, fields, fresh, make
 
 ONE = slice(0, 1)
 #: tokens of the prompt, and of the answer one by one
-PROMPT, STEPS = 150, 20
+PROMPT, STEPS = 600, 20
 #: method, quantizer
 CLAIMS = [case.values for case in CASES if not any(mark.name == "skipif" and mark.args[0] for mark in case.marks)]
+
+
+def claims() -> list:
+    """Each method, and where it has a window of newest tokens, also with one, or without it where that is its preset.
+
+    What a quantizer's bits change is no matter here: the first one of each method is enough.
+    """
+    found = {}
+    for name, quantizer in CLAIMS:
+        window = getattr(make(name, quantizer), "window", None)
+        found.setdefault((name, "preset"), (name, quantizer, {}))
+        if isinstance(window, int) and not {"evict", "prefill"} & set(fields(name)):  # which exclude a window
+            found.setdefault((name, "window"), (name, quantizer, {"window": 0 if window > 64 else 64}))
+    return [pytest.param(*case, id="-".join((case[0].split("/")[-1], key[1]))) for key, case in found.items()]
 
 
 def filled(method, tokens: int, prompt: int):
@@ -46,34 +64,52 @@ def gives_back_tokens(method) -> bool:
     )
 
 
-def gives_back_tails(method) -> bool:
-    """The whole tail of a prompt leaves a shorter prompt's keys behind, and as many values.
+def gives_back_tails(method, layer) -> bool:
+    """The whole tail of a prompt leaves a shorter prompt's keys behind, and its values but for some packed early.
 
-    What an eviction has dropped does not come back: of the shorter prompt's tokens the oldest are missing.
+    These are the newest of the values that are packed, at most as many as the tokens taken back.
     """
-    layer = filled(method, PROMPT, PROMPT)
-    count = min(store.tail.length(ONE) for store in layer.stores())
-    assert count, "nothing is exact: the claim means nothing"
-    layer.crop(-count)
+    count = min(*(store.tail.length(ONE) for store in layer.stores()), PROMPT - 50)
+    before = stored(layer, 1)
+    layer.take_back([count])
     shorter = filled(method, PROMPT - count, PROMPT - count)
-    places, expected = layer.positions(0).tolist(), shorter.positions(0).tolist()
-    if method.drops_tokens:
-        return places == expected[len(expected) - len(places) :]
+    keys, fewer = layer.stores()[0].signature(0), shorter.stores()[0].signature(0)
+    if keys != fewer or layer.positions(0).tolist() != shorter.positions(0).tolist():
+        return False
+    left = sum(keys)
+    packed, wanted = (left - each.stores()[1].tail.length(ONE) for each in (layer, shorter))
+    values, others = stored(layer, 1), stored(shorter, 1)
     return (
-        places == expected
-        and layer.stores()[0].signature(0) == shorter.stores()[0].signature(0)
-        and torch.equal(stored(layer, 0), stored(shorter, 0))
+        torch.equal(stored(layer, 0), stored(shorter, 0))
+        and wanted <= packed <= wanted + count
+        and torch.equal(values, before[:, :, :left])
+        and torch.equal(values[:, :, :wanted], others[:, :, :wanted])
+        and torch.equal(values[:, :, packed:], others[:, :, packed:])
     )
 
 
-@pytest.mark.parametrize(("name", "quantizer"), CLAIMS)
-def test_claims_are_true(name, quantizer):
-    method = make(name, quantizer)
+@pytest.mark.parametrize(("name", "quantizer", "more"), claims())
+def test_claims_are_true(name, quantizer, more, monkeypatch):
+    """Of what has packed or dropped tokens, a prompt's tail is taken back or refused, and refused only with a reason."""
+    method = load_method(name.split(":")[0], quantizer=quantizer, **{**fields(name), **more})
     assert method.by_token or not method.eager, "what is stored at once cannot be taken back otherwise"
     if method.by_token:
         assert gives_back_tokens(method)
+        return
+    if method.observe_prompt or method.observe_steps:  # no attention is fed here
+        assert not method.gives_tail
+        return
+    layer = filled(method, PROMPT, PROMPT)
+    tails = min(store.tail.length(ONE) for store in layer.stores())
+    assert layer.firm[0] or not method.settles, "the prompt is too short to show anything"
     if method.gives_tail:
-        assert gives_back_tails(method)
+        assert tails and gives_back_tails(method, layer)
+    elif layer.firm[0]:
+        with pytest.raises(CacheError, match="only the newest 0 can be removed"):
+            layer.take_back([1])
+        if tails and isinstance(method, RecencyMethod):
+            monkeypatch.setattr(type(method), "gives_tail", True)
+            assert not gives_back_tails(method, layer), "the claim could be made"
 
 
 def test_somebody_claims_each():
@@ -91,4 +127,4 @@ def test_wrong_claims_are_caught():
 
     wrong = Wrong(takes=right.takes, quantizer=right.quantizer)
     assert not gives_back_tokens(wrong)
-    assert not gives_back_tails(wrong)
+    assert not gives_back_tails(wrong, filled(wrong, PROMPT, PROMPT))
