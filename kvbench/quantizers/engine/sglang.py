@@ -26,7 +26,8 @@ class Ranged(TokenQuantizer):
         q  = trunc(x / s + z + 0.5)
         x^ = (q - z) * s
 
-    Bytes per token and head: ``D * bits / 8 + 8``.
+    The kernels work on a power of two of channels and fill up with zeros: unless D is a power of two, min is at most 0
+    and max at least 0. Bytes per token and head: ``D * bits / 8 + 8``.
 
     Args:
         bits: bits per code: 4 (SAW-INT4) or 8 (``int8fork``).
@@ -47,6 +48,8 @@ class Ranged(TokenQuantizer):
         if self.bf16:
             x = x.bfloat16().float()
         low, high = torch.aminmax(x, dim=-1)
+        if x.shape[-1].bit_count() > 1:  # the kernels' padding
+            low, high = low.clamp(max=0), high.clamp(min=0)
         scale = quotient((high - low).clamp(min=1e-8), self.levels)
         zero = -low / scale
         # the kernels do not clamp; it makes no difference unless a range is tiny compared with the distance from 0

@@ -1,5 +1,6 @@
 """SGLang's fp4 and the integer formats of its forks: bit-equal to their kernels."""
 
+import pytest
 import torch
 
 from kvbench.quantizers.engine.sglang import MXBlock16, Ranged
@@ -16,6 +17,20 @@ def test_int4_without_rotation_equals_the_kernel():
 
 def test_saw_int4_equals_the_kernel():
     same(Ranged(4, bf16=True), array("sglang/bdr16_rot_bf16"), "sglang/bdr16", ["scale", "zero"], "_deq_rot")
+
+
+@pytest.mark.parametrize("quantizer", [Ranged(8), Ranged(4), Ranged(4, bf16=True)], ids=repr)
+@pytest.mark.parametrize("channels", [80, 96, 112])
+def test_heads_of_no_power_of_two_are_those_of_the_kernels_padded_with_zeros(quantizer, channels):
+    """Rows that are constant, all positive, all negative or far from 0 show whether 0 is in the range."""
+    x = torch.randn(2, 8, channels, generator=torch.Generator().manual_seed(0))
+    x[:, 0], x[:, 1], x[:, 2], x[:, 3] = 3.5, x[:, 1].abs() + 0.1, -x[:, 2].abs() - 1, x[:, 3] + 1000
+    codes, params = quantizer.encode(x)
+    wanted, others = quantizer.encode(torch.nn.functional.pad(x, (0, 128 - channels)))
+    assert torch.equal(codes, wanted[..., :channels])
+    assert all(torch.equal(mine, other) for mine, other in zip(params, others, strict=True))
+    top = 2**quantizer.bits - 1
+    assert codes[:, 0].eq(top).all() and codes[:, 2].max() < top and codes[:, 3].min() > 0
 
 
 def test_saw_int4_rounds_rotated_tokens_to_bf16():
