@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -11,9 +12,12 @@ class Logger:
 
     Attributes:
         failed: True if something could not be logged.
+        local: folder on this machine that holds what :meth:`finish` has sent; None if it is elsewhere. When the folder
+            is deleted, the run counts as not sent.
     """
 
     failed = False
+    local: Path | None = None
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Receive the rows of `samples.jsonl` that exist before the run adds any, in file order.
@@ -53,6 +57,11 @@ class Safe(Logger):
     def __init__(self, inner: Logger, name: str, say: Callable[[str], None]) -> None:
         self._inner: Logger | None = inner
         self._name, self._say = name, say
+
+    @property
+    def local(self) -> Path | None:  # type: ignore[override]
+        """See :class:`Logger`."""
+        return None if self._inner is None else self._inner.local
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """See :meth:`Logger.begin`."""

@@ -56,6 +56,11 @@ class WandbLogger(Logger):
         self._run: Any = None
         self._rows: list[Mapping[str, Any]] = []
 
+    @property
+    def local(self) -> Path | None:  # type: ignore[override]
+        """See :attr:`kvbench.loggers.wandb_service.Service.local`."""
+        return self.service.local
+
     def destination(self) -> str | None:
         """See :meth:`kvbench.loggers.wandb_service.Service.destination`."""
         return self.service.destination()

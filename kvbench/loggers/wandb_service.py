@@ -34,6 +34,8 @@ class Service:
         self._failure: Exception | None = None
         #: address of the run that was started last, or its local folder
         self.place = ""
+        #: folder of that run, if it was written offline, where it waits for ``wandb sync``; else None
+        self.local: Path | None = None
 
     def mode(self) -> str:
         """Return ``online``, ``offline`` or ``disabled``."""
@@ -42,15 +44,14 @@ class Service:
         return os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
 
     def destination(self) -> str:
-        """Return a string that identifies where runs are sent: mode, service and project.
+        """Return a string that identifies where runs are sent: mode, service, entity and project.
 
-        In offline mode it names the local folder instead of service and project.
+        In offline mode it names the local folder instead of the service.
         """
         mode = self.mode()
-        if mode == "offline":
-            return f"wandb offline {Path(self.settings.dir).absolute()}"
         service = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
-        return f"wandb {mode} {service} {self.settings.entity or ''}/{self.settings.project}"
+        place = Path(self.settings.dir).absolute() if mode == "offline" else service
+        return f"wandb {mode} {place} {self.settings.entity or ''}/{self.settings.project}"
 
     def start(
         self, run_id: str, *, name: str, group: str, tags: Iterable[str], config: Mapping[str, Any], kind: str
@@ -98,7 +99,9 @@ class Service:
             self.say(f"wandb: not reachable ({str(error).splitlines()[0]}), so it runs offline")
             mode = self._went = "offline"
             run = self._init(wandb, mode, fixed)
-        self.place = (run.url if mode == "online" else None) or str(Path(run.dir).parent)
+        folder = Path(run.dir).parent
+        self.place = (run.url if mode == "online" else None) or str(folder)
+        self.local = folder if mode == "offline" else None
         return run
 
     def _init(self, wandb: Any, mode: str, fixed: Mapping[str, Any]) -> Any:

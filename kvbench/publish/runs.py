@@ -36,6 +36,20 @@ def send(
         return "failed"
 
 
+def as_asked(service: Service, prompts: bool = False) -> str:
+    """Return the destination with the options that change what W&B gets: prompts, group and tags.
+
+    Something that was sent there without them has to be sent again.
+
+    Args:
+        service: the way to W&B, whose settings have the group and the tags.
+        prompts: True if excerpts of the prompts are sent too.
+    """
+    options = {"prompts": prompts, "group": service.settings.group, "tags": sorted(service.settings.tags)}
+    asked = [f"{name}={option}" for name, option in options.items() if option]
+    return " ".join([service.destination(), *asked])
+
+
 def guarded(name: str, action: Callable[[], Outcome]) -> Outcome:
     """Return the result of an action that calls wandb.
 
@@ -71,7 +85,8 @@ def _send(store: RunStore, service: Service, sweep: str | None, again: bool, pro
                 "  hint: run its command again; python -m kvbench.report --html shows it"
             )
         digest, label = content_digest(metrics), plain(metrics["label"])
-        if not again and store.deliveries().get(service.destination()) == digest:
+        wanted = as_asked(service, prompts)
+        if not again and store.deliveries().get(wanted) == digest:
             print(f"{store.run_id}  {label}: already sent")
             return "known"
         samples = store.samples()
@@ -82,7 +97,8 @@ def _send(store: RunStore, service: Service, sweep: str | None, again: bool, pro
         rows = [row for name, row in samples.rows.items() if name not in left_out]
         logger.begin(with_excerpts(config, rows, service.say) if prompts else rows)
         logger.finish(metrics)
-        store.record_delivery(service.destination(), digest)
+        for place in {service.destination(), as_asked(service, prompts)}:
+            store.record_delivery(place, digest, service.local)
     lost = f" ({len(samples.damaged)} damaged lines of samples.jsonl left out)" if samples.damaged else ""
     print(f"{store.run_id}  {label}: sent{lost}, {service.place}")
     return "sent"

@@ -18,7 +18,7 @@ from kvbench.loggers.wandb_sweep import SweepContent, log_sweep
 from kvbench.page.data import Report
 from kvbench.page.page import html
 from kvbench.publish import table
-from kvbench.publish.runs import Outcome, guarded
+from kvbench.publish.runs import Outcome, as_asked, guarded
 from kvbench.results import deliveries
 from kvbench.results.identity import content_digest
 from kvbench.results.store import RunStore
@@ -56,7 +56,7 @@ def _send(sweep: Sweep, stores: Sequence[RunStore], folder: Path, service: Servi
     entries = sweep.progress()
     lines = table.lines(entries)
     digest = content_digest(lines)
-    if not again and deliveries.sent(sweep.folder).get(service.destination()) == digest:
+    if not again and deliveries.sent(sweep.folder).get(as_asked(service)) == digest:
         print(f"sweep {manifest.id}: already sent")
         return "known"
     quality = "score" if any(line["score"] is not None for line in lines) else "perplexity"
@@ -83,7 +83,7 @@ def _send(sweep: Sweep, stores: Sequence[RunStore], folder: Path, service: Servi
             files=[*(sweep.folder / name for name in FILES), *sorted(sweep.folder.glob("job-*.json"))],
         )
         log_sweep(service, content)
-    deliveries.record(sweep.folder, service.destination(), digest)
+    deliveries.record(sweep.folder, as_asked(service), digest, service.local)
     print(f"sweep {manifest.id}: sent, {service.place}")
     return "sent"
 

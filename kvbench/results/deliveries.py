@@ -11,16 +11,42 @@ from kvbench.results.samples import write_atomically
 _FILE = ".delivered.json"
 
 
-def sent(folder: Path) -> dict[str, Any]:
-    """Return which content was last sent to each destination, as digests; empty if nothing was sent."""
+def sent(folder: Path) -> dict[str, str]:
+    """Return which content was last sent to each destination, as digests; empty if nothing was sent.
+
+    What was sent to a folder of this machine that has been deleted since counts as not sent.
+    """
+    return {place: digest for place, (digest, local) in _read(folder).items() if local is None or Path(local).is_dir()}
+
+
+def record(folder: Path, destination: str, digest: str, local: Path | None = None) -> None:
+    """Record that content with this digest was sent to a destination.
+
+    Args:
+        folder: folder of the run or of the sweep, which gets the record.
+        destination: name of the place to which it was sent.
+        digest: digest of the content.
+        local: folder on this machine that holds what was sent; None if it is elsewhere, with a service.
+
+    Raises:
+        DiskError: the record cannot be written.
+    """
+    entries = {**_read(folder), destination: (digest, local and str(local))}
+    text = json.dumps({place: list(entry) if entry[1] else entry[0] for place, entry in entries.items()}, indent=2)
+    write_atomically(folder / _FILE, (text + "\n").encode())
+
+
+def _read(folder: Path) -> dict[str, tuple[str, str | None]]:
+    """Return the digest and the local folder (None: elsewhere) by destination."""
     try:
         content = json.loads((folder / _FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return content if isinstance(content, dict) else {}
-
-
-def record(folder: Path, destination: str, digest: str) -> None:
-    """Record that content with this digest was sent to a destination. Raises DiskError."""
-    text = json.dumps({**sent(folder), destination: digest}, indent=2) + "\n"
-    write_atomically(folder / _FILE, text.encode())
+    found: dict[str, tuple[str, str | None]] = {}
+    for place, entry in content.items() if isinstance(content, dict) else ():
+        match entry:
+            case str():
+                found[place] = entry, None
+            case [str(digest), str(local)]:
+                found[place] = digest, local
+    return found

@@ -276,22 +276,26 @@ class RunStore:
     def deliveries(self) -> dict[str, Any]:
         """Return which metrics loggers have sent: for each destination, the digest of the metrics last sent there.
 
+        A destination on this machine whose folder has been deleted since is left out.
+
         Destinations are named as in :meth:`record_delivery`. The result is empty if nothing was sent.
         """
         return deliveries.sent(self.path)
 
-    def record_delivery(self, destination: str, digest: str) -> None:
+    def record_delivery(self, destination: str, digest: str, local: Path | None = None) -> None:
         """Record that a logger has sent the run's metrics, so that it does not send the same metrics there again.
 
         Args:
             destination: name of the place to which they were sent, for example of a Weights & Biases project
                 (:meth:`kvbench.loggers.base.Logger.destination`).
             digest: digest of the metrics that were sent.
+            local: folder on this machine that holds what was sent (:attr:`kvbench.loggers.base.Logger.local`); None if
+                a service has it.
 
         Raises:
             DiskError: the record cannot be written.
         """
-        deliveries.record(self.path, destination, digest)
+        deliveries.record(self.path, destination, digest, local)
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Write `metrics.json` atomically; it is written after all other files of a run. Raises DiskError."""

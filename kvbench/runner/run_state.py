@@ -173,4 +173,4 @@ class RunState:
         place = self.logger.destination()  # differs from before if the service could not be reached
         if place is not None and not self.logger.failed:
             with suppress(DiskError):  # then it is sent once more
-                self.store.record_delivery(place, digest)
+                self.store.record_delivery(place, digest, self.logger.local)

@@ -202,7 +202,7 @@ def test_without_a_key_it_is_offline_and_says_so_once(wandb, tmp_path) -> None:
     log.sample(row("b"))
     assert [named["mode"] for named in wandb.inits] == ["offline"] and len(messages) == 1
     assert messages[0].startswith("wandb: no API key is configured, so it runs offline; run `wandb sync ")
-    assert log.destination() == f"wandb offline {tmp_path / 'w'}"
+    assert log.destination() == f"wandb offline {tmp_path / 'w'} /p"
     logger(tmp_path, messages).sample(row("a"))
     assert len(messages) == 1, "offline was asked for"
 
@@ -226,7 +226,7 @@ def test_a_service_that_does_not_answer_is_left_unless_online_was_asked_for(wand
     log.sample(row("a"))
     assert [named["mode"] for named in wandb.inits] == ["online", "offline"]
     assert messages == ["wandb: not reachable (no route), so it runs offline"]
-    assert log.destination() == f"wandb offline {tmp_path / 'w'}"
+    assert log.destination() == f"wandb offline {tmp_path / 'w'} /p"
     with pytest.raises(Error):
         logger(tmp_path, messages, mode="online").sample(row("a"))
     assert len(wandb.inits) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -128,6 +129,41 @@ def test_what_has_changed_is_sent_again(tmp_path, sent):
     assert [main([run_id(1)]), len(sent)] == [0, 3]
     assert [main([run_id(1), "--dir", "elsewhere"]), len(sent)] == [0, 4]
     assert sent[-1].summary["tokens_per_s"] == 99.0
+
+
+def test_each_project_and_entity_and_what_is_asked_for_is_sent_once(tmp_path, sent):
+    write(tmp_path / "results" / "runs", 1)
+    for number, options in enumerate(
+        (
+            [],
+            ["--project", "b"],
+            ["--entity", "e"],
+            ["--project", "b", "--entity", "e"],
+            ["--tag", "t"],
+            ["--group", "g"],
+            ["--prompts"],
+        ),
+        start=1,
+    ):
+        for _ in range(2):
+            assert main([run_id(1), "--mode", "offline", *options]) == 0
+            assert len(sent) == number, options
+    assert main([run_id(1), "--mode", "offline"]) == 0 and len(sent) == 7
+
+
+def test_what_an_offline_folder_has_lost_is_written_again(tmp_path, no_pictures, capsys):
+    results = tmp_path / "results"
+    write_sweep(results, [write(results / "runs", 1)])
+    for counts in ("2 sent", "2 already sent"):
+        assert main(["--sweep", "today", "--mode", "offline", "--dir", "w"]) == 0
+        assert f"/w /kvbench: {counts}\n" in capsys.readouterr().out
+    (of_run,) = (tmp_path / "w" / "wandb").glob(f"offline-run-*-{run_id(1)}")
+    shutil.rmtree(of_run)
+    assert main(["--sweep", "today", "--mode", "offline", "--dir", "w"]) == 0
+    assert "1 sent, 1 already sent" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "w")
+    assert main(["--sweep", "today", "--mode", "offline", "--dir", "w"]) == 0
+    assert "2 sent" in capsys.readouterr().out and run_id(1) in wandb_files(tmp_path / "w")
 
 
 def test_samples_that_no_figure_includes_are_not_sent(tmp_path, sent):

@@ -124,6 +124,15 @@ def test_deliveries_are_kept_by_destination(tmp_path):
         store.record_delivery("there", "b")
         store.record_delivery("here", "c")
     assert store.deliveries() == {"here": "c", "there": "b"}
+    folder = tmp_path / "offline"
+    folder.mkdir()
+    with store.hold():
+        store.record_delivery("there", "d", folder)
+    assert store.deliveries() == {"here": "c", "there": "d"}
+    folder.rmdir()
+    assert store.deliveries() == {"here": "c"}, "nobody has what was sent there"
+    (store.path / ".delivered.json").write_text('{"a": 1, "b": ["x"], "c": "digest"}')
+    assert store.deliveries() == {"c": "digest"}
     (store.path / ".delivered.json").write_text("{")
     assert store.deliveries() == {}
 

@@ -81,4 +81,4 @@ def _deliver(store: RunStore, metrics: dict[str, Any]) -> None:
     place = logger.destination()
     if place is not None and not logger.failed:
         with suppress(KvbenchError):  # then it is sent once more
-            store.record_delivery(place, digest)
+            store.record_delivery(place, digest, logger.local)
