@@ -3,7 +3,9 @@
 Source: Tiwari et al., "QuantSpec" (2025), Algorithm 1. Where its text leaves details open, this implementation flushes
 the buffer between rounds and of confirmed tokens only, verifies with gamma + 1 distributions, lets rows of a batch
 accept different numbers of tokens, and handles an end-of-sequence token among the drafts. Drafts are accepted by
-:mod:`kvbench.decoding.acceptance`: greedy output equals the target's own, sampled output has its distribution.
+:mod:`kvbench.decoding.acceptance`: given what the cache holds in each round, greedy output equals the target's own and
+sampled output has its distribution. A target that packs does so between rounds, hence at other points than without a
+draft (gamma = 0), and its tokens may differ for that alone: :mod:`kvbench.decoding.replay` packs at the same points.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def gives_back_tails(method, layer) -> bool:
 
 @pytest.mark.parametrize(("name", "quantizer", "more"), claims())
 def test_claims_are_true(name, quantizer, more, monkeypatch):
-    """Of a prompt of which tokens were packed or dropped, the tail is given back where that leaves no trace, or kept."""
+    """Where tokens of a prompt were packed or dropped, its tail is given back without a trace, or not at all."""
     method = load_method(name.split(":")[0], quantizer=quantizer, **{**fields(name), **more})
     assert method.by_token or not method.eager, "what is stored at once cannot be taken back otherwise"
     if method.by_token:
