@@ -91,6 +91,22 @@ class Calibration(stored.Stored):
                     yield f"layers.{layer}.{side}.levels.{width}", (1 << width,)
                     yield f"layers.{layer}.{side}.norm.{width}", (2,)
 
+    def defect(self, name: str, tensor: Tensor) -> str | None:
+        """Return what is wrong with a tensor: levels that do not ascend or are all equal, crossed thresholds.
+
+        Arguments and result are those of :meth:`Stored.defect`. The last level may be repeated, which calibration does
+        if there are too few distinct elements.
+        """
+        if ".levels." in name and (bool((tensor.diff() < 0).any()) or bool(tensor[0] == tensor[-1])):
+            return f"is not a codebook of ascending levels, but {_some(tensor)}"
+        if name.endswith(".thresholds") and bool((tensor[0] < tensor[1]).any()):
+            channel = int((tensor[0] < tensor[1]).nonzero()[0])
+            upper, lower = tensor[:, channel].tolist()
+            return f"has an upper threshold below the lower one, {upper:g} and {lower:g} in channel {channel}"
+        if ".norm." in name and not bool(tensor[0] > 0):
+            return f"has a scale that is not positive, {float(tensor[0]):g}"
+        return None
+
     def check_info(self) -> None:
         """Raise KeyError or ValueError if the metadata is incomplete."""
         float(self.info["outliers"]), self.info["model"]
@@ -120,6 +136,11 @@ class Calibration(stored.Stored):
                 allowed=[repr(self.outliers)],
                 hint=f"run python -m kvbench.calibrate again with --outliers {outliers!r}",
             )
+
+
+def _some(numbers: Tensor) -> str:
+    """Return the first numbers of a tensor, for a message."""
+    return ", ".join(f"{number:g}" for number in numbers[:4].tolist()) + (", ..." if len(numbers) > 4 else "")
 
 
 def load(path: Path) -> Calibration:

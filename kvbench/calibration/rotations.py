@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from kvbench.calibration.stored import FOLDER, KEY, Stored, in_folders, load, unfit
 from kvbench.errors import ConfigError
 
+#: largest error of R times its transpose, to which fp32 adds about 1e-6
+ORTHOGONAL = 1e-3
 #: the two sides of a layer
 SIDES = ("key", "value")
 
@@ -55,6 +58,12 @@ class Rotations(Stored):
         for layer in range(layers):
             for side in SIDES:
                 yield f"{side}.{layer}", shape
+
+    def defect(self, name: str, tensor: Tensor) -> str | None:
+        """Return what is wrong with a matrix, which must be orthogonal; arguments and result: :meth:`Stored.defect`."""
+        product = tensor.double() @ tensor.double().mT
+        error = float((product - torch.eye(len(product[-1]), dtype=torch.float64)).abs().max())
+        return None if error <= ORTHOGONAL else f"is not a rotation: R R^T is {error:g} from the identity"
 
     def check_info(self) -> None:
         """Raise KeyError or ValueError if the metadata is incomplete."""

@@ -69,6 +69,15 @@ class Stored:
         """Yield the name and the shape of each tensor that a complete file must contain, given its metadata."""
         raise NotImplementedError
 
+    def defect(self, name: str, tensor: Tensor) -> str | None:
+        """Return what is wrong with a tensor that is finite and has its shape, as a verb phrase; None if nothing is.
+
+        Args:
+            name: one of the names that :meth:`expected` yields.
+            tensor: the tensor.
+        """
+        return None
+
     def check_info(self) -> None:
         """Raise KeyError or ValueError if the metadata is incomplete."""
         self.info["model"]
@@ -214,10 +223,12 @@ def _load(path: Path, kind: type[S], changed: int, size: int) -> S:
         tensor = tensors.get(name)
         if tensor is None:
             raise ConfigError(KEY, str(path), f"is damaged: {name} is missing", hint=again)
-        if tuple(tensor.shape) != shape or not bool(torch.isfinite(tensor).all()):
+        if tuple(tensor.shape) != shape or not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
             raise ConfigError(
                 KEY, str(path), f"is damaged: {name} is not a finite tensor of shape {list(shape)}", hint=again
             )
+        if defect := calibration.defect(name, tensor):
+            raise ConfigError(KEY, str(path), f"is damaged: {name} {defect}", hint=again)
     return calibration
 
 

@@ -70,6 +70,34 @@ def test_what_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
             file.load(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("key.levels.2", lambda t: -3 * t, r"key\.levels\.2 is not a codebook of ascending levels, but -0, -3, -6, -9"),
+        ("value.levels.2", lambda t: 0 * t, r"value\.levels\.2 is not a codebook of ascending levels, but 0, 0, 0, 0"),
+        ("key.levels.2", lambda t: t[[0, 2, 1, 3]], "is not a codebook of ascending levels, but 0, 2, 1, 3"),
+        ("key.levels.2", lambda t: t.char(), "is not a finite tensor"),
+        ("key.levels.2", lambda t: t / 0, "is not a finite tensor"),
+        ("key.thresholds", lambda t: t.flip(0), r"thresholds has an upper threshold below the lower one, -1 and 1 in"),
+        ("key.thresholds", lambda t: t.char(), "is not a finite tensor"),
+        ("value.norm.2", lambda t: -t, r"value\.norm\.2 has a scale that is not positive, -1\.5"),
+    ],
+)
+def test_tensors_that_no_calibration_makes_are_refused_by_name(tmp_path: Path, name: str, change: Any, message: str):
+    key, good = f"layers.0.{name}", made()
+    path = tmp_path / "toy.safetensors"
+    save_file({**good.tensors, key: change(good.tensors[key]).contiguous()}, path, dict(good.info))
+    with pytest.raises(ConfigError, match=f"is damaged: .*{message}(?s:.*)kvbench.calibrate --model toy"):
+        file.load(path)
+
+
+def test_a_level_that_is_repeated_for_want_of_others_is_read(tmp_path: Path) -> None:
+    good = made()
+    repeated = {"layers.0.key.levels.2": torch.tensor([-0.5, 0.0, 0.5, 0.5])}
+    file.save(replace(good, tensors={**good.tensors, **repeated}), tmp_path / "a.safetensors")
+    assert file.load(tmp_path / "a.safetensors").levels(0, "key", 2)[-1] == 0.5
+
+
 def test_others_may_read_a_file_as_they_may_any_new_one(tmp_path: Path) -> None:
     file.save(made(), tmp_path / "a.safetensors")
     (tmp_path / "b").touch()

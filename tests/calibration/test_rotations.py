@@ -96,6 +96,15 @@ def test_files_that_cannot_be_used_name_the_remedy(tmp_path):
         with pytest.raises(ConfigError, match=message):
             stored.load(path, Rotations)
         assert not list(stored.in_folders([tmp_path], Rotations))
+    for change, message in (
+        (lambda t: 2 * t, r"key\.1 is not a rotation: R R\^T is 3 from the identity"),
+        (lambda t: 0 * t, r"key\.1 is not a rotation"),
+        (lambda t: t.char(), r"key\.1 is not a finite tensor"),
+    ):
+        path.unlink()
+        save_file({**result.tensors, "key.1": change(result.tensors["key.1"])}, path, dict(result.info))
+        with pytest.raises(ConfigError, match=message):
+            stored.load(path, Rotations)
     path.write_bytes(b"no safetensors")
     with pytest.raises(
         ConfigError,

@@ -72,6 +72,13 @@ def drop(folder: Path, part: str) -> None:
     resave(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if part in name])
 
 
+def retype(folder: Path, part: str, dtype: torch.dtype, pickled: bool = False) -> None:
+    resave(folder, lambda tensors: tensors.update({n: t.to(dtype) for n, t in tensors.items() if part in n}))
+    if pickled:
+        torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+        (folder / WEIGHTS).unlink()
+
+
 def shard(folder: Path) -> dict[str, str]:
     """The weights as two files and an index; returns its map."""
     tensors = load_file(folder / WEIGHTS)
@@ -90,6 +97,15 @@ def test_an_undamaged_checkpoint_loads_whole_or_in_shards(folder: Path) -> None:
     shard(folder)
     for name, tensor in loaded(folder).model.state_dict().items():
         assert torch.equal(tensor, one[name]), name
+
+
+def test_weights_of_any_precision_and_integers_that_are_no_weights_load(folder: Path) -> None:
+    retype(folder, "k_proj", torch.float64)
+    more = {"model.position_ids": torch.arange(4), "model.layers.0.attn.bias": torch.ones(1, 1, 4, 4).byte()}
+    resave(folder, lambda tensors: tensors.update(more))
+    loaded(folder)
+    retype(folder, "q_proj", torch.bfloat16, pickled=True)
+    loaded(folder)
 
 
 def test_tied_weights_are_not_missing(folder: Path) -> None:
@@ -171,6 +187,16 @@ def test_damaged_weights_are_named(folder: Path, file: str, way: str) -> None:
         (
             lambda folder: edit(folder / "config.json", intermediate_size=64),
             r"9 tensors whose shape does not match .*\[32, 48\], not \[32, 64\]",
+        ),
+        (lambda folder: retype(folder, "1.self_attn.k_proj", torch.int8), r"stores \S*k_proj\.weight as I8, .*quantiz"),
+        (lambda folder: retype(folder, "lm_head", torch.float8_e4m3fn), r"stores lm_head\.weight as F8_E4M3, "),
+        (
+            lambda folder: retype(folder, "model.norm", torch.int64),
+            r"model\.safetensors .*norm\.weight as I64",
+        ),
+        (
+            lambda folder: retype(folder, "lm_head", torch.int8, pickled=True),
+            r"model\.bin .*lm_head\.weight as I8",
         ),
         (
             lambda folder: resave(folder, lambda t: t.update({"model.norm.weight": torch.zeros(31)})),

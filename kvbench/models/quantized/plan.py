@@ -11,6 +11,7 @@ from kvbench.models.locate import Source
 from kvbench.models.quantized.files import Tensors
 from kvbench.models.quantized.formats import format_of, stored, unreadable
 from kvbench.models.spec import ModelConfig
+from kvbench.models.weight_files import check_types
 
 if TYPE_CHECKING:
     from kvbench.models.quantized.loading import Plan
@@ -25,12 +26,16 @@ def plan_of(model: ModelConfig, source: Source, config: Any) -> Plan | None:
         config: transformers' config of the checkpoint.
 
     Raises:
-        ModelError: the format of the checkpoint is refused, or its weights are quantized already and are to be rounded.
+        ModelError: the format of the checkpoint is refused, its weights are quantized already and are to be rounded, or
+            they are quantized and ``config.json`` does not say how (DamagedFile).
     """
     description = stored(vars(config))
     layout = format_of(description)
     if reason := unreadable(description):
         raise ModelError(f"model {model.name}: {source.name} cannot be loaded: {reason}")
+    if description is None:
+        for file in _files(source):
+            check_types(file)
     if layout is None and model.rounding is None:
         return None
     if description is not None and model.rounding is not None:
@@ -67,7 +72,12 @@ def check_whole(model: ModelConfig, split: bool) -> None:
 
 def _safetensors(source: Source) -> list[Path]:
     """Return the weight files of a checkpoint on this machine; an empty list if they are not safetensors files."""
+    files = _files(source)
+    return files if all(file.suffix == ".safetensors" for file in files) else []
+
+
+def _files(source: Source) -> list[Path]:
+    """Return the weight files of a checkpoint on this machine."""
     name = str(source.name)
     folder = Path(name) if Path(name).is_dir() else snapshot(name, source.revision)
-    files = list(weight_files(folder)) if folder is not None else []
-    return files if all(file.suffix == ".safetensors" for file in files) else []
+    return list(weight_files(folder)) if folder is not None else []
