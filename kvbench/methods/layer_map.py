@@ -57,10 +57,12 @@ def parse(layers: Layers) -> tuple[Entry, ...]:
     """Read a map in any of the forms in which it is typed; None is a map without entries.
 
     Raises:
-        ConfigError: an entry is not LAYERS:FORMAT.
+        ConfigError: an entry is not LAYERS:FORMAT, or there is none.
     """
     if layers is None:
         return ()
+    if layers in ((), [], {}):
+        raise ConfigError(KEY, layers, "names no layer", hint=f"leave it out, or {EXAMPLE}")
     if isinstance(layers, Mapping):
         texts = [f"{span}:{form}" for span, form in layers.items()]
     else:

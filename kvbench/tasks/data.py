@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import DataError, nearest
+from kvbench.errors import ConfigError, DataError, nearest
 from kvbench.tasks.files import Found, is_file
 from kvbench.tasks.formats import placed_records, read_json, read_records, read_text
 from kvbench.tasks.hub_files import cached, download
@@ -26,6 +27,7 @@ __all__ = [
     "Found",
     "HubSource",
     "Record",
+    "check_split",
     "download",
     "find",
     "fingerprint",
@@ -44,6 +46,7 @@ REMEDY = (
     "`python -m kvbench.fetch dataset=...` on a machine with network and copy its HF_HOME here"
 )
 
+_SPLIT = re.compile(r"[\w.-]+(/[\w.-]+)*")
 #: endings of files with records
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
@@ -82,6 +85,25 @@ def find(
     name, member = _split(source.file.replace("{task}", task))
     first, *more = cached(source, name, what) or download(source, name, what, remedy)
     return Found(first, member, tuple(more))
+
+
+def check_split(key: str, name: str) -> None:
+    """Raise ConfigError unless the name of a split can be that of a file in a folder of the data set, or below it.
+
+    It is checked also where it is not needed, because `path` is a single file: it is part of a run's configuration.
+
+    Args:
+        key: name of the option, for the message.
+        name: its value.
+    """
+    if not _SPLIT.fullmatch(name) or ".." in name.split("/"):
+        raise ConfigError(
+            key,
+            name,
+            "is not the name of a split",
+            allowed="letters, digits and . _ - only, in folders separated by /",
+            hint=f"{key}=test",
+        )
 
 
 def is_single(path: str) -> bool:

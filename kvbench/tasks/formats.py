@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -143,12 +144,40 @@ def _lines(file: Found) -> Iterator[bytes]:
 
 
 def _json(text: str, place: str) -> Any:
+    """Return the value of a JSON text.
+
+    Args:
+        text: the text.
+        place: file, or file and line, for messages.
+
+    Raises:
+        DataError: the text is not JSON, or has NaN or Infinity, which Python's parser takes although JSON has no such
+            numbers.
+    """
+    odd: list[str] = []
     try:
-        return json.loads(text)
+        value = json.loads(text, parse_constant=lambda name: odd.append(name) or math.nan)
     except RecursionError as error:
         raise DataError(f"{place}: the JSON is nested too deeply.") from error
     except ValueError as error:
         raise DataError(f"{place}: is not valid JSON ({error}).") from error
+    if odd:
+        raise DataError(
+            f"{place}: field '{_first_nan(value)}' is {odd[0]}, which is no value of JSON.\n"
+            "  hint: write a number, a text or null, or leave the field out"
+        )
+    return value
+
+
+def _first_nan(value: Any) -> str | None:
+    """Return the dotted name of the first NaN in a JSON value, in the order of the text; None if there is none."""
+    if isinstance(value, float):
+        return "" if math.isnan(value) else None
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, entry in entries:
+        if (inner := _first_nan(entry)) is not None:
+            return f"{name}.{inner}".rstrip(".")
+    return None
 
 
 def _whole(content: bytes, file: Found) -> Any:

@@ -24,6 +24,7 @@ from kvbench.tasks.data import HubSource, Record
 from kvbench.tasks.entries import Entry
 from kvbench.tasks.records import FILLED_TEXT
 from kvbench.tasks.template import Template, lookup, text_of
+from kvbench.util.progress import say
 from kvbench.util.requirements import Package
 from kvbench.util.schema import MOST, MOST_TOKENS, bounded
 
@@ -125,9 +126,10 @@ class Records(Task):
             raise ConfigError(
                 "dataset.stop", list(self.stop), "contains an empty string, which would end every answer immediately"
             )
-        for key, value in (("answer", self.answer), ("split", self.split), ("examples", self.examples)):
-            if not value.strip():
-                raise ConfigError(f"dataset.{key}", value, "must not be empty")
+        if not self.answer.strip():
+            raise ConfigError("dataset.answer", self.answer, "must not be empty")
+        for key in ("split", "examples"):
+            data.check_split(f"dataset.{key}", getattr(self, key))
         self._check_metric()
 
     def _check_metric(self) -> None:
@@ -206,12 +208,27 @@ class Records(Task):
             split: [self.entry(record, place) for place, record in data.placed_records(file)]
             for split, file in files.items()
         }
+        if repeated := self._repeated(splits[self.split]):
+            first, again = repeated[0]
+            say(
+                f"{what}: {len(repeated)} of {len(splits[self.split])} records of '{self.split}' repeat an earlier one "
+                f"(record {again} is record {first}, counted from 0); each counts as a sample of its own"
+            )
         if self.shots:
             check_shots(self.shots, splits[self.examples], files[self.examples])
         if self.metric == "choice" and self.choices is None:  # up to the last letter that occurs as an answer
             most = 1 + max(LETTERS.index(a) for entries in splits.values() for e in entries for a in e.answers)
             splits = {split: [replace(e, options=most) for e in entries] for split, entries in splits.items()}
         return splits
+
+    def _repeated(self, entries: Sequence[Entry]) -> list[tuple[int, int]]:
+        """Return the numbers of records that make the same prompt with the same answers, as pairs: first and later."""
+        seen: dict[Any, int] = {}
+        pairs = [
+            (seen.setdefault((entry.prompt, entry.context, entry.answers), number), number)
+            for number, entry in enumerate(entries)
+        ]
+        return [(first, number) for first, number in pairs if first != number]
 
     @property
     def _splits(self) -> tuple[str, ...]:
@@ -307,8 +324,10 @@ class Records(Task):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return facts for `metrics.json` that do not affect the run's id: the number of records in each split."""
-        return {"records": {split: len(entries) for split, entries in self.entries.items()}}
+        """Return facts for `metrics.json` that do not affect the run's id: records in each split, and repeated ones."""
+        repeated = len(self._repeated(self.entries[self.split]))
+        counts = {split: len(entries) for split, entries in self.entries.items()}
+        return {"records": counts, **({"repeated": repeated} if repeated else {})}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
         """Score a generated answer with the configured metric.

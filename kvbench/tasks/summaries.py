@@ -63,8 +63,9 @@ class Summaries(TokenTask):
     max_new_tokens: int = bounded(90, minimum=1, maximum=MOST_TOKENS)
 
     def check(self) -> None:
-        """Raise ConfigError if `lengths` is empty or has repeated or too small values, or if `source` is malformed."""
+        """Raise ConfigError if `lengths` is empty or has repeated or too small values, or for `source` or `split`."""
         self.source.check()
+        data.check_split("dataset.split", self.split)
         check_lengths(self.lengths)
 
     def packages(self) -> tuple[Package, ...]:

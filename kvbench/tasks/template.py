@@ -2,6 +2,7 @@ r"""Templates with fields of a record in braces: ``Question: {question}\nAnswer:
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -150,7 +151,9 @@ def text_of(value: Any, field: str, place: str) -> str:
         place: file and line of the record, for the error message.
 
     Raises:
-        DataError: `value` is neither a string nor a number.
+        DataError: `value` is neither a string nor a number, or is NaN or infinite.
     """
     TEXT_OR_NUMBER.check(value, field, place)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"{place}: field '{field}' is {value}; expected a string or a finite number.")
     return str(value)

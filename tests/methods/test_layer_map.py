@@ -52,6 +52,8 @@ def test_a_map_is_typed_as_text_a_list_or_a_mapping():
     ("name", "layers", "words"),
     [
         ("kivi", "0-1", ["0-1", "is not LAYERS:FORMAT", "method.layers=[0-1:fp16"]),
+        ("kivi", [], ["names no layer", "leave it out, or method.layers=[0-1:fp16"]),
+        ("kivi", {}, ["names no layer"]),
         ("kivi", "first:fp16", ["is not LAYERS:FORMAT", "30- (to the last)"]),
         ("kivi", "0:int5", ["int5", "fp16", "int4_g128", "did you mean 'int"]),
         ("kivi", "0:int4/fp16", ["in a pair KEYS/VALUES both sides are packed"]),

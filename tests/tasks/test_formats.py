@@ -154,6 +154,8 @@ def test_lines_may_end_in_any_way_and_be_blank(tmp_path: Path) -> None:
     assert [record["n"] for record in read_records(Found(path))] == [1, "\x85\u2028", 3]
     path.write_bytes(b'{"n": 1}\n\n{"n":\n')
     assert "a.jsonl line 3: is not valid JSON" in said(path)
+    path.write_bytes(b'{"n": 1}\n{"n": [2, {"m": NaN}]}\n')
+    assert "a.jsonl line 2: field 'n.1.m' is NaN, which is no value of JSON" in said(path)
     path.write_bytes(b'{"n": 1}\n\n{"n": "\xff"}\n')
     assert "a.jsonl line 3 is not UTF-8" in said(path)
 

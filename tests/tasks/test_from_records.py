@@ -6,6 +6,7 @@ import csv
 import gzip
 import hashlib
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,10 @@ def test_choices(tmp_path: Path, choices: Any, answer: Any, letter: str) -> None
         ({"question": "q", "answer": 0, "o": ["x"]}, {"metric": "choice", "choices": "o"}, "has 1 options"),
         ({"question": "q", "answer": 0, "o": "xy"}, {"metric": "choice", "choices": "o"}, "is not a list of options"),
         ({"question": "q", "answer": 0, "o": ["x", ""]}, {"metric": "choice", "choices": "o"}, "is an empty string"),
+        ({"question": "q", "answer": math.nan}, {}, "field 'answer' is NaN, which is no value of JSON"),
+        ({"question": "q", "answer": ["a", -math.inf]}, {}, r"field 'answer\.1' is -Infinity"),
+        ({"question": "q", "answer": "a", "more": {"x": math.inf}}, {}, r"field 'more\.x' is Infinity"),
+        ('{"question": 1e999, "answer": "a"}', {}, "field 'question' is inf; expected a string or a finite number"),
         ("{", {}, "is not valid JSON"),
         ("[1]", {}, "expected a JSON object"),
     ],
@@ -174,6 +179,24 @@ def test_a_damaged_record_is_named_with_its_file_and_line(
     path = write(tmp_path, [good, "", record])
     with pytest.raises(DataError, match=rf"my.jsonl line 3: .*{message}"):
         list(task(path, **options).samples())
+
+
+def test_repeated_records_are_samples_of_their_own_and_said(tmp_path: Path, capsys: Any) -> None:
+    records = [{"question": text, "answer": answer} for text, answer in zip("xyxxy", "ababb", strict=True)]
+    made = task(write(tmp_path, records))
+    assert [sample.id for sample in made.samples()] == [f"{made.name}/{number}" for number in range(5)]
+    said = capsys.readouterr().err
+    assert "2 of 5 records of 'test' repeat an earlier one (record 2 is record 0, counted from 0)" in said
+    assert made.notes() == {"records": {"test": 5}, "repeated": 2}
+    assert "repeated" not in task(write(tmp_path, records[:2])).notes() and not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("split", ["", " ", "../../etc", "/etc/passwd", "a/../b", "..", "a*", "a//b", "{task}", "a!b"])
+@pytest.mark.parametrize("key", ["split", "examples"])
+def test_a_split_is_a_name_also_where_it_is_not_read(tmp_path: Path, key: str, split: str) -> None:
+    with pytest.raises(ConfigError, match=rf"dataset\.{key}=.*is not the name of a split(?s:.*)dataset\.{key}=test"):
+        task(write(tmp_path, RECORDS), **{key: split}).check()
+    task(write(tmp_path, RECORDS), **{key: "en/validation.v2-a"}).check()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,11 +49,12 @@ def essays(path: str | None, source: HubSource) -> str:
         file = data.find(source, "train", None, "dataset ruler", remedy=_remedy("haystack", "TEXT_FILE"))
         text = " ".join(str(record["text"]) for record in data.read_records(file, ("text",)))
     else:
-        place = _file(path, "dataset.haystack")
-        text = data.read_text(Found(place))
-        if place.suffix == ".json":
-            content = _json(text, place)
+        found = Found(_file(path, "dataset.haystack"))
+        if found.ending == ".json":
+            content = data.read_json(found)
             text = str(content.get("text", "")) if isinstance(content, Mapping) else ""
+        else:
+            text = data.read_text(found)
     if not text.strip():
         raise DataError(f"dataset ruler: {path or source.hub_id} holds no text for the haystack.")
     return text
@@ -94,7 +94,7 @@ def _squad_rows(path: str | None, source: HubSource) -> list[tuple[str, str, str
     if path is not None:
         place = _file(path, "dataset.squad")
         if place.suffix == ".json":
-            content = _json(data.read_text(Found(place)), place)
+            content = data.read_json(Found(place))
             if isinstance(content, Mapping) and "data" in content:
                 return [
                     (
@@ -180,7 +180,7 @@ def english_words(path: str) -> Sequence[str]:
         DataError: the file is missing, or is not a JSON object or list of words.
     """
     place = _file(path, "dataset.english_words")
-    content: Any = _json(data.read_text(Found(place)), place)
+    content: Any = data.read_json(Found(place))
     words = list(content.values()) if isinstance(content, Mapping) else content
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise DataError(f"dataset ruler: dataset.english_words={path} is not a JSON list or object of words.")
@@ -209,13 +209,6 @@ def _file(path: str, key: str) -> Path:
     if not single:
         raise DataError(f"dataset ruler: {key}={path} is a folder.\n  hint: name a file")
     return place
-
-
-def _json(text: str, place: Path) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is not valid JSON: {error}.\n  hint: download the file again") from error
 
 
 def _remedy(key: str, file: str) -> str:
