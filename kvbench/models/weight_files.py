@@ -16,8 +16,6 @@ BITS = {
     **{"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16},
     **{"I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8},
 }
-#: types of weights that are not quantized
-FLOATS = ("F64", "F32", "F16", "BF16")
 #: largest header in bytes that the safetensors library accepts
 HEADER_LIMIT = 100_000_000
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
@@ -108,43 +106,6 @@ def tensor_types(file: Path) -> dict[str, tuple[str, int]]:
             f"has {size - 8 - length} bytes of tensors instead of the {end} that its header gives, so it is incomplete",
         )
     return {name: (str(entry.get("dtype")), len(entry.get("shape") or ())) for name, entry in tensors.items()}
-
-
-def pickled_types(file: Path) -> dict[str, tuple[str, int]]:
-    """Return what :func:`tensor_types` does for a pickled file (``*.bin``), without reading its tensors into memory.
-
-    Raises:
-        Exception: torch cannot read the file, which it says in various ways.
-    """
-    import torch
-
-    content = torch.load(file, map_location="meta", weights_only=True)
-    names = {getattr(torch, name.lower().replace("f", "float", 1)): name for name in ("F64", "F32", "F16")}
-    names |= {torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"}
-    tensors = {name: entry for name, entry in content.items() if isinstance(entry, torch.Tensor)}
-    return {name: (names.get(entry.dtype, str(entry.dtype)), entry.ndim) for name, entry in tensors.items()}
-
-
-def check_types(file: Path) -> None:
-    """Raise DamagedFile if a file has weights in a type from which they cannot be read without a scale.
-
-    This is for checkpoints whose ``config.json`` names no quantization; transformers would take the codes for weights.
-    Integers that are no weights (positions, masks of four dimensions) are allowed.
-
-    Args:
-        file: a safetensors file, or a pickled one.
-    """
-    types = tensor_types(file) if file.suffix == ".safetensors" else pickled_types(file)
-    for name, (form, dimensions) in types.items():
-        weight = name.endswith(".weight") or (name.endswith(".bias") and dimensions == 1)
-        if form not in FLOATS and (weight or form.startswith(("I8", "F8"))):
-            raise DamagedFile(
-                file,
-                f"stores {name} as {form}, not in floating point of 16 bits or more, and config.json names no "
-                "quantization by which to read it",
-                "use the checkpoint with 16-bit weights, or the config.json (with quantization_config) that belongs to "
-                "these files",
-            )
 
 
 def check_layers(numbers: Mapping[str, Any], names: list[str], folder: Path) -> None:

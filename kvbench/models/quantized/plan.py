@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from kvbench.errors import CombinationError, ModelError
 from kvbench.models.checkpoint import snapshot, weight_files
 from kvbench.models.locate import Source
-from kvbench.models.quantized.files import Tensors
+from kvbench.models.quantized.files import Tensors, check_types
 from kvbench.models.quantized.formats import format_of, stored, unreadable
 from kvbench.models.spec import ModelConfig
-from kvbench.models.weight_files import check_types
 
 if TYPE_CHECKING:
     from kvbench.models.quantized.loading import Plan
