@@ -155,8 +155,13 @@ def _json(text: str, place: str) -> Any:
             numbers.
     """
     odd: list[str] = []
+
+    def constant(name: str) -> float:
+        odd.append(name)
+        return math.nan
+
     try:
-        value = json.loads(text, parse_constant=lambda name: odd.append(name) or math.nan)
+        value = json.loads(text, parse_constant=constant)
     except RecursionError as error:
         raise DataError(f"{place}: the JSON is nested too deeply.") from error
     except ValueError as error:
