@@ -38,7 +38,7 @@ WIDTH, LETTERS = 6.5, 8
 
 
 def figures(data: Mapping[str, Any], folder: Path) -> tuple[str, list[Path]]:
-    """Write the plots of the largest group of comparable runs, and of the largest one with points of time and memory.
+    """Write the plots of the largest group of comparable runs, and of the largest ones with fidelity and with points.
 
     Args:
         data: the data of the page.
@@ -63,7 +63,12 @@ def figures(data: Mapping[str, Any], folder: Path) -> tuple[str, list[Path]]:
         "tpot": lambda p: _times(runs, "tpots", "time per output token (ms)", styles, p),
         "ttft": lambda p: _times(runs, "ttfts", "time to the first token (ms)", styles, p),
     }
-    measured, lines = most_points(data["runs"])
+    compared, runs_compared = most(data["runs"], "kl")
+    distances = _styles(runs_compared)
+    plots["kl-bytes"] = lambda p: _scatter(
+        runs_compared, "kv", "KV bytes of a sequence (MiB)", 2**20, distances, p, "kl"
+    )
+    measured, lines = most(data["runs"], "points")
     marks = _styles(lines)
     for name, label, place, unit in POINTS:
         plots[f"points-{name}"] = partial(_points, lines, place, unit, label, marks)
@@ -73,7 +78,7 @@ def figures(data: Mapping[str, Any], folder: Path) -> tuple[str, list[Path]]:
             drawn = plot(pyplot)
             if drawn is None:
                 continue
-            group_of = measured if name.startswith("points-") else group
+            group_of = {"points": measured, "kl": compared}.get(name.partition("-")[0], group)
             drawn.suptitle(_shown(data["groups"].get(group_of, group_of)), fontsize=LETTERS)
             for suffix, options in (("png", {"dpi": 200}), ("svg", {"metadata": {"Date": None}})):
                 files.append(folder / f"{name}.{suffix}")
@@ -95,9 +100,9 @@ def largest(runs: Sequence[Run]) -> tuple[str, list[Run]]:
     return group, [run for run in finished if _group(run) == group]
 
 
-def most_points(runs: Sequence[Run]) -> tuple[str, list[Run]]:
-    """Return the first half of the ids, and the runs, of the largest group with points of time and memory."""
-    having = [run for run in runs if run.get("points") and run["status"] in DONE]
+def most(runs: Sequence[Run], key: str) -> tuple[str, list[Run]]:
+    """Return the first half of the ids, and the runs, of the largest group with a figure, such as ``points``."""
+    having = [run for run in runs if run.get(key) and run["status"] in DONE]
     if not having:
         return "", []
     group = Counter(_group(run) for run in having).most_common(1)[0][0]
@@ -133,17 +138,28 @@ def _points(
 
 
 def _scatter(
-    runs: Sequence[Run], key: str, label: str, unit: float, styles: Mapping[str, Mapping[str, str]], pyplot: Any
+    runs: Sequence[Run],
+    key: str,
+    label: str,
+    unit: float,
+    styles: Mapping[str, Mapping[str, str]],
+    pyplot: Any,
+    of: str = "",
 ) -> Any:
-    """Draw score or perplexity against a cost, with error bars and the Pareto front."""
+    """Draw what runs are judged by against a cost, with error bars and the Pareto front.
+
+    That is the score or the perplexity, or the KL divergence (`of` is ``kl``) of those that have one above 0.
+    """
+    judged = _divergence if of else lambda run: (_quality(run), _error(run))
     points = [
-        (run[key] / unit, quality, _error(run), run)
+        (run[key] / unit, quality, error, run)
         for run in runs
-        if key in run and (quality := _quality(run)) is not None
+        for quality, error in [judged(run)]
+        if key in run and quality is not None
     ]
     if not points:
         return None
-    up = "score" in points[0][3]
+    up = not of and "score" in points[0][3]
     figure, axes = pyplot.subplots(figsize=(WIDTH, 4), constrained_layout=True)
     named: set[str] = set()
     for x, y, error, run in points:
@@ -158,7 +174,10 @@ def _scatter(
         axes.set_xscale("log")
         for axis in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
             axis(lambda x, _: f"{x:g}")
-    axes.set(xlabel=label, ylabel="score (mean over tasks)" if up else "perplexity")
+    if of:
+        axes.set_yscale("log")
+    worse = "KL divergence from fp16 (nats per token)" if of else "perplexity"
+    axes.set(xlabel=label, ylabel="score (mean over tasks)" if up else worse)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=5, frameon=False)
     return figure
@@ -247,6 +266,12 @@ def _quality(run: Run) -> float | None:
 def _error(run: Run) -> float | None:
     entry = run.get("score") or run.get("ppl")
     return entry[1] if entry and len(entry) > 1 else None
+
+
+def _divergence(run: Run) -> tuple[float | None, list[list[float]] | None]:
+    """Return the KL divergence of a run, None for 0, and how far its interval reaches down and up."""
+    mean, ends = run["kl"][0], run["kl"][4:6]
+    return mean or None, [[mean - ends[0]], [ends[1] - mean]] if ends and None not in ends else None
 
 
 def _difference(task: Sequence[Any]) -> float | None:

@@ -16,12 +16,11 @@ from kvbench.page.page import html
 from kvbench.page.sweep import FollowedSweep
 from kvbench.results.store import find_runs
 from kvbench.results.sweeps import Sweep
-from tests.page.test_page import NASTY
+from tests.page.test_page import NASTY, compared
 from tests.page.test_papers import item
 from tests.page.test_papers import write as write_item
 from tests.page.test_server import serving
 from tests.publish.sweep_support import put, write_sweep
-from tests.results.test_fidelity import row as fidelity_row
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "a browser")]
 VIEWS = ("runs", "quality", "fidelity", "differences", "memory", "times", "points", "papers", "samples", "leaderboard")
@@ -48,13 +47,9 @@ def file(tmp_path_factory):
         ]
         write(folder / "runs", number, method, setting=99, rows=rows, groups={"dataset": {"name": "efficiency"}})
     for number, (method, spread) in enumerate((("fp16", 0.0), ("kivi", 0.01), ("atom", 0.001))):
-        rows = [
-            {**row(i, 0.0, task="text"), "scores": {}, "fidelity": fidelity_row(i, spread)["fidelity"]}
-            for i in range(3)
-        ]
-        for i, entry in enumerate(rows):
-            entry["fidelity"]["kld"] = [spread * (k + i) for k in range(20)]
-        write(folder / "runs", number, method, setting=98, rows=rows, groups={"dataset": {"name": "fidelity"}})
+        write(
+            folder / "runs", number, method, setting=98, rows=compared(spread), groups={"dataset": {"name": "fidelity"}}
+        )
     write_item(folder, item(ids[1]))
     arguments = ["--results", str(folder / "runs"), "--html", str(folder / "report.html"), "--pair", ids[0], ids[1]]
     assert report.main(arguments) == 0

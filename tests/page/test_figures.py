@@ -7,6 +7,7 @@ import pytest
 from experiments.page.made import point, row, run_id, write
 from kvbench.cli import report
 from kvbench.page.figures import largest
+from tests.page.test_page import compared
 
 
 @pytest.mark.slow
@@ -18,9 +19,11 @@ def test_the_plots_of_the_largest_group_are_written(tmp_path, capsys):
     write(runs, 3, "atom", setting=7)
     rows = [point(n, 1, n / 4e5, 100 * n) for n in (4096, 16384)]
     write(runs, 4, rows=rows, setting=8, groups={"dataset": {"name": "efficiency"}})
+    write(runs, 5, "fp16", rows=compared(0.0), setting=9)
+    write(runs, 6, rows=compared(1e-3), setting=9)
     assert report.main(["--results", str(runs), "--figures", str(tmp_path / "plots")]) == 0
     assert "tiny, mini (key_value at 2048)" in capsys.readouterr().out
-    names = {"score-bytes", "score-tpot", "differences", "bytes", "tpot", "ttft"}
+    names = {"score-bytes", "kl-bytes", "score-tpot", "differences", "bytes", "tpot", "ttft"}
     names |= {f"points-{name}" for name in ("tpot", "ttft", "rate", "bytes", "peak")}
     files = {path.name: path.read_bytes() for path in (tmp_path / "plots").iterdir()}
     assert set(files) == {f"{name}.{suffix}" for name in names for suffix in ("png", "svg")}

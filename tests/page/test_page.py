@@ -78,9 +78,16 @@ def test_a_run_is_shown_with_its_figures(built, tmp_path):
     assert len(text.encode()) < 300_000 + 2 * 2_000
 
 
+def compared(spread=None):
+    """Rows of three texts with divergences `spread` times 0 to 21, or those of the tests of fidelity."""
+    rows = [{**row(i, 0.0, task="text"), "scores": {}, "fidelity": fidelity_row(i)["fidelity"]} for i in range(3)]
+    for i, entry in enumerate(rows if spread is not None else ()):
+        entry["fidelity"]["kld"] = [spread * (k + i) for k in range(20)]
+    return rows
+
+
 def test_a_run_is_shown_with_its_fidelity_to_fp16(built, tmp_path):
-    compared = [{**row(number, 0.0), "scores": {}, "fidelity": fidelity_row(number)["fidelity"]} for number in range(3)]
-    write(tmp_path / "runs", 1, rows=compared)
+    write(tmp_path / "runs", 1, rows=compared())
     write(tmp_path / "runs", 2)
     text, data, _ = built()
     kivi, other = sorted(data["runs"], key=lambda run: run["id"])
