@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -187,7 +188,9 @@ def test_hover_names_the_run_and_a_click_shows_its_details(visit, file):
 def test_a_narrow_screen_shows_the_score_first(visit, file):
     page = visit(f"file://{file}", 390)
     titles = [text.strip("▼▲ ") for text in page.locator(".runs .sort").all_text_contents()]
-    assert titles[:3] == ["score", "KL", "run"] and titles.index("data") > titles.index("KV bytes")
+    assert titles[:3] == ["score", "KL", "run"] and "± error" not in titles
+    assert re.fullmatch(r"1\.000 ±0\.\d{3}", page.locator(".runs tbody td").nth(1).text_content())
+    assert titles.index("data") > titles.index("KV bytes")
     for column in ("score", "KL", "run"):
         box = page.locator(".runs thead th", has_text=column).first.bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= 390, column

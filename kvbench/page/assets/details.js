@@ -13,7 +13,7 @@ function showDetails(run) {
       ["run", run.id], ["model", run.model], ["data", run.data], ["status", statusText(run)], ["older code", run.older],
       ["error", run.error], ["samples", run.problem], ["device", run.device], ["attention", run.path],
       ["KL divergence", run.kl && `${divergenceText(run)}; median ${small(run.kl[3])}, 99.9 % ${small(run.kl[1])} nats`],
-      ["flips", run.flips && `${run.flips[0]} answers lost and ${run.flips[1]} won, of ${run.flips[2]}`],
+      ["flips", run.flips && `${run.flips[0]} lost and ${run.flips[1]} won, of ${run.flips[2]} answers`],
       ["KV bytes", run.kv === undefined ? null : `${bytes(run.kv)} used, ${bytes(run.reserved)} reserved; fp16: ${times(run.ratio)} as much`],
       ["peak memory", run.peak && `${bytes(run.peak[0])} in prefill, ${bytes(run.peak[1])} in decode`],
       ["TTFT", run.ttft === undefined ? null : seconds(run.ttft)],
