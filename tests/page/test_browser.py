@@ -183,6 +183,17 @@ def test_hover_names_the_run_and_a_click_shows_its_details(visit, file):
     page.locator("#tab-runs").click()
     page.locator(".runs tbody td").nth(3).click()
     assert page.locator("dialog h2").text_content() == names(page)[0]
+    page.keyboard.press("Escape")
+    page.wait_for_url(lambda url: "run=" not in url)
+    page.locator(".scroll").evaluate("(box) => { box.scrollTop = 500; }")
+    page.wait_for_selector(".runs tbody tr[aria-rowindex='20']")
+    for close in (lambda: page.keyboard.press("Escape"), page.go_back):  # both leave the table where it was
+        page.locator(".runs tbody tr[aria-rowindex='20'] .name").click()
+        assert "run=" in page.url
+        close()
+        page.wait_for_url(lambda url: "run=" not in url)
+        page.wait_for_selector("dialog", state="detached")
+        assert page.locator(".scroll").evaluate("(box) => box.scrollTop") >= 400
 
 
 def test_a_narrow_screen_shows_the_score_first(visit, file):

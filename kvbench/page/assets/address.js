@@ -8,17 +8,17 @@ const COUNTS = ["budget", "fixed", "pair"];
 /* What the address bar has: the address, the field that was typed into last, and whether the last step opened a run. */
 const bar = { shown: "", typing: "", opened: false };
 
-/* The address of the present choices. */
-function addressOf() {
+/* The address of the present choices, or of others. */
+function addressOf(chosen = choice) {
   const parts = new URLSearchParams();
   for (const key of [...TEXTS, ...Object.keys(ONE_OF), ...COUNTS]) {
-    if ((choice[key] ?? "") !== (BEGINNING[key] ?? "")) parts.set(key, choice[key]);
+    if ((chosen[key] ?? "") !== (BEGINNING[key] ?? "")) parts.set(key, chosen[key]);
   }
-  if (choice.sort) parts.set("sort", `${choice.sort.down ? "-" : ""}${choice.sort.key}`);
-  for (const [key, text] of Object.entries(choice.filters)) if (text.trim()) parts.set(`filter.${key}`, text);
-  for (const [key, shown] of choice.columns) parts.append(shown ? "show" : "hide", key);
+  if (chosen.sort) parts.set("sort", `${chosen.sort.down ? "-" : ""}${chosen.sort.key}`);
+  for (const [key, text] of Object.entries(chosen.filters)) if (text.trim()) parts.set(`filter.${key}`, text);
+  for (const [key, shown] of chosen.columns) parts.append(shown ? "show" : "hide", key);
   const text = parts.toString();
-  return `#${choice.view}${text ? `?${text}` : ""}`;
+  return `#${chosen.view}${text ? `?${text}` : ""}`;
 }
 
 /* Take the choices from the address; those that it does not have are as at the beginning. */
@@ -43,16 +43,17 @@ function remember(event) {
   const same = Boolean(typing) && typing === bar.typing;
   if (event?.type === "input" || address !== bar.shown) bar.typing = typing;
   if (address === bar.shown) return;
-  bar.opened = Boolean(choice.run) && !same;
-  putAddress(address, same ? "replaceState" : "pushState");
+  const put = putAddress(address, same ? "replaceState" : "pushState");
+  bar.opened = put && Boolean(choice.run) && !same;
 }
 
 function putAddress(address, how) {
   bar.shown = address;
   try {
     history[how](null, "", address);
+    return true;
   } catch {
-    // a page inside another one may have no address of its own
+    return false;  // a page inside another one may have no address of its own
   }
 }
 
@@ -68,12 +69,13 @@ function forgetRun() {
 
 /* Show what the address says, after the reader went back or changed it. */
 function followAddress() {
-  const before = addressOf();
+  const view = () => addressOf({ ...choice, run: null });
+  const before = view();
   takeAddress();
-  bar.shown = addressOf();
-  bar.typing = "";
-  if (bar.shown === before) return;
-  drawTabs();
-  draw();
+  Object.assign(bar, { shown: addressOf(), typing: "", opened: false });
+  if (view() !== before) {  // not where only a run was opened or closed: the reader stays where they were
+    drawTabs();
+    draw();
+  }
   drawRun();
 }
