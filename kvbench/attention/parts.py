@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import torch
 
+from kvbench.attention.reads import ANY, unread
 from kvbench.attention.rope.tables import NotServed
-from kvbench.attention.work import FACTORED, Codebook, Format, Part
+from kvbench.attention.work import Codebook, Format, Part
+from kvbench.cache.kernels.reads import HALVES
 from kvbench.cache.segments.base import FullSegment, Segment
 from kvbench.cache.segments.codebook import NuqSegment
 from kvbench.cache.segments.layout import TILE
 from kvbench.cache.segments.packed import PackedSegment, fits_tiles
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
-from kvbench.quantizers.packing import PLANES
 from kvbench.quantizers.windowed import WindowedQuantizer
 
-#: tokens (axis ``channel``) or channels (axis ``token``) of a group that kernels are written for
-GROUPS = (16, 32, 64, 128)
 #: kinds of codes (:attr:`Format.kind`) that kernels decode
-READ = ("affine", "atom", "hierarchical", "offset", "folded", "float", "cross", "levels", "levels_read")
+READ = {row.kind for row in ANY}
+#: kinds of the codes of quantizers that do not name their own; not valid for subclasses, whose arithmetic may differ
+KINDS = {AffineQuantizer: "affine", WindowedQuantizer: "affine", AtomQuantizer: "atom"}
 #: :attr:`Format.scale` of parameters, by their dtype; e4m3 is stored as bytes
 SCALES = {torch.float16: "fp16", torch.float32: "fp32", torch.uint8: "e4m3"}
 #: longest window, and longest group of a window, that fit into the integer by which a kernel gets a format
@@ -38,7 +39,7 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
         NotServed: no kernel reads the segment's format; only the reference path does.
     """
     if isinstance(segment, FullSegment):
-        if segment.dtype not in (torch.float16, torch.bfloat16):
+        if segment.dtype not in HALVES:
             raise NotServed(f"no kernel reads keys and values in {str(segment.dtype).removeprefix('torch.')}")
         return Part(Format("full", 16), buffer=segment.buffer)
     if isinstance(segment, NuqSegment):
@@ -48,24 +49,21 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
     quantizer = segment.quantizer
     kind, window = kind_of(quantizer), window_of(quantizer)
     group = quantizer.group_size or channels
-    if quantizer.bits not in PLANES or (quantizer.bits == 8 and kind == "atom"):
-        raise NotServed(f"no kernel reads {quantizer.bits}-bit codes")
-    if group not in GROUPS and not window and not (quantizer.axis == "token" and group == channels):
-        raise NotServed(f"no kernel reads groups of {group}")
+    form = Format(kind, quantizer.bits, quantizer.axis, group, window, scale_of(segment))
+    reason = unread(ANY, form, channels)
+    if reason:
+        raise NotServed(f"no kernel reads {reason}")
     if kind == "hierarchical" and upper:
         return Part(Format("affine", 4, quantizer.axis, group), segment.words[:1], segment.params)
-    scale = scale_of(segment, kind)
     factor = float(getattr(quantizer, "factor", 1.0)) if kind == "float" else 1.0
-    form = Format(kind, quantizer.bits, quantizer.axis, group, window, scale)
     return Part(form, segment.words, segment.params, factor=factor)
 
 
-def scale_of(segment: PackedSegment, kind: str) -> str:
+def scale_of(segment: PackedSegment) -> str:
     """Return the :attr:`Format.scale` of a segment.
 
     Args:
         segment: packed segment of keys or of values.
-        kind: :attr:`Format.kind` of its codes.
 
     Raises:
         NotServed: no kernel reads parameters of this dtype.
@@ -75,10 +73,7 @@ def scale_of(segment: PackedSegment, kind: str) -> str:
         return ""
     if len(dtypes) > 1 or not dtypes <= set(SCALES):
         raise NotServed(f"no kernel reads parameters in {' and '.join(sorted(str(d).split('.')[1] for d in dtypes))}")
-    scale = SCALES[dtypes.pop()]
-    if scale != "fp16" and kind not in FACTORED:
-        raise NotServed(f"no kernel reads scales in {scale}")
-    return scale
+    return SCALES[dtypes.pop()]
 
 
 def looked_up(segment: NuqSegment) -> Part:
@@ -107,9 +102,7 @@ def kind_of(quantizer: AffineQuantizer) -> str:
     Raises:
         NotServed: no kernel reads the codes of this class of quantizers.
     """
-    if isinstance(quantizer, WindowedQuantizer):
-        return "affine"
-    kind = getattr(quantizer, "kind", None) or {AffineQuantizer: "affine", AtomQuantizer: "atom"}.get(type(quantizer))
+    kind = getattr(quantizer, "kind", None) or KINDS.get(type(quantizer))
     if kind not in READ:
         raise NotServed(f"no kernel reads the codes of a {type(quantizer).__name__}")
     return kind

@@ -364,6 +364,9 @@ class KVCache(Cache):
     def path(self) -> str:
         """The kernels that have computed attention in decode steps, joined by ``+``; ``none`` before any step.
 
-        Examples are ``cuda``, ``triton`` and ``reference (REASON)``, where REASON says why no kernel could be used.
+        Examples are ``cuda``, ``triton`` and ``reference (REASON)``, where REASON says why no kernel could be used. On
+        a GPU, ``packing by torch (REASON)`` and its like follow if no kernel did other work on tokens.
         """
-        return "+".join(sorted({p for layer in self.kv_layers for p in layer.paths} - {"packed"})) or "none"
+        paths = {path for layer in self.kv_layers for path in layer.paths} - {"packed"}
+        others = {work for layer in self.kv_layers for segment in layer.segments() for work in segment.by_torch}
+        return "+".join((*(sorted(paths) or ["none"]), *sorted(others)))

@@ -75,7 +75,7 @@ class AffineQuantizer:
     """KIVI's asymmetric quantizer: a group of elements shares a floating-point scale and minimum.
 
     Args:
-        bits: bits per code: 2, 3, 4 or 8.
+        bits: bits per code, one of :data:`~kvbench.quantizers.spec.PLANES`.
         group_size: number of elements that share a scale and a minimum; None (axis ``token`` only) means all channels
             of a head.
         axis: direction in which groups are formed. ``"channel"``: a group consists of consecutive tokens of the same

@@ -43,7 +43,7 @@ class KvarnQuantizer(AffineQuantizer):
     """Quantizer of whole tiles of G tokens with a factor per token and a factor per channel.
 
     Args:
-        bits: bits per code: 2, 3, 4 or 8.
+        bits: bits per code, one of :data:`~kvbench.quantizers.spec.PLANES`.
         tile: G, number of tokens of a tile; the tokens of a head that are encoded together.
         axis: direction of the rounding. ``channel``: a channel's G tokens share a scale and a minimum (keys);
             ``token``: all channels of a token do (values).

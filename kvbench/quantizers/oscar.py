@@ -43,7 +43,7 @@ class OscarQuantizer(AffineQuantizer):
     """OSCAR's quantizer: one group per token and head, clipped before its range is taken.
 
     Args:
-        bits: bits per code: 2, 3, 4 or 8.
+        bits: bits per code, one of :data:`~kvbench.quantizers.spec.PLANES`.
         clip: share of a token's channels whose absolute value is below the threshold of clipping; 1 for no clipping.
         lloyd_max: True to cut codes at the edges for a Gaussian (2 bits only).
         scales: ``fp16``: store scale and minimum as :class:`AffineQuantizer` does. ``fp32`` or ``bf16``: store scale

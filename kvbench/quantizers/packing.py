@@ -1,8 +1,8 @@
-"""Bit packing: codes of 2, 3, 4 or 8 bits stored in exactly bits/8 bytes each.
+"""Bit packing: codes of 2 to 6 or 8 bits stored in exactly bits/8 bytes each.
 
-A code is divided into *planes* of 1, 2 or 4 bits, the most significant bits first. Codes of 3 bits are stored as a
-plane of 2 bits and a plane of 1 bit, so that no bit is wasted. Codes of 8 bits are stored as two planes of 4 bits, so
-that a reader may take only the upper one.
+A code is divided into *planes* of 1, 2 or 4 bits, the most significant bits first (:data:`PLANES`). Codes of 3 bits are
+stored as a plane of 2 bits and a plane of 1 bit, those of 5 and 6 bits as a plane of 4 bits and one of 1 or 2 bits, so
+that no bit is wasted. Codes of 8 bits are stored as two planes of 4 bits, so that a reader may take only the upper one.
 """
 
 from __future__ import annotations
@@ -10,22 +10,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: plane widths of each stored code width, most significant plane first
-PLANES: dict[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 8: (4, 4)}
+from kvbench.quantizers.spec import PLANES as PLANES
 
 
 def split_planes(codes: Tensor, bits: int) -> list[Tensor]:
     """Split codes into planes, bit fields that are stored separately, most significant bits first.
 
-    2-bit and 4-bit codes have one plane. 3-bit codes have a plane of 2 bits and one of 1 bit, 8-bit codes two planes of
-    4 bits (:data:`PLANES`).
-
     Args:
         codes: uint8, any shape, values below 2**bits.
-        bits: bits per code: 2, 3, 4 or 8.
+        bits: bits per code, a key of :data:`PLANES`.
 
     Returns:
-        One uint8 tensor per plane, each in the shape of `codes`.
+        One uint8 tensor per plane (:data:`PLANES`), each in the shape of `codes`.
     """
     planes, below = [], bits
     for width in PLANES[bits]:
@@ -39,7 +35,7 @@ def join_planes(planes: list[Tensor], bits: int) -> Tensor:
 
     Args:
         planes: one tensor of any integer dtype per plane, most significant bits first.
-        bits: bits per code: 2, 3, 4 or 8.
+        bits: bits per code, a key of :data:`PLANES`.
     """
     codes = planes[0]
     for width, plane in zip(PLANES[bits][1:], planes[1:], strict=True):
@@ -64,7 +60,7 @@ def pack(codes: Tensor, bits: int) -> list[Tensor]:
 
     Args:
         codes: uint8, any shape, values below 2**bits.
-        bits: bits per code: 2, 3, 4 or 8.
+        bits: bits per code, a key of :data:`PLANES`.
 
     Returns:
         One flat uint8 tensor per plane (:func:`split_planes`). A plane of w bits has ceil(numel * w / 8) bytes. Of the
@@ -84,7 +80,7 @@ def unpack(packed: list[Tensor], bits: int, shape: torch.Size | tuple[int, ...])
 
     Args:
         packed: one flat uint8 tensor per plane.
-        bits: bits per code: 2, 3, 4 or 8.
+        bits: bits per code, a key of :data:`PLANES`.
         shape: shape of the codes before they were packed.
     """
     count = 1

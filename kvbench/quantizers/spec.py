@@ -16,8 +16,9 @@ Axis = Literal["channel", "token"]
 #: optional fields of a format
 _DEFAULTS = {"kind": "affine"}
 
-#: bit widths that packed storage supports (exactly bits/8 bytes per element)
-STORED_BITS = (2, 3, 4, 8)
+#: bit widths that packed storage supports (exactly bits/8 bytes per element), and for each the widths of the planes, 1, 2
+#: or 4 bits, in which a code is stored, most significant bits first (:mod:`kvbench.quantizers.packing`)
+PLANES: dict[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (4, 4)}
 #: smallest group, in channels, to which a default is reduced to fit a head
 LEAST_GROUP = 8
 
@@ -72,7 +73,7 @@ class FormatSpec:
     """The packed format of keys or of values: bits per code, and how elements are grouped.
 
     Args:
-        bits: bits per code: 2, 3, 4 or 8.
+        bits: bits per code, one of :data:`PLANES`.
         group_size: number of elements that share a scale and a minimum; ``"head_dim"`` (axis ``token`` only): all
             channels of a head.
         axis: direction in which groups are formed. ``"channel"``: a group consists of consecutive tokens of the same
@@ -95,9 +96,9 @@ class FormatSpec:
         Args:
             key: configuration key of the format, for the message (``quantizer.key``).
         """
-        if self.bits not in STORED_BITS:
+        if self.bits not in PLANES:
             raise ConfigError(
-                f"{key}.bits", self.bits, "codes with this number of bits cannot be stored", allowed=STORED_BITS
+                f"{key}.bits", self.bits, "codes with this number of bits cannot be stored", allowed=PLANES
             )
         if self.kind == "hierarchical" and self.bits != 8:
             raise ConfigError(

@@ -20,7 +20,7 @@ class WindowedQuantizer(AffineQuantizer):
     Each block of W tokens is divided into ``ceil(W / most)`` groups whose sizes differ by at most one token.
 
     Args:
-        bits: bits per code: 2, 3, 4 or 8.
+        bits: bits per code, one of :data:`~kvbench.quantizers.spec.PLANES`.
         window: W, the number of tokens per block; only whole blocks can be encoded and decoded.
         most: largest number of tokens per group.
     """

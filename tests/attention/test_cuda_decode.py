@@ -245,7 +245,7 @@ class TestOnAGpu:
         work = make("int4 G128", [(128, 5)], [(128, 5)])
         assert cuda_decode.refuses(query(work, 1, 1), work) is None
         assert "float32" in cuda_decode.refuses(query(work, 1, 1, torch.float32), work)
-        assert "differ in dtype" in cuda_decode.refuses(query(work, 1, 1, torch.float16), work)
+        assert "but keys in bfloat16" in cuda_decode.refuses(query(work, 1, 1, torch.float16), work)
 
 
 def test_layers_that_its_addresses_do_not_reach_are_refused(monkeypatch):

@@ -47,9 +47,9 @@ def test_what_it_cannot_read_is_refused(compiles: list[Any], monkeypatch: pytest
     wide = Format("affine", 4, "token", 128)
     for given, made, message in (
         (query(), work(dims=(64, 128)), "heads of 64 and 128 channels"),
-        (query(), work(dims=(32, 32), value=Format("affine", 4, "token", 32)), "heads of 32 and 32 channels"),
+        (query(), work(dims=(32, 32), value=Format("affine", 4, "token", 32)), "heads of 32 channels"),
         (query(dtype=torch.float32), work(), "float32"),
-        (query(), work(value=KEY), "values grouped per channel"),
+        (query(), work(value=KEY), "values in groups per channel"),
         (
             query(),
             work(key=Format("affine", 2, "channel", 17, 17)),
@@ -57,15 +57,15 @@ def test_what_it_cannot_read_is_refused(compiles: list[Any], monkeypatch: pytest
         ),
         (query(), work(key=wide), "groups of 128 channels"),
         (query(), work(dims=(256, 256), value=Format("affine", 4, "token", 16)), "values in 16 groups a token"),
-        (query(dtype=torch.bfloat16), work(), "dtype"),
-        (query(), work(key=Format("levels", 2, "token", 64)), "levels of 2 bits"),
-        (query(), work(key=Format("levels", 4, "token", 32)), "in groups of 32 channels"),
-        (query(), work(value=Format("levels", 4, "token", 64)), "values that are levels"),
-        (query(), work(key=Format("float", 4, "token", 64, 0, "e4m3")), "factors in e4m3 of all 64 channels"),
+        (query(dtype=torch.bfloat16), work(), "queries in bfloat16, but keys in float16"),
+        (query(), work(key=Format("levels", 2, "token", 64)), "keys in 2-bit codes"),
+        (query(), work(key=Format("levels", 4, "token", 32)), "keys in groups of 32 channels"),
+        (query(), work(value=Format("levels", 4, "token", 64)), "values in codes of the kind levels"),
+        (query(), work(key=Format("float", 4, "token", 64, 0, "e4m3")), "keys in groups of 64 channels"),
         (
             query(),
             work(key=Format("cross", 4, "channel", 128), value=Format("cross", 4, "token", 32)),
-            "cross factors of values in groups of 32",
+            "values in groups of 32 channels",
         ),
     ):
         assert message in str(cuda_decode.refuses(given, made)), message

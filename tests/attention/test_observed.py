@@ -62,13 +62,13 @@ def test_output_and_attention_are_those_of_a_softmax(dtype, group, count, scores
 
 def test_what_they_cannot_serve_is_named():
     made, query = work(1, 1, 1, True, torch.float16)
-    assert observed.refuses(query.to(torch.bfloat16), made) == "queries and keys or values differ in dtype"
+    assert observed.refuses(query.to(torch.bfloat16), made) == "queries in bfloat16, but keys in float16"
     made.logits = Logits(5.0)
     assert observed.refuses(query, made) == "observed attention with a softcap or sinks"
     many, query = work(4, 9, 1, True, torch.float16)
     assert observed.refuses(query, many) == "4 query heads a KV head x 9 tokens of observed attention"
     narrow, query = work(1, 1, 1, True, torch.float16, channels=32)
-    assert observed.refuses(query, narrow) == "head_dim 32"
+    assert observed.refuses(query, narrow) == "heads of 32 channels"
     with pytest.raises(NotServed, match="cuda: it does not return attention weights"):
         fused.pick(query, narrow, "cuda")
 

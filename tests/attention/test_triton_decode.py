@@ -328,9 +328,9 @@ def test_any_shape(forms, packed, count, group, data):
     ("key", "value", "dim", "heads", "dtype", "reason"),
     [
         (channel(4, 64), token(4, 64), 64, 1, torch.half, None),
-        (channel(4, 64), token(4, 32), 96, 1, torch.half, "head_dim 96"),
+        (channel(4, 64), token(4, 32), 96, 1, torch.half, "heads of 96 channels"),
         (channel(4, 64), channel(4, 64), 64, 1, torch.half, "values in groups per channel"),
-        (channel(4, 64), token(4, 64), 64, 1, torch.float32, "queries are float32"),
+        (channel(4, 64), token(4, 64), 64, 1, torch.float32, "queries in float32"),
         (channel(4, 64), token(4, 64), 64, 200, torch.half, "200 query heads a KV head x 1 tokens"),
     ],
 )

@@ -49,7 +49,11 @@ def test_a_value_that_is_not_finite_is_named_by_its_place(bad):
 
 def test_what_the_kernel_does_not_serve_is_packed_by_torch():
     x = tokens(3, 64, torch.float16)
-    for quantizer in (OscarQuantizer(2, 0.96, lloyd_max=True), OscarQuantizer(4), OscarQuantizer(2, scales="fp32")):
-        assert served(new(quantizer, "key", x), x) == "codes of OscarQuantizer"
+    for quantizer, reason in (
+        (OscarQuantizer(2, 0.96, lloyd_max=True), "codes by edges for a Gaussian"),
+        (OscarQuantizer(4), "4-bit codes"),
+        (OscarQuantizer(2, scales="fp32"), "codes with scales in fp32"),
+    ):
+        assert served(new(quantizer, "key", x), x) == reason
     wide = tokens(3, 80, torch.float16)
-    assert served(new(OscarQuantizer(2, 0.96), "key", wide), wide) == "codes of OscarQuantizer"
+    assert served(new(OscarQuantizer(2, 0.96), "key", wide), wide) == "heads of 80 channels"

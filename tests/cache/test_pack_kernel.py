@@ -205,7 +205,7 @@ def test_what_the_kernel_does_not_serve_takes_the_other_way():
     odd = torch.empty(96 * 65, dtype=torch.float16).as_strided((1, 1, 96, 64), (96 * 65, 96 * 65, 65, 1))
     assert "contiguous" in served(segment, odd)
     assert served(segment, x.float()) == "tokens in float32"
-    assert served(new(AffineQuantizer(4, 32), "key", x.float()), x) == "tokens in float16"
+    assert served(new(AffineQuantizer(4, 32), "key", x.float()), x) == "a cache in float32"
 
     class Other(AffineQuantizer):
         """Its arithmetic may be another."""

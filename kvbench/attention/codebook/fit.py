@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from kvbench.attention.phases import Work
+from kvbench.attention.reads import LOOKED_UP_KEYS, LOOKED_UP_VALUES, misfit
 
 #: head dimensions that the kernels support
 HEAD_DIMS = (64, 128)
-#: largest number of (sequence, KV head) pairs: CUDA's limit on the second dimension of a grid
-LINES = 65535
 
 
 def unfit(query: Tensor, work: Work) -> str | None:
@@ -20,14 +18,11 @@ def unfit(query: Tensor, work: Work) -> str | None:
         query: queries of the new tokens, ``[B, Hq, q, D]``.
         work: the layer's stored keys and values, as kernels read them.
     """
-    if query.dtype not in (torch.float16, torch.bfloat16):
-        return f"queries are {str(query.dtype).removeprefix('torch.')}"
-    if work.key_dim not in HEAD_DIMS or work.value_dim not in HEAD_DIMS:
-        return f"head_dim {work.key_dim if work.key_dim not in HEAD_DIMS else work.value_dim}"
+    reason = misfit(query, work, HEAD_DIMS, LOOKED_UP_KEYS, LOOKED_UP_VALUES)
+    if reason:
+        return reason
     if query.shape[2] > 1:
         return f"{query.shape[2]} new tokens"
-    if query.shape[0] * work.heads > LINES:
-        return f"{query.shape[0]} rows of {work.heads} heads, more than {LINES} in all"
     kinds = [(key.format.kind, value.format.kind) for key, value in work.phases]
     if any(key != value for key, value in kinds) or kinds.count(("codebook", "codebook")) != 1:
         return "keys and values that are packed at different tokens"

@@ -18,14 +18,13 @@ from kvbench.attention.cuda.config import MOST_SPLITS
 from kvbench.attention.cuda.formats import unreadable
 from kvbench.attention.cuda.storage import Signature
 from kvbench.attention.phases import Part, Work
+from kvbench.attention.reads import CUDA_KEYS, CUDA_VALUES, misfit
 from kvbench.cache.segments.layout import TILE
 from kvbench.util.nvrtc import missing as available
 
 LOG2E = math.log2(math.e)
 #: head dimensions that the kernel supports
 HEAD_DIMS = (64, 80, 96, 128, 256)
-#: largest number of (sequence, KV head) pairs: CUDA's limit on the second and third dimension of a grid
-LINES = 65535
 
 
 def refuses(query: Tensor, work: Work) -> str | None:
@@ -38,28 +37,22 @@ def refuses(query: Tensor, work: Work) -> str | None:
     Returns:
         A short phrase, which a run's results show as the reason for another kernel or the reference path.
     """
-    reason = available()
+    reason = available() or misfit(query, work, HEAD_DIMS, CUDA_KEYS, CUDA_VALUES)
     if reason:
         return reason
-    if work.key_dim != work.value_dim or work.key_dim not in HEAD_DIMS:
+    if work.key_dim != work.value_dim:
         return f"heads of {work.key_dim} and {work.value_dim} channels"
-    if query.dtype not in (torch.float16, torch.bfloat16):
-        return f"queries in {str(query.dtype).removeprefix('torch.')}"
     for key, value in work.phases:
         reason = unreadable(key.format, value.format, work.key_dim)
         if reason:
             return reason
-        for part in (key, value):
-            if part.buffer is not None and part.buffer.dtype != query.dtype:
-                return "queries and full-precision keys or values differ in dtype"
-            if (
-                part.format.axis == "channel"
-                and not part.format.window
-                and part.params[0].shape[2] * part.format.group != part.words[0].shape[2] * TILE
-            ):
-                return f"groups of {part.format.group} tokens that end within a tile"
-    if query.shape[0] * work.heads > LINES:
-        return f"{query.shape[0]} rows of {work.heads} heads, more than {LINES} in all"
+        form = key.format
+        if (
+            form.axis == "channel"
+            and not form.window
+            and key.params[0].shape[2] * form.group != key.words[0].shape[2] * TILE
+        ):
+            return f"groups of {form.group} tokens that end within a tile"
     rows = query.shape[1] // work.heads * query.shape[2]
     bf16, extra = query.dtype == torch.bfloat16, extras(query, work)
     return problem(work.signature(), work.key_dim, rows, bf16, query.device.index or 0, *extra)

@@ -21,19 +21,16 @@ import triton
 from torch import Tensor
 
 from kvbench.attention.phases import Format, Part, Work
-from kvbench.attention.triton.codes import KINDS, number
+from kvbench.attention.reads import TRITON_KEYS, TRITON_VALUES, misfit
+from kvbench.attention.triton.codes import number
 from kvbench.attention.triton.kernel import decode, part
 from kvbench.attention.triton.merge import merge
 from kvbench.attention.triton.tuning import Tuning, costs, tuning
 
 #: head dimensions that the kernel supports
 HEAD_DIMS = (64, 128)
-#: groups (tokens of a channel, or channels of a token) that the kernel supports
-GROUPS = (32, 64, 128)
 #: largest number of query rows of a KV head (query heads per KV head x new tokens of the step)
 ROWS = 128
-#: largest number of (sequence, KV head) pairs: CUDA's limit on the third dimension of a grid
-LINES = 65535
 #: whether Triton's interpreter is on: it runs kernels on the CPU and cannot execute PTX
 INTERPRETED = triton.knobs.runtime.interpret
 #: 32-bit registers of a multiprocessor (compute capability 7.0 to 10.0)
@@ -57,28 +54,9 @@ def refuses(query: Tensor, work: Work) -> str | None:
         return f"tensors on {query.device.type}"
     if query.is_cuda and torch.cuda.get_device_capability(query.device) < (8, 0):
         return "a GPU older than compute capability 8.0"
-    if query.dtype not in (torch.float16, torch.bfloat16):
-        return f"queries are {str(query.dtype).removeprefix('torch.')}"
-    if work.key_dim not in HEAD_DIMS or work.value_dim not in HEAD_DIMS:
-        return f"head_dim {work.key_dim if work.key_dim not in HEAD_DIMS else work.value_dim}"
     if query.shape[1] // work.heads * query.shape[2] > ROWS:
         return f"{query.shape[1] // work.heads} query heads a KV head x {query.shape[2]} tokens"
-    if query.shape[0] * work.heads > LINES:
-        return f"{query.shape[0]} rows of {work.heads} heads, more than {LINES} in all"
-    for key, value in work.phases:
-        for side, segment, channels in (("keys", key, work.key_dim), ("values", value, work.value_dim)):
-            form = segment.format
-            if form.bits == 3:
-                return "3-bit codes"
-            if form.kind not in KINDS:
-                return f"codes of the kind {form.kind}"
-            if form.kind != "full" and form.group not in GROUPS and not form.window:
-                return f"groups of {form.group}"
-            if form.kind != "full" and form.axis == "token" and channels % form.group:
-                return f"groups of {form.group} channels in {side} of {channels}"
-        if value.format.kind != "full" and value.format.axis == "channel":
-            return "values in groups per channel"
-    return None
+    return misfit(query, work, HEAD_DIMS, TRITON_KEYS, TRITON_VALUES)
 
 
 def attend(query: Tensor, work: Work, scaling: float) -> Tensor:

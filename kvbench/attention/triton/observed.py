@@ -17,7 +17,8 @@ import triton
 from torch import Tensor
 
 from kvbench.attention.phases import Work
-from kvbench.attention.triton.decode import HEAD_DIMS, INTERPRETED, LINES, LOG2E
+from kvbench.attention.reads import EXACT, misfit
+from kvbench.attention.triton.decode import HEAD_DIMS, INTERPRETED, LOG2E
 from kvbench.attention.triton.observed_kernel import attend_and_score, attend_and_score_one, merge_and_weigh
 
 #: largest number of query rows of a KV head (query heads per KV head x new tokens of the step)
@@ -66,16 +67,10 @@ def refuses(query: Tensor, work: Work) -> str | None:
         return "packed tokens whose attention is observed"
     if not work.logits.plain:
         return "observed attention with a softcap or sinks"
-    if any(part.buffer is None or part.buffer.dtype != query.dtype for part in work.phases[0]):
-        return "queries and keys or values differ in dtype"
-    if work.key_dim not in HEAD_DIMS or work.value_dim not in HEAD_DIMS:
-        return f"head_dim {work.key_dim if work.key_dim not in HEAD_DIMS else work.value_dim}"
     rows = query.shape[1] // work.heads * query.shape[2]
     if rows > ROWS:
         return f"{query.shape[1] // work.heads} query heads a KV head x {query.shape[2]} tokens of observed attention"
-    if query.shape[0] * work.heads > LINES:
-        return f"{query.shape[0]} rows of {work.heads} heads, more than {LINES} in all"
-    return None
+    return misfit(query, work, HEAD_DIMS, (EXACT,), (EXACT,))
 
 
 def attend(query: Tensor, work: Work, scaling: float, launch: Launch | None = None) -> Tensor:

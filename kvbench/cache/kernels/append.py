@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvbench.cache.kernels.reads import uncopied
+
 
 def append(keys: Tensor, values: Tensor, key_buffer: Tensor, value_buffer: Tensor, places: Tensor) -> None:
     """Write the keys and values of new tokens into a layer's buffers, in one launch that a CUDA graph can replay.
@@ -22,11 +24,11 @@ def append(keys: Tensor, values: Tensor, key_buffer: Tensor, value_buffer: Tenso
         places: where to write: for each row, the index along `capacity` of its first new key and that of its first new
             value, int32 ``[B, 2]``. The kernel reads it on the device, so it can change from one replay to the next.
     """
-    if not keys.is_cuda:
-        count = keys.shape[2]
-        for row, (key, value) in enumerate(places.tolist()):
-            key_buffer[row, :, key : key + count].copy_(keys[row])
-            value_buffer[row, :, value : value + count].copy_(values[row])
+    sides = list(zip((keys, values), (key_buffer, value_buffer), places.unbind(1), strict=True))
+    if not keys.is_cuda or any(uncopied(x.dtype) or x.dtype != buffer.dtype for x, buffer, _ in sides):
+        rows, new = (torch.arange(size, device=places.device) for size in keys.shape[:3:2])
+        for x, buffer, first in sides:
+            buffer[rows[:, None], :, first[:, None] + new] = x.transpose(1, 2).to(buffer.dtype)
         return
     from kvbench.cache.kernels.append_kernel import write
 

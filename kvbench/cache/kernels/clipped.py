@@ -11,25 +11,32 @@ from torch import Tensor
 
 from kvbench.cache.kernels.forms import Form
 from kvbench.cache.kernels.jobs import Job, Packed, alone, plan, table
+from kvbench.cache.kernels.reads import CLIPPED, refusal
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.oscar import OscarQuantizer
 
-KIND = "clipped"
+KIND = CLIPPED[0].kind
 #: word rows of a tile that a program processes, and its warps
 ROWS, WARPS = 8, 4
 
 
-def form(quantizer: AffineQuantizer, channels: int) -> Form | None:
-    """Return the compile-time parameters of the kernel that packs tokens as a quantizer does; None if there is none.
+def form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
+    """Return the compile-time parameters of the kernel that packs tokens as a quantizer does, or why it cannot.
 
     Args:
         quantizer: any quantizer of a packed segment.
         channels: channels of a head.
+
+    Returns:
+        The parameters; the reason as text if they are OSCAR's codes, but not in this format; None if they are others.
     """
-    if not isinstance(quantizer, OscarQuantizer) or quantizer.lloyd_max:
+    if not isinstance(quantizer, OscarQuantizer):
         return None
-    if quantizer.bits != 2 or quantizer.scales != "fp16" or not 16 <= channels <= 256 or channels & (channels - 1):
-        return None
+    if quantizer.lloyd_max:
+        return "codes by edges for a Gaussian"
+    reason = refusal(CLIPPED, KIND, quantizer.bits, "token", channels, channels, quantizer.scales)
+    if reason:
+        return reason
     rank = int(quantizer.clip * channels) if quantizer.clip < 1 else channels
     return Form(KIND, 2, False, channels, ROWS, channels, 16 // ROWS, WARPS, rank=rank)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvbench.cache.kernels.forms import Form
 from kvbench.cache.kernels.jobs import Job, Packed, alone, plan, table
+from kvbench.cache.kernels.reads import ENGINES, HALVES, refusal
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.engine.llamacpp import Q8_0, Signed
 from kvbench.quantizers.engine.nvfp4 import NVFP4
@@ -20,20 +21,7 @@ from kvbench.quantizers.engine.vllm import Fp8, Fp8PerTokenHead, Int4PerTokenHea
 from kvbench.quantizers.turboquant import LevelQuantizer, TruncatingQuantizer, levels, midpoints
 
 #: rules of the kernels, by name (:attr:`Form.kind`)
-RULES = (
-    "int8",
-    "fp8_head",
-    "fp8",
-    "int4",
-    "q8_0",
-    "q8_0_cpu",
-    "q4_0",
-    "nvfp4",
-    "4over6",
-    "levels",
-    "levels_write",
-    "grid",
-)
+RULES = tuple(row.kind for row in ENGINES)
 #: word rows of a tile that a program processes, and its warps
 ROWS, WARPS = 8, 4
 
@@ -47,11 +35,11 @@ def rule(quantizer: AffineQuantizer) -> str | None:
     if isinstance(quantizer, Q8_0):
         return "q8_0_cpu" if quantizer.even else "q8_0"
     if isinstance(quantizer, Signed):
-        return "q4_0" if quantizer.bits == 4 else None
+        return "q4_0"
     if isinstance(quantizer, NVFP4):
         return "4over6" if quantizer.four else "nvfp4"
     if isinstance(quantizer, LevelQuantizer):
-        return None if quantizer.bits == 2 else "levels_write" if quantizer.correction == "write" else "levels"
+        return "levels_write" if quantizer.correction == "write" else "levels"
     rules: dict[type, str] = {
         TruncatingQuantizer: "grid",
         Int8PerTokenHead: "int8",
@@ -62,16 +50,23 @@ def rule(quantizer: AffineQuantizer) -> str | None:
     return rules.get(type(quantizer))
 
 
-def form(quantizer: AffineQuantizer, channels: int) -> Form | None:
-    """Return the compile-time parameters of the kernel that packs tokens as a quantizer does; None if there is none.
+def form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
+    """Return the compile-time parameters of the kernel that packs tokens as a quantizer does, or why it cannot.
 
     Args:
         quantizer: any quantizer of a packed segment.
         channels: channels of a head.
+
+    Returns:
+        The parameters; the reason as text if the kernel has the quantizer's rule, but not for this format; None if it
+        has no such rule.
     """
     kind = rule(quantizer)
-    if kind is None or channels % (quantizer.group_size or 1):
+    if kind is None:
         return None
+    reason = refusal(ENGINES, kind, quantizer.bits, "token", quantizer.group_size or channels, channels)
+    if reason:
+        return reason
     wide = max(16, 1 << (channels - 1).bit_length())
     group = quantizer.group_size or wide
     rows, parts = (2, 8) if quantizer.bits == 3 else (ROWS, 32 // ROWS)
@@ -157,9 +152,10 @@ def refuses(keys: Packed, values: Packed) -> str | None:
         values: segment of its values.
     """
     for segment in (keys, values):
-        if form(segment.quantizer, segment.channels) is None:
-            return f"no kernel packs {segment.quantizer} on the device"
-        if segment.dtype not in (torch.float16, torch.bfloat16):
+        how = form(segment.quantizer, segment.channels)
+        if not isinstance(how, Form):
+            return f"no kernel packs {segment.quantizer} on the device" + (f": {how}" if how else "")
+        if segment.dtype not in HALVES:
             return f"tokens are {str(segment.dtype).removeprefix('torch.')}"
     return None
 
@@ -181,7 +177,7 @@ def quantize(keys: Packed, values: Packed, key: Tensor, value: Tensor, places: T
     key = key if key.stride(-1) == 1 else key.contiguous()
     value = value if value.stride(-1) == 1 else value.contiguous()
     forms = [form(segment.quantizer, segment.channels) for segment in (keys, values)]
-    assert forms[0] is not None and forms[1] is not None
+    assert isinstance(forms[0], Form) and isinstance(forms[1], Form)
     watch = keys.watch if keys.watch is not None else (None, 0)
     with torch.cuda.device_of(key):
         pack_step[(len(places) * keys.heads, 2)](

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kvbench.cache.kernels.reads import uncopied
+
 if TYPE_CHECKING:
     from kvbench.cache.segments.base import FullSegment
     from kvbench.cache.segments.scored import ScoredSegment
@@ -22,7 +24,8 @@ QUERIES = 16
 def served(tail: ScoredSegment, values: FullSegment, rows: slice) -> bool:
     """Return True if the kernel can do the work of :func:`drop_lowest` for some rows.
 
-    It can if the buffers are on a GPU and the attention of exactly one step is pending, in one tensor for all rows.
+    It can if the buffers are on a GPU and the attention of exactly one step is pending, in one tensor for all rows. If
+    it does not take the dtype of the keys, the segment notes that.
 
     Args:
         tail: segment of the keys.
@@ -30,6 +33,10 @@ def served(tail: ScoredSegment, values: FullSegment, rows: slice) -> bool:
         rows: rows of the batch, which must all have the same number of tokens.
     """
     if not tail.buffer.is_cuda:
+        return False
+    reason = uncopied(tail.dtype)
+    if reason:
+        tail.by_torch.add(f"eviction by torch ({reason})")
         return False
     steps = [tail.pending[row] for row in range(*rows.indices(len(tail.lengths)))]
     if any(len(pending) != 1 for pending in steps):

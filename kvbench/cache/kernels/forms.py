@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from kvbench.cache.kernels.reads import TILES, WINDOWS, refusal
 from kvbench.cache.segments.layout import TILE
 from kvbench.quantizers.packing import PLANES
 
@@ -71,8 +72,9 @@ def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half
     Returns:
         The parameters, or if the kernel does not support the format, the reason as text.
     """
-    if group & (group - 1) or not 8 <= group <= TILE:
-        return f"groups of {group}"
+    reason = refusal(TILES, kind, bits, "channel" if by_channel else "token", group, channels)
+    if reason:
+        return reason
     all_rows = word_rows(bits)
     if by_channel:
         rows = all_rows
@@ -105,11 +107,10 @@ def windows(bits: int, window: int, group: int, channels: int, half: bool) -> Fo
     Returns:
         The parameters, or if the kernel does not support the format, the reason as text.
     """
-    if bits not in (2, 4, 8):
-        return f"{bits}-bit codes"
-    least = window // -(-window // group)
-    if not 8 <= least <= group <= 64:
-        return f"windows of {window} tokens in groups of {least} to {group}"
+    for size in (window // -(-window // group), group):  # the smallest group, and the largest
+        reason = refusal(WINDOWS, "affine", bits, "channel", size, channels, window=window)
+        if reason:
+            return f"windows of {window} tokens in {reason}"
     wide = max((w for w in (16, 32, 64) if channels % w == 0), default=0)
     if not wide:
         return f"heads of {channels} channels"

@@ -13,29 +13,34 @@ from torch import Tensor
 
 from kvbench.cache.kernels.forms import Form, programs
 from kvbench.cache.kernels.jobs import Job, Packed, alone
+from kvbench.cache.kernels.reads import BALANCED, refusal
 from kvbench.cache.kernels.tables import addresses
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.kvarn import KvarnQuantizer
 
-KIND = "balanced"
-#: channels of a head, and tokens of a tile, for which the kernels are written
-HEAD_DIMS, TILES = (64, 128), (64, 128)
+KIND = BALANCED[0].kind
 #: elements of a tile that a warp holds, and most warps: the largest tile spills with so few, but two programs then run
 #: on a multiprocessor at once, which is 1.5 times as fast as one of 8 warps without spills (H200)
 OF_A_WARP, WARPS = 2048, 4
 
 
-def form(quantizer: AffineQuantizer, channels: int) -> Form | None:
-    """Return the compile-time parameters of the kernel that packs tiles as a quantizer does; None if there is none.
+def form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
+    """Return the compile-time parameters of the kernel that packs tiles as a quantizer does, or why it cannot.
 
     Args:
         quantizer: any quantizer of a packed segment.
         channels: channels of a head.
+
+    Returns:
+        The parameters; the reason as text if they are KVarN's tiles, but not in this format; None if they are not.
     """
-    if not isinstance(quantizer, KvarnQuantizer) or quantizer.quantile:
+    if not isinstance(quantizer, KvarnQuantizer):
         return None
-    if channels not in HEAD_DIMS or quantizer.tile not in TILES:
-        return None
+    if quantizer.quantile:
+        return "tiles that are clipped to quantiles"
+    reason = refusal(BALANCED, KIND, quantizer.bits, "channel", quantizer.tile, channels)
+    if reason:
+        return reason
     balance = "none" if quantizer.balance == "kvarn" and not quantizer.iterations else quantizer.balance
     warps = min(quantizer.tile * channels // OF_A_WARP, WARPS)
     return Form(

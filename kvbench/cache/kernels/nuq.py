@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kvbench.cache.kernels.reads import HALVES, LOOKED_UP, refusal
 from kvbench.quantizers.nuq import tail
 
 if TYPE_CHECKING:
@@ -35,10 +36,12 @@ def refuses(keys: NuqSegment, values: NuqSegment) -> str | None:
             return "the heads of a token are divided between processes"
         if segment.most is not None:
             return "the number of outliers of a token is limited"
-        if segment.dtype not in (torch.float16, torch.bfloat16):
+        if segment.dtype not in HALVES:
             return f"tokens are {str(segment.dtype).removeprefix('torch.')}"
-        if segment.channels & (segment.channels - 1):
-            return f"heads of {segment.channels} channels"
+        axis = "token" if segment.thresholds is None else "channel"
+        reason = refusal(LOOKED_UP, "codebook", segment.bits, axis, 0, segment.channels)
+        if reason:
+            return reason
     if bool(keys.share) != bool(values.share) or keys.bits != values.bits:
         return "keys and values of different formats"
     return None

@@ -1,9 +1,8 @@
 """Quantizing and packing in one launch: the host code (Triton kernels: ``pack_kernel`` and ``pack_windows``).
 
-The kernels serve fp16 and bf16 tokens on CUDA devices of compute capability 8.0 or newer; codes of 2, 3, 4 and 8 bits
-from the affine, the hierarchical or Atom's quantizer; groups whose size is a power of two, and windows of any length
-(LogQuant's W = 42) in groups of 8 to 64 tokens. Such windows in 3 bits, other groups and fp32 are packed with torch
-operations (`PackedSegment.append`), with the same result.
+The kernels serve fp16 and bf16 tokens on CUDA devices of compute capability 8.0 or newer, in the formats of their lists
+(:mod:`kvbench.cache.kernels.reads`). All else is packed with torch operations (`PackedSegment.append`), with the same
+result, and the segment notes the reason.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from kvbench.cache.kernels import clipped, engine, kvarn, pack_together, thin_to
 from kvbench.cache.kernels.forms import Form, form, programs, windows
 from kvbench.cache.kernels.jobs import Packed, plan
 from kvbench.cache.kernels.jobs import alone as alone
+from kvbench.cache.kernels.reads import HALVES
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
 from kvbench.quantizers.hierarchical import HierarchicalQuantizer
@@ -64,6 +64,11 @@ def compiled(device: torch.device) -> bool:
     return device.type == "cuda" and missing() is None and not _too_old(device) and not _interpreted()
 
 
+def considered(device: torch.device) -> bool:
+    """Return True if tokens on a device are packed by a kernel unless it refuses them, and not by torch anyway."""
+    return device.type == "cuda" or (INTERPRET and _interpreted())
+
+
 def served(segment: Packed, x: Tensor) -> Form | str:
     """Check whether a kernel, rather than torch operations, can quantize and pack given tokens into a segment.
 
@@ -74,12 +79,13 @@ def served(segment: Packed, x: Tensor) -> Form | str:
     Returns:
         The kernel's compile-time parameters if it can, else the reason why not, as text.
     """
-    if x.dtype not in (torch.float16, torch.bfloat16) or segment.dtype == torch.float32:
-        return f"tokens in {str(x.dtype).removeprefix('torch.')}"
+    for dtype, what in ((x.dtype, "tokens"), (segment.dtype, "a cache")):
+        if dtype not in HALVES:
+            return f"{what} in {str(dtype).removeprefix('torch.')}"
     reason = missing()
     if reason is not None:
         return reason
-    if x.device.type != "cuda" and not (INTERPRET and _interpreted()):
+    if not considered(x.device):
         return f"tensors on {x.device.type}"
     if x.device.type == "cuda" and (_too_old(x.device) or _interpreted()):
         return "a GPU older than compute capability 8.0, or TRITON_INTERPRET=1"

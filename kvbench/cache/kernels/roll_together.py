@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.pack import compiled
+from kvbench.cache.kernels.reads import uncopied
 from kvbench.cache.kernels.tables import addresses, upload
 
 #: True to run the kernels in Triton's interpreter on a CPU (tests)
@@ -62,6 +63,7 @@ class Rolling(Protocol):
     originals: Tensor | None
     turn: Callable[[Tensor, int | Sequence[int]], Tensor] | None
     rolls: Deferred[Roll] | None
+    by_torch: set[str]
 
 
 #: a segment and its moves
@@ -144,7 +146,12 @@ def run(segments: Sequence[Rolling], moves: tuple[Move, ...]) -> None:
     """
     keys = segments[0].originals
     most = len(segments) if keys is None else max(TURNED // keys.numel(), 1)
-    do = by_kernel if INTERPRET or compiled(segments[0].buffer.device) else by_torch
+    considered = INTERPRET or compiled(segments[0].buffer.device)
+    reason = uncopied(segments[0].buffer.dtype) if considered else None
+    if reason:
+        for segment in segments:
+            segment.by_torch.add(f"rolling by torch ({reason})")
+    do = by_kernel if considered and reason is None else by_torch
     for first in range(0, len(segments), most):
         some = segments[first : first + most]
         do(some, moves, None if keys is None else turn(some, moves))
@@ -245,7 +252,7 @@ def warm(segment: Rolling) -> None:
     Args:
         segment: segment of the shape and dtype to compile for.
     """
-    if not segment.sinks or not (INTERPRET or compiled(segment.buffer.device)):
+    if not segment.sinks or not (INTERPRET or compiled(segment.buffer.device)) or uncopied(segment.buffer.dtype):
         return
     nothing = (Move(0, 0, 0, 0, 1, 1),)  # no rows
     by_kernel([segment], nothing, None if segment.originals is None else turn([segment], nothing))

@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from kvbench.cache.kernels.reads import uncopied
 from kvbench.cache.kernels.tables import addresses
 
 #: True to run the kernel in Triton's interpreter on a CPU (tests)
@@ -42,13 +43,13 @@ class Thin:
 
 
 def run(group: Sequence[Thin]) -> None:
-    """Thin several windows; on a GPU in one launch.
+    """Thin several windows; on a GPU in one launch, unless the kernel does not take their dtype.
 
     Args:
         group: jobs with equal signatures (:meth:`Thin.signature`).
     """
     job = group[0]
-    if not (job.buffer.is_cuda or INTERPRET):
+    if not (job.buffer.is_cuda or INTERPRET) or uncopied(job.buffer.dtype):
         for member in group:
             plainly(member)
         return

@@ -42,6 +42,8 @@ class Segment(ABC):
     def __init__(self, batch: int, heads: int, channels: int, dtype: torch.dtype, device: torch.device | str) -> None:
         self.heads, self.channels, self.dtype, self.device = heads, channels, dtype, torch.device(device)
         self.lengths = [0] * batch
+        #: work on the tokens that torch did because no kernel takes them, each with the reason
+        self.by_torch: set[str] = set()
 
     def length(self, rows: slice) -> int:
         """Return the number of tokens of each row, which must be the same for all of `rows`."""
@@ -160,7 +162,7 @@ class Segment(ABC):
     def clone(self) -> Segment:
         """Return an independent copy of the segment, with its own buffers."""
         twin = copy(self)
-        twin.lengths = list(self.lengths)
+        twin.lengths, twin.by_torch = list(self.lengths), set(self.by_torch)
         with torch.inference_mode(False), torch.no_grad():
             twin.map_buffers(torch.clone)
         return twin

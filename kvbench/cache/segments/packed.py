@@ -9,8 +9,9 @@ from torch import Tensor
 
 from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.forms import Form
-from kvbench.cache.kernels.pack import pack, served
+from kvbench.cache.kernels.pack import considered, pack, served
 from kvbench.cache.kernels.pack_together import Job, thin
+from kvbench.cache.kernels.reads import uncopied
 from kvbench.cache.kernels.thin_together import Thin
 from kvbench.cache.segments.base import FullSegment, Segment, Side, allocate
 from kvbench.cache.segments.layout import TILE, TileLayout
@@ -44,7 +45,7 @@ class PackedSegment(Segment):
     """Quantized tokens: packed codes, and the parameters (scale, and minimum or zero point) of their groups.
 
     The codes are in buffers of int16 words, ``[B, H, tiles, ...]``, in tiles of 128 tokens
-    (:mod:`~kvbench.cache.segments.layout`). Codes of 3 and 8 bits take two such buffers, one for each part of a code.
+    (:mod:`~kvbench.cache.segments.layout`). Codes of several planes (3, 5, 6 and 8 bits) take one such buffer for each.
     The parameters have buffers as the quantizer describes them
     (:meth:`~kvbench.quantizers.affine.AffineQuantizer.parameters`), of shape ``[B, H, tiles * 128 / G, D]`` for
     per-channel groups of G tokens and ``[B, H, tiles * 128, D / G]`` for per-token groups of G channels.
@@ -164,8 +165,8 @@ class PackedSegment(Segment):
             needed = -(-(start + count) // TILE)
             self._allocate(len(self.lengths), needed + (needed // 2 if start else 0))
         # an incomplete group goes to the quantizer, which raises
-        how = None if count % self.quantizer.block_tokens else served(self, x)
-        if isinstance(how, Form):
+        how = None if count % self.quantizer.block_tokens else self._served(x)
+        if how is not None:
             pack(self, how, rows.indices(len(self.lengths))[0], x, start, index)
         else:
             per, most = self.quantizer.block_tokens, ENCODED
@@ -179,6 +180,15 @@ class PackedSegment(Segment):
                 self._encode(rows, start + first, part)
         self.lengths[rows] = [start + count] * len(self.lengths[rows])
 
+    def _served(self, x: Tensor) -> Form | None:
+        """Return how a kernel packs tokens; None if torch does, with the reason noted if a kernel was asked."""
+        how = served(self, x)
+        if isinstance(how, Form):
+            return how
+        if considered(x.device):
+            self.by_torch.add(f"packing by torch ({how})")
+        return None
+
     def _encode(self, rows: slice, start: int, x: Tensor) -> None:
         codes, params = self.quantizer.encode(x)
         planes = self.quantizer.split(codes)
@@ -190,7 +200,7 @@ class PackedSegment(Segment):
 
     def appends_each(self, x: Tensor) -> bool:
         """Return True if :meth:`append_each` takes tokens: no group runs along tokens, and no kernel packs them."""
-        return self.by_token and not isinstance(served(self, x), Form)
+        return self.by_token and self._served(x) is None
 
     def append_each(self, x: Tensor) -> None:
         """Quantize tokens and append them to all rows, which may hold different numbers of tokens.
@@ -237,6 +247,9 @@ class PackedSegment(Segment):
         start, length = window.starts[rows][0], window.lengths[rows][0]
         first, last, _ = rows.indices(len(window.lengths))
         window.starts[rows], window.lengths[rows] = [start] * (last - first), [length - count] * (last - first)
+        reason = uncopied(window.dtype)
+        if reason and considered(window.device):
+            self.by_torch.add(f"thinning by torch ({reason})")
         thin(self, Thin(window.buffer, (first, last), start, length, count))
 
     def codes(self, rows: slice, start: int, stop: int) -> Tensor:

@@ -45,10 +45,7 @@ def refuses(query: Tensor, work: Work) -> str | None:
         return reason
     if work.key_dim != work.value_dim:
         return f"heads of {work.key_dim} and {work.value_dim} channels"
-    parts = [part for pair in work.phases for part in pair]
-    if any(part.buffer is not None and part.buffer.dtype != query.dtype for part in parts):
-        return "queries and full-precision keys or values differ in dtype"
-    sparse = [part.codebook.outliers for part in parts if part.codebook is not None]
+    sparse = [part.codebook.outliers for pair in work.phases for part in pair if part.codebook is not None]
     if (sparse[0] is None) != (sparse[1] is None):
         return "outliers of keys or of values alone"
     for outliers in sparse:
