@@ -16,6 +16,8 @@ EXACT = Reads("full", (16,))
 _TOKENS = (16, 32, 64, 128)
 _BOTH = {"channel": _TOKENS, "token": (*_TOKENS, HEAD)}
 _ONE = {"token": (HEAD,)}
+#: tokens that are packed at a time, where their groups cross the ends of tiles
+_WINDOWS = range(16, 2048)
 #: heads of 3-bit codes: the last bits of 32 channels are in one transfer
 _HEADS_3 = (64, 96, 128, 256)
 
@@ -24,8 +26,8 @@ CUDA_KEYS: Rows = (
     EXACT,
     Reads("affine", (2, 4, 8), _BOTH),
     Reads("affine", (3,), _BOTH, heads=_HEADS_3),
-    Reads("affine", (2, 4, 8), {"channel": range(16, 256)}, windowed=True),
-    Reads("affine", (3,), {"channel": range(16, 256)}, heads=_HEADS_3, windowed=True),
+    Reads("affine", (2, 4, 8), {"channel": range(16, 256)}, windows=_WINDOWS),
+    Reads("affine", (3,), {"channel": range(16, 256)}, heads=_HEADS_3, windows=_WINDOWS),
     Reads("atom", (2, 4), _BOTH),
     Reads("atom", (3,), _BOTH, heads=_HEADS_3),
     Reads("hierarchical", (8,), _BOTH),
@@ -58,7 +60,7 @@ _GROUPS = (32, 64, 128)
 TRITON_KEYS: Rows = (
     EXACT,
     Reads("affine", (2, 4, 8), {"channel": _GROUPS, "token": _GROUPS}),
-    Reads("affine", (2, 4, 8), {"channel": range(16, 256)}, windowed=True),
+    Reads("affine", (2, 4, 8), {"channel": range(16, 256)}, windows=_WINDOWS),
     Reads("atom", (2, 4), {"channel": _GROUPS, "token": _GROUPS}),
     Reads("hierarchical", (8,), {"channel": _GROUPS, "token": _GROUPS}),
 )

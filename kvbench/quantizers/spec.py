@@ -16,8 +16,8 @@ Axis = Literal["channel", "token"]
 #: optional fields of a format
 _DEFAULTS = {"kind": "affine"}
 
-#: bit widths that packed storage supports (exactly bits/8 bytes per element), and for each the widths of the planes, 1, 2
-#: or 4 bits, in which a code is stored, most significant bits first (:mod:`kvbench.quantizers.packing`)
+#: bit widths that packed storage supports (exactly bits/8 bytes per element), and for each the widths of the planes in
+#: which a code is stored: 1, 2 or 4 bits, the most significant ones first (:mod:`kvbench.quantizers.packing`)
 PLANES: dict[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (4, 4)}
 #: smallest group, in channels, to which a default is reduced to fit a head
 LEAST_GROUP = 8

@@ -137,7 +137,7 @@ def test_without_a_gpu_or_with_wrong_words_nothing_is_measured(tmp_path, monkeyp
     for name in COMMANDS:
         assert command.main([name]) == 2
         assert "--device cpu" in capsys.readouterr().err
-    assert command.main(["memory", *HERE, "--settings", "kivi:int5", "--out", str(tmp_path)]) == 2
+    assert command.main(["memory", *HERE, "--settings", "kivi:int7", "--out", str(tmp_path)]) == 2
     assert "no such quantizer" in capsys.readouterr().err
     with monkeypatch.context() as patch:  # said before anything is measured
         patch.setattr(Cocktail, "ready", lambda self: (_ for _ in ()).throw(ModelError("no encoder")))

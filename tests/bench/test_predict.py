@@ -300,7 +300,7 @@ def test_an_option_of_another_command_is_refused_with_where_to_look(capsys):
     [
         (["--model", "llama2-7"], "did you mean 'llama2-7b"),
         (["--methods", "kiwi"], "did you mean 'kivi'"),
-        (["--methods", "kivi:int5"], "quantizer=int5"),
+        (["--methods", "kivi:int7"], "quantizer=int7"),
         (["--methods", "kivi:int4:int2"], "two quantizers"),
         (["--methods", "kivi:residul=64"], "did you mean 'residual'"),
         (["--methods", "cocktail"], "split=[10,30,60]"),

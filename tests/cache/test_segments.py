@@ -56,7 +56,7 @@ def test_keep_chooses_per_head():
     assert torch.equal(segment.view(ALL)[:, 1], x[:, 1, [1, 2, 8]])
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize(("side", "axis"), [("key", "channel"), ("key", "token"), ("value", "token")])
 def test_packed_blocks_equal_the_quantizer_whatever_their_boundaries(bits, side, axis):
     quantizer = AffineQuantizer(bits, 16, axis)

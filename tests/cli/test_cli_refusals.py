@@ -13,7 +13,7 @@ from tests.cli.refusing import LIGHT, Refusing, refusing
 REFUSED: list[tuple[list[str], list[str]]] = [
     # unknown choices and groups
     (["method=kiwi"], ["method=kiwi", "allowed: ", "'kivi'"]),
-    (["quantizer=int5"], ["quantizer=int5", "int2", "int4", "did you mean"]),
+    (["quantizer=int7"], ["quantizer=int7", "int2", "int4", "did you mean"]),
     (["model=lama2-7b"], ["model=lama2-7b", "'llama2-7b'"]),
     (["dataset=minni"], ["dataset=minni", "'mini'"]),
     (["runtime=gpu"], ["runtime=gpu", "default"]),
@@ -83,7 +83,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["method=kivi", "quantizer=none"], ["quantizer=none", "int2"]),
     (["method=atom", "quantizer=int2"], ["quantizer=int2", "int4_token"]),
     (["method=kivi", "method.residual=33"], ["method.residual=33", "quantizer.key.group_size=32"]),
-    (["method=kivi", "quantizer.key.bits=5"], ["quantizer.key.bits=5", "2, 3, 4, 8"]),
+    (["method=kivi", "quantizer.key.bits=7"], ["quantizer.key.bits=7", "2, 3, 4, 5, 6, 8"]),
     (["method=kivi", "quantizer.value.group_size=48"], ["quantizer.value.group_size=48", "head_dim"]),
     (["method=kivi", "model=llama2-7b", "quantizer.value.group_size=96"], ["group_size=96", "head_dim 128"]),
     (["decoding.top_p=0.9"], ["decoding.top_p=0.9", "decoding.temperature=1.0"]),

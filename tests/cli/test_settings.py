@@ -97,7 +97,7 @@ def test_a_sweep_with_methods_from_a_folder(runs: list[Config], tmp_path: Path) 
         (["setting=fp16", "setting=kivi"], "given twice"),
         (["--multirun", "setting=kivi,kivi"], "lists kivi twice"),
         (["--multirun", "setting=fp16,kivy:int4"], "did you mean 'kivi'"),
-        (["--multirun", "setting=fp16,kivi:int5"], "no such quantizer"),
+        (["--multirun", "setting=fp16,kivi:int7"], "no such quantizer"),
         (["--multirun", "setting=fp16,kivi:residuel=32"], "did you mean 'residual'"),
         (["--multirun", "setting=kivi:residual=32,64"], "begins with a value"),
         (["setting=kivi:int2:residual=33"], "multiple of the key group"),

@@ -102,7 +102,7 @@ def test_methods_as_they_are_typed():
     ("text", "message"),
     [
         ("kivy", "did you mean 'kivi'"),
-        ("kivi:int5", "no such quantizer"),
+        ("kivi:int7", "no such quantizer"),
         ("kivi:int2:residual=33", "multiple of the key group"),
         ("kivi:int2:residuel=64", "did you mean 'residual'"),
         ("kivi:int2:quantizer.key.groups=64", "quantizer.key.group_size"),

@@ -57,7 +57,7 @@ def test_window_is_n_mod_r_keys_and_min_n_r_values_for_every_n_and_split(residua
             assert torch.equal(store.segments[0].codes(ALL, 0, held), whole.codes().to(torch.int16))
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize(
     ("residual", "sinks", "key_axis"), [(32, 0, "channel"), (64, 0, "token"), (64, 3, "channel"), (128, 40, "channel")]
 )
@@ -96,7 +96,7 @@ def test_the_bill_is_the_formula_to_the_byte(dtype, group, sinks):
     heads, channels, residual = 2, 64, 64
     full = 4 if dtype == torch.float32 else 2
     pair = 2 * full if dtype == torch.float32 else 4
-    for bits in (2, 3, 4, 8):
+    for bits in (2, 3, 5, 6, 8):
         formats = {
             "name": "test",
             "key": {"bits": bits, "group_size": group, "axis": "channel"},
@@ -148,7 +148,7 @@ def test_nan_names_layer_side_and_position():
         ({"window": -1}, "method.window=-1"),
         ({"window": 64, "evict": True}, "method.window=64: has no meaning"),
         ({"key_axis": "row"}, "method.key_axis=row"),
-        ({"quantizer": "int5"}, "quantizer=int5"),
+        ({"quantizer": "int7"}, "quantizer=int7"),
         ({"quantizer": "none"}, "does not accept this quantizer"),
         ({"residul": 64}, "did you mean 'residual'"),
         ({"residual": "many"}, "method.residual=many"),

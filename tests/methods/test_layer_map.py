@@ -55,7 +55,7 @@ def test_a_map_is_typed_as_text_a_list_or_a_mapping():
         ("kivi", [], ["names no layer", "leave it out, or method.layers=[0-1:fp16"]),
         ("kivi", {}, ["names no layer"]),
         ("kivi", "first:fp16", ["is not LAYERS:FORMAT", "30- (to the last)"]),
-        ("kivi", "0:int5", ["int5", "fp16", "int4_g128", "did you mean 'int"]),
+        ("kivi", "0:int7", ["int7", "fp16", "int4_g128", "did you mean 'int"]),
         ("kivi", "0:int4/fp16", ["in a pair KEYS/VALUES both sides are packed"]),
         ("kivi", "0:int8,0-1:int4", ["names layer 0, which already has the format int8", "name each layer once"]),
         ("kivi", "0-2:int8", ["does not have: it has 2", "0 to 1", "method.layers=[0-:int8]"]),

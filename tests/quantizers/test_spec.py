@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvbench.errors import ConfigError
-from kvbench.quantizers.spec import FormatSpec, QuantizerSpec, described, fitting, preset
+from kvbench.quantizers.spec import PLANES, FormatSpec, QuantizerSpec, described, fitting, preset
 
 KEY = FormatSpec(bits=4, group_size=32, axis="channel")
 VALUE = FormatSpec(bits=4, group_size=32, axis="token")
@@ -48,7 +48,7 @@ def test_a_name_is_that_of_the_preset_and_what_differs_from_it() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bits": 5}, "quantizer.key.bits=5: codes with this number of bits cannot be stored"),
+        ({"bits": 7}, "quantizer.key.bits=7: codes with this number of bits cannot be stored"),
         ({"bits": 4, "kind": "hierarchical"}, "quantizer.key.bits=4: must be 8, because a hierarchical code"),
         ({"axis": "row"}, "quantizer.key.axis=row: is not a known axis"),
         ({"group_size": "head_dim"}, "quantizer.key.group_size=head_dim: must be a number"),
@@ -65,13 +65,13 @@ def test_formats_that_cannot_be_stored_are_refused(change, message) -> None:
 
 
 def test_formats_that_can_be_stored_are_taken_and_refusals_say_what_is_allowed() -> None:
-    for bits in (2, 3, 4, 8):
+    for bits in PLANES:
         replace(KEY, bits=bits).check("key")
     replace(KEY, bits=8, kind="hierarchical").check("key")
     replace(KEY, group_size=1).check("key")
     replace(VALUE, group_size="head_dim").check("value")
     for form, words in (
-        (replace(KEY, bits=1), "allowed: 2, 3, 4, 8"),
+        (replace(KEY, bits=1), "allowed: 2, 3, 4, 5, 6, 8"),
         (replace(KEY, bits=2, kind="hierarchical"), "allowed: 8"),
         (replace(KEY, axis="row"), "allowed: channel, token"),
         (replace(KEY, group_size="head_dim"), "allowed: 1 or greater, such as 64"),

@@ -33,7 +33,8 @@ class Reads:
             channels of a head.
         scales: types in which scales are stored.
         heads: channels of a head; None for all that the kernel takes with any format.
-        windowed: True for groups of tokens that may cross the ends of tiles (LogQuant's W = 42).
+        windows: numbers of tokens that are packed at a time, if their groups may cross the ends of tiles (LogQuant's
+            W = 42); 0 for groups that do not.
     """
 
     kind: str
@@ -41,7 +42,7 @@ class Reads:
     groups: Mapping[str, Container[int]] = field(default_factory=dict)
     scales: tuple[str, ...] = ("fp16",)
     heads: Container[int] | None = None
-    windowed: bool = False
+    windows: Container[int] = (0,)
 
 
 Rows = tuple[Reads, ...]
@@ -76,7 +77,7 @@ def refusal(
         (f"codes of the kind {kind}", lambda row: row.kind == kind),
         (f"{bits}-bit codes", lambda row: bits in row.bits),
         (f"groups per {axis}", lambda row: not axis or axis in row.groups),
-        (f"windows of {window} tokens", lambda row: row.windowed == bool(window)),
+        (f"windows of {window} tokens", lambda row: window in row.windows),
         (f"codes with scales in {scale or 'no type'}", lambda row: scale in row.scales),
         (
             f"groups of {group} {'channels' if axis == 'token' else 'tokens'}",
@@ -105,7 +106,7 @@ TILES: Rows = (
     Reads("hierarchical", (8,), _BOTH),
 )
 #: what ``pack_windows`` packs
-WINDOWS: Rows = (Reads("affine", (2, 4, 8), {"channel": range(8, 65)}, windowed=True),)
+WINDOWS: Rows = (Reads("affine", (2, 4, 8), {"channel": range(8, 65)}, windows=range(1, 1 << 31)),)
 #: what ``engine_kernel`` packs, by its rules: formats of inference engines, TurboQuant's among them
 ENGINES: Rows = (
     Reads("int8", (8,), {"token": (HEAD,)}),

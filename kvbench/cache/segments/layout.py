@@ -32,7 +32,7 @@ class TileLayout:
     first in its lowest bits. With codes of 4 bits, F is 4 and N is 32: word 0 holds tokens 0, 32, 64 and 96.
 
     Args:
-        width: bits of a field: 1, 2 or 4. (Codes of 3, 5, 6 and 8 bits are split into two planes, each with its own layout.)
+        width: bits of a field: 1, 2 or 4. (Other codes are split into planes, each with its own layout.)
         order: order of a tile's words in memory. ``key``: ``[..., tiles, N, D]``. ``value``: ``[..., tiles, D, N]``.
     """
 
