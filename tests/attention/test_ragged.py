@@ -50,6 +50,20 @@ def test_output_is_that_of_runs_of_equal_rows(form, settings, monkeypatch):
             torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("block", "rows"), [(1024, [(0, 2), (2, 4), (4, 6)]), (64, [(0, 4), (4, 6)]), (1, [(0, 6)])])
+def test_as_many_rows_at_once_as_their_block_leaves_room_for(block, rows, monkeypatch):
+    """A block of the longest row, or the most that is read at once, whichever has fewer tokens."""
+    layer, seen = stepped("saw_int4", sinks=5, window=40), []
+    query = torch.randn(len(PADDING), 4, 1, 64, generator=torch.Generator().manual_seed(3))
+    whole = ragged.attend(layer, query, None, 0.2)
+    attend = ragged.attend_rows
+    monkeypatch.setattr(ragged, "attend_rows", lambda of, some, *more: seen.append(some) or attend(of, some, *more))
+    monkeypatch.setattr(ragged, "MOST", 2 * 143 * 2 * 64)  # two rows of 143 tokens, two heads and 64 channels
+    monkeypatch.setattr(ragged, "room", lambda *_: block)
+    torch.testing.assert_close(ragged.attend(layer, query, None, 0.2), whole, rtol=1e-5, atol=1e-6)
+    assert [(some.start, some.stop) for some in seen] == rows
+
+
 def test_what_needs_one_run_at_a_time_is_left():
     """Several queries, hidden tokens, additive masks, and groups along tokens."""
     layer = stepped("saw_int4")

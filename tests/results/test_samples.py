@@ -120,6 +120,15 @@ def test_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
     assert len(samples.read(path).rows) == 2
 
 
+def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_all_of_them(tmp_path, monkeypatch):
+    write, calls = os.write, []
+    monkeypatch.setattr(os, "write", lambda d, data: calls.append(len(data)) or write(d, bytes(data[:7])))
+    samples.append(tmp_path / "a.jsonl", [row(0), row(1)])
+    monkeypatch.undo()
+    assert calls == list(range(calls[0], 0, -7)) and len(calls) > 10
+    assert list(samples.read(tmp_path / "a.jsonl").rows.values()) == [row(0), row(1)]
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_disk_that_is_really_full():
     with pytest.raises(DiskError, match="no space left on the disk"):

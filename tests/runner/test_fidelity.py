@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 
 from kvbench.errors import ConfigError
 from kvbench.results.samples import read
-from kvbench.runner import fidelity_passes
+from kvbench.runner import fidelity, fidelity_passes
 from kvbench.runner.references import References
 from kvbench.runner.run import run
+from kvbench.tasks.work import CompareTokens
 from tests.run_support import config
 
 CUT = ("max_new_tokens", "warm_up", "skip")
@@ -199,3 +201,24 @@ def test_a_simulated_window_is_one_pass_and_a_decoded_one_goes_token_by_token(tm
     decoded = kld(run(windows(tmp_path, text, limit=1)))
     assert set(calls) == {"follow"}
     assert passed.shape == decoded.shape == (1, 15) and (passed > decoded).any()
+
+
+@pytest.mark.parametrize(
+    ("length", "batch_size", "span_rows", "rows"),
+    [
+        (80, 2, "auto", 8),
+        (80, 9, "auto", 9),
+        (4096, 2, "auto", 4),
+        (20000, 2, "auto", 2),
+        (80, 2, 3, 3),
+        (None, 2, "auto", 2),
+        (None, 2, 3, 2),
+    ],
+)
+def test_so_many_windows_of_a_text_run_together(length, batch_size, span_rows, rows) -> None:
+    """At most 8, and 16384 tokens; answers run as many at a time as other prompts do."""
+    runtime = SimpleNamespace(batch_size=batch_size, span_rows=span_rows)
+    works = [CompareTokens(ids=None if each is None else tuple(range(each))) for each in (length, length and 8)]
+    strategy = fidelity.Comparisons.__new__(fidelity.Comparisons)
+    object.__setattr__(strategy, "config", SimpleNamespace(runtime=runtime))
+    assert strategy.size([SimpleNamespace(work=work) for work in works]) == rows
