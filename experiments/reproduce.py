@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments import stored
-from experiments.draw.table import with_error
+from experiments.draw.table import amount, because
+from experiments.fold.cells import Verdict
+from experiments.fold.claims import APART, FAILS, HOLDS, NOT_RUN, OPEN, RULE, VERDICTS
 from experiments.item import Computed, Item
 from experiments.plan import Plan
+from experiments.write import claims_of
 from kvbench.util import atomic
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,8 +29,14 @@ EXPECTED = ROOT / "results" / "expected.json"
 BEGIN, END = "<!-- reproduce:begin (python -m experiments --reproduce --write) -->", "<!-- reproduce:end -->"
 #: beginnings of the overrides that a setting is made of
 _OF_SETTING = ("method=", "method.", "quantizer")
-#: verdicts in the order of the page
-VERDICTS = ("holds", "does not hold", "cannot be seen", "not run")
+#: counts of each verdict in words: of one claim, and of several
+COUNTED = {
+    HOLDS: ("holds", "hold"),
+    FAILS: ("does not hold", "do not hold"),
+    OPEN: ("undecided", "undecided"),
+    APART: ("not comparable", "not comparable"),
+    NOT_RUN: ("not run", "not run"),
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,11 @@ class Scale:
     def title(self) -> str:
         """Models and data in words."""
         return self.name or "paper's models"
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What its cells say to the claims."""
+        return claims_of(self.content)
 
     @property
     def numbers(self) -> int:
@@ -90,6 +104,7 @@ def page(items: Sequence[Item], results: Path, expected: Mapping[str, Mapping[st
         time = needed(item, expected.get(item.id))
         name = f"[{item.id}](#{anchor(item)})"
         lines.append(f"| {name} | {item.number}: {item.title} | {time} | {measured or '-'} | {claims or '-'} |")
+    lines += ["", *RULE.splitlines()]
     for item in items:
         lines += ["", f"### {item.id}", "", *section(item, by_item[item.id], results)]
     return "\n".join(lines)
@@ -107,15 +122,14 @@ def section(item: Item, scales_: Sequence[Scale], results: Path) -> Iterator[str
         yield ""
         yield f"{scale.title}{_limit(scale)} ([table](../results/{folder}/table.md){more}):"
         yield ""
-        claims = scale.content["claims"]
-        for word in VERDICTS[:3]:
+        claims = scale.verdicts
+        for word in VERDICTS[:-1]:
             for claim in claims:
-                if claim["verdict"] == word:
-                    number = with_error(claim["ours"], claim["stderr"], claim.get("digits", 2), sign=True)
-                    unit = f" {claim['unit']}" if claim["unit"] else ""
-                    model = f" ({claim['model']})" if len({c["model"] for c in claims}) > 1 else ""
-                    yield f"- {word}: {claim['claim']}{model}: {number}{unit}"
-        missing = sum(claim["verdict"] == "not run" for claim in claims)
+                if claim.verdict == word:
+                    model = f" ({claim.model})" if len({c.model for c in claims}) > 1 else ""
+                    count = f", n = {claim.n}" if claim.least is not None else ""
+                    yield f"- {word}: {claim.claim}{model}: {amount(claim)}{count}{because(claim)}"
+        missing = sum(claim.verdict == NOT_RUN for claim in claims)
         if missing:
             yield f"- not run: {missing} claim{'s' if missing > 1 else ''}"
         if not claims:
@@ -124,9 +138,8 @@ def section(item: Item, scales_: Sequence[Scale], results: Path) -> Iterator[str
 
 def counted(scale: Scale) -> str:
     """Return how the claims of a scale came out, as counts."""
-    counts = Counter(claim["verdict"] for claim in scale.content["claims"])
-    words = {"holds": "hold", "does not hold": "do not", "cannot be seen": "cannot be seen"}
-    return ", ".join(f"{counts[key]} {word}" for key, word in words.items() if counts[key])
+    counts = Counter(claim.verdict for claim in scale.verdicts)
+    return ", ".join(f"{counts[word]} {COUNTED[word][counts[word] > 1]}" for word in VERDICTS if counts[word])
 
 
 def needed(item: Item, expected: Mapping[str, float] | None) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from experiments.draw.figure import draw
 from experiments.draw.table import latex, markdown, to_csv
-from experiments.fold.cells import Cell, Folded, Heading, Verdict
+from experiments.fold.cells import Cell, Folded, Heading, Verdict, ends
+from experiments.fold.claims import OPEN
 from experiments.item import Item
 from experiments.plan import Plan
+from kvbench.metrics import intervals
 from kvbench.util import atomic
 
 
@@ -54,23 +57,63 @@ def write(item: Item, folded: Folded, plan: Plan) -> tuple[Path, str]:
 
 
 def read(content: dict[str, Any]) -> Folded:
-    """Return the folded item of a ``cells.json``, without the arrays of its picture."""
+    """Return the folded item of a ``cells.json``, without the arrays of its picture.
+
+    Files of older versions have standard errors alone: their intervals are those of the moments.
+    """
+    headings = [Heading(**heading) for heading in content["headings"]]
+    shares = {heading.name for heading in headings if heading.unit == "%"}
+    cells = [_cell(cell, 100.0 if cell["column"] in shares else None) for cell in content["cells"]]
+    return Folded(
+        headings=headings,
+        rows=content["rows"],
+        models=content["models"],
+        cells=cells,
+        base=content["base"],
+        verdicts=claims_of(content),
+        notes=content["notes"],
+        marks=content["marks"],
+    )
+
+
+def claims_of(content: Mapping[str, Any]) -> list[Verdict]:
+    """Return the claims of a ``cells.json`` with their verdicts."""
     verdicts = []
     for claim in content["claims"]:  # JSON has no infinity
         low = -math.inf if claim["low"] is None else claim["low"]
         high = math.inf if claim["high"] is None else claim["high"]
-        verdicts.append(Verdict(**{**claim, "low": low, "high": high}))
-    cells = [{key: value for key, value in cell.items() if key != "difference"} for cell in content["cells"]]
-    return Folded(
-        headings=[Heading(**heading) for heading in content["headings"]],
-        rows=content["rows"],
-        models=content["models"],
-        cells=[Cell(**{**cell, "runs": tuple(cell["runs"])}) for cell in cells],
-        base=content["base"],
-        verdicts=verdicts,
-        notes=content["notes"],
-        marks=content["marks"],
+        word = {"cannot be seen": OPEN}.get(claim["verdict"], claim["verdict"])  # of older versions
+        verdicts.append(Verdict(**{**claim, "low": low, "high": high, "verdict": word}))
+    return verdicts
+
+
+def _cell(stored: dict[str, Any], scale: float | None) -> Cell:
+    """Return a cell of a ``cells.json``.
+
+    Args:
+        stored: the cell.
+        scale: the largest number of its column, if it is a share or a score; else None.
+    """
+    cell = Cell(**{**{key: value for key, value in stored.items() if key != "difference"}, "runs": (*stored["runs"],)})
+    if "low" in stored or cell.ours is None or cell.stderr is None:
+        return cell
+    if scale is None:
+        more = ends(cell.ours, cell.stderr, cell.n)
+        return replace(
+            cell,
+            **more,
+            **({} if cell.to_base is None else ends(cell.to_base, cell.to_base_stderr, cell.n, "to_base_")),
+        )
+    own, error = cell.ours / scale, cell.stderr / scale
+    low, high = intervals.of_score_moments(own, error, cell.n) or (0.0, 1.0)
+    cell = replace(cell, low=scale * low, high=scale * high)
+    if cell.to_base is None or cell.to_base_stderr is None:
+        return cell
+    pair = intervals.of_pair_moments(own, own - cell.to_base / scale, cell.to_base_stderr / scale, cell.n) or (
+        -1.0,
+        1.0,
     )
+    return replace(cell, to_base_low=scale * pair[0], to_base_high=scale * pair[1])
 
 
 def _finite(value: Any) -> Any:

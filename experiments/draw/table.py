@@ -13,6 +13,12 @@ from experiments.item import Item
 
 #: characters of a reason below a table; the whole is in cells.json
 LONGEST = 240
+#: what the numbers of a table mean
+SPREAD = (
+    "±: distance to the farther end of the 95 % interval. Scores and shares are in percent, their differences in points."
+)
+#: unit of ratios, which are no differences
+FACTOR = "factor"
 
 
 def markdown(item: Item, folded: Folded) -> str:
@@ -27,6 +33,8 @@ def markdown(item: Item, folded: Folded) -> str:
     lines += [f"- {words}" for words in item.words] + ([""] if item.words else [])
     lines += [*_reasons(folded), " ".join(item.caption.split()), ""]
     lines += [f"{note}\n" for note in folded.notes]
+    if any(cell.low is not None for cell in folded.cells) and not folded.marks:
+        lines += [f"{SPREAD}\n"]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -64,9 +72,9 @@ def _lines(own: Sequence[tuple[Cell | None, Heading]], bare: bool, base: str) ->
         if cell is not None:
             texts = [
                 number(cell.paper, digits),
-                with_error(cell.ours, cell.stderr, digits),
+                with_reach(cell.ours, cell.low, cell.high, digits),
                 number(cell.difference, digits, sign=True),
-                with_error(cell.to_base, cell.to_base_stderr, digits, sign=True),
+                with_reach(cell.to_base, cell.to_base_low, cell.to_base_high, digits, sign=True),
             ]
         for (_, column), text in zip(lines, texts, strict=True):
             column.append(text)
@@ -82,29 +90,60 @@ def number(value: float | None, digits: int = 2, sign: bool = False) -> str:
     return f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
 
 
-def with_error(value: float | None, stderr: float | None, digits: int = 2, sign: bool = False) -> str:
-    """Return a number and its standard error."""
+def with_reach(value: float | None, low: float | None, high: float | None, digits: int = 2, sign: bool = False) -> str:
+    """Return a number and the distance to the farther end of its 95 % interval."""
     text = number(value, digits, sign)
-    return text if stderr is None or not text else f"{text} ±{stderr:.{digits}f}"
+    if value is None or low is None or high is None:
+        return text
+    return f"{text} ±{max(value - low, high - value):.{digits}f}"
+
+
+def amount(one: Verdict) -> str:
+    """Return a claim's number with its interval, unit and label: ``-11.7 points [-24.2, +0.9]``."""
+    if one.ours is None:
+        return "-"
+    text = f"factor {one.ours:.{one.digits}f}" if one.unit == FACTOR else number(one.ours, one.digits, sign=True)
+    text += f" {one.unit}" if one.unit and one.unit != FACTOR else ""
+    if one.least is not None and one.most is not None:
+        text += f" [{number(one.least, one.digits, sign=True)}, {number(one.most, one.digits, sign=True)}]"
+    return f"{text} ({one.label})" if one.label else text
+
+
+def because(one: Verdict) -> str:
+    """Return what stands behind a verdict: why a claim is not comparable, or how many samples would decide it."""
+    if one.reason:
+        return f": {one.reason}"
+    if one.needed is None:
+        return ""
+    return (
+        " (more than a million samples would)" if one.needed > 1e6 else f" (about {rounded(one.needed)} samples would)"
+    )
+
+
+def rounded(count: int) -> str:
+    """Return a number of samples with two significant digits, upwards: ``1,300``."""
+    step = 10 ** max(0, len(str(count)) - 2)
+    return f"{-(-count // step) * step:,}"
 
 
 def claims(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return the table of claims: the paper's difference, ours with its error, and the verdict."""
+    """Return the table of claims: the paper's difference, ours with its interval, and the verdict."""
     lines = ["| claim | model | paper | ours | n | holds within | verdict |", "|:--|:--|--:|--:|--:|:--|:--|"]
     for one in verdicts:
-        unit = one.unit and f" {one.unit}"
-        paper = number(one.paper, one.digits, sign=True) or "-"
-        ours = with_error(one.ours, one.stderr, one.digits, sign=True) or "-"
+        paper = number(one.paper, one.digits, sign=one.unit != FACTOR) or "-"
+        said = f"{one.verdict}{because(one)}"
         lines.append(
-            f"| {one.claim} | {one.model} | {paper} | {ours} | {one.n or '-'} | {_bounds(one)}{unit} | {one.verdict} |"
+            f"| {one.claim} | {one.model} | {paper} | {amount(one)} | {one.n or '-'} | {_bounds(one)} | {said} |"
         )
     return lines
 
 
 def _bounds(one: Verdict) -> str:
+    before, behind = ("factor ", "") if one.unit == FACTOR else ("", one.unit and f" {one.unit}")
     if math.isinf(one.high):
-        return f"above {one.low:g}"
-    return f"below {one.high:g}" if math.isinf(one.low) else f"{one.low:g} to {one.high:g}"
+        return f"{before}above {one.low:g}{behind}"
+    span = f"below {one.high:g}" if math.isinf(one.low) else f"{one.low:g} to {one.high:g}"
+    return f"{before}{span}{behind}"
 
 
 def _reasons(folded: Folded) -> list[str]:
@@ -123,6 +162,7 @@ def to_csv(folded: Folded) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     keys = ("model", "row", "column", "paper", "ours", "difference", "stderr", "n", "to_base", "to_base_stderr")
+    keys += ("low", "high", "to_base_low", "to_base_high")
     writer.writerow([*keys, "runs", "reason"])
     for cell in folded.cells:
         reason = cell.reason.split("\n")[0]
@@ -133,7 +173,7 @@ def to_csv(folded: Folded) -> str:
 
 
 def latex(item: Item, folded: Folded) -> str:
-    """Return a table environment (booktabs): per setting ours with its error, and the paper's number below it."""
+    """Return a table environment (booktabs): per setting ours with its interval, and the paper's number below it."""
     spec = "l" + "r" * len(folded.headings)
     lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{spec}}}", r"\toprule"]
     lines.append(" & ".join(["", *(escaped(h.name) for h in folded.headings)]) + r" \\")
@@ -141,7 +181,9 @@ def latex(item: Item, folded: Folded) -> str:
         lines += [r"\midrule", rf"\multicolumn{{{len(folded.headings) + 1}}}{{l}}{{\emph{{{escaped(model)}}}}} \\"]
         for row in folded.rows:
             own = [(folded.at(model, row, h.name), h) for h in folded.headings]
-            ours = [with_error(c.ours, c.stderr, h.digits).replace(" ±", r"\,$\pm$\,") if c else "" for c, h in own]
+            ours = [
+                with_reach(c.ours, c.low, c.high, h.digits).replace(" ±", r"\,$\pm$\,") if c else "" for c, h in own
+            ]
             lines.append(" & ".join([escaped(row), *(text or "--" for text in ours)]) + r" \\")
             if any(c is not None and c.paper is not None for c, _ in own) and not folded.marks:
                 paper = [number(c.paper, h.digits) if c else "" for c, h in own]

@@ -8,6 +8,7 @@ from typing import Any
 
 from experiments import published
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
+from experiments.fold.claims import decided, unit_of
 from experiments.item import Computed, Model
 from experiments.plan import Plan
 from kvbench.bench.choices import method_of, shape_of
@@ -21,12 +22,9 @@ from kvbench.profiling.roofline import Shape, predict
 PARTS = ("linear", "attention", "aggregate")
 
 
-def verdict(claim: str, model: str, holds: bool, ours: float, low: float, high: float, unit: str = "") -> Verdict:
+def verdict(claim: str, model: str, ours: float, low: float, high: float, unit: str = "factor") -> Verdict:
     """Return what a computed number says to a claim; it has no error."""
-    word = "holds" if holds else "does not hold"
-    return Verdict(
-        claim=claim, model=model, paper=None, ours=ours, stderr=None, n=0, low=low, high=high, unit=unit, verdict=word
-    )
+    return decided(claim, model, ours, low, high, unit=unit, computed=True)
 
 
 def length(tokens: int) -> str:
@@ -58,8 +56,8 @@ def asymptotics(item: Computed, plan: Plan) -> Folded:
                         cells.append(Cell(model=model.title, row=f"{phase}, {part}", column=name, ours=number))
             least = min(least, values["prefill", "aggregate"] / values["decode", "aggregate"])
         verdicts += [
-            verdict("the limits are of the right order: within a factor", model.title, worst < 4, worst, 1, 4, "x"),
-            verdict("prefill is far more intense than decoding", model.title, least > 10, least, 10, float("inf"), "x"),
+            verdict("the limits are of the right order: within a factor", model.title, worst, 1, 4),
+            verdict("prefill is far more intense than decoding", model.title, least, 10, float("inf")),
         ]
     rows = [f"{phase}, {part}" for phase in ("prefill", "decode") for part in PARTS]
     return Folded(headings=headings, rows=rows, models=_titles(item, plan), cells=cells, verdicts=verdicts)
@@ -139,7 +137,7 @@ def _side(folded: Folded, model: str, limit: float, claim: str, pick: Callable[[
     extreme = pick(values)
     below = pick is max
     low, high = (0.0, limit) if below else (limit, float("inf"))
-    return verdict(claim, model, low < extreme < high, extreme, low, high, "FLOPs per byte")
+    return verdict(claim, model, extreme, low, high, "FLOPs per byte")
 
 
 def memory(item: Computed, plan: Plan) -> Folded:
@@ -161,11 +159,11 @@ def memory(item: Computed, plan: Plan) -> Folded:
         batch, context = options["batches"][-1], options["contexts"][-1]
         ratio = batch * shape.kv_bytes(context) / weights
         claim = f"at batch {batch} and {length(context)} tokens keys and values take 160 times as much as the weights"
-        verdicts.append(verdict(claim, model.title, 152 < ratio < 168, ratio, 152, 168, "x"))
+        verdicts.append(verdict(claim, model.title, ratio, 152, 168))
         most = 8 * gpu_named(options["gpus"][0]).memory
         over = batch * shape.kv_bytes(context) / most
         claim = f"and more than {_eight(options['gpus'][0])} of 80 GB have"
-        verdicts.append(verdict(claim, model.title, over > 1, over, 1, float("inf"), "x"))
+        verdicts.append(verdict(claim, model.title, over, 1, float("inf")))
         notes.append(f"{model.title}: weights {weights / 1e9:.2f} GB, {shape.kv_bytes(1) / 2**20:g} MiB per token.")
     rows = [
         *(f"batch {batch}" for batch in options["batches"]), "weights", *map(_eight, options["gpus"])
@@ -233,18 +231,28 @@ def _speed_up(shape: Shape, context: int, gpu: Gpu, row: str, acceptance: float)
     return best_gamma(acceptance, step("fp16", "all"), draft, verify)
 
 
-def shares(model: Model, table: dict[tuple[str, int], float], contexts: Sequence[int]) -> list[Verdict]:
-    """Return Figure 5's claims, judged at the shortest and the longest of `contexts`, and at all of them."""
+def shares(
+    model: Model, table: dict[tuple[str, int], float], contexts: Sequence[int], *, computed: bool = True
+) -> list[Verdict]:
+    """Return Figure 5's claims, judged at the shortest and the longest of `contexts`, and at all of them.
+
+    Args:
+        model: the model.
+        table: speed-up by row and context.
+        contexts: the contexts.
+        computed: False for measured speed-ups.
+    """
     first, last = contexts[0], contexts[-1]
     short = table["weights only", first] - table["KV cache only", first]
     long = table["KV cache only", last] - table["weights only", last]
     both = min(table["both", c] - max(table["KV cache only", c], table["weights only", c]) for c in contexts)
-    inf = float("inf")
-    return [
-        verdict(f"at {length(first)} weights bring more than the cache", model.title, short > 0, short, 0, inf, "x"),
-        verdict(f"at {length(last)} the cache brings more than weights", model.title, long > 0, long, 0, inf, "x"),
-        verdict("both together bring most at every length: least gain", model.title, both > 0, both, 0, inf, "x"),
-    ]
+    gains = {
+        f"at {length(first)} weights bring more than the cache": short,
+        f"at {length(last)} the cache brings more than weights": long,
+        "both together bring most at every length: least gain": both,
+    }
+    more = {"n": 0 if computed else 1, "unit": unit_of("x"), "computed": computed}
+    return [decided(text, model.title, gain, 0.0, float("inf"), **more) for text, gain in gains.items()]
 
 
 def _of_quantspec(line: Any) -> bool:

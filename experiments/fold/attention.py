@@ -11,12 +11,13 @@ import numpy as np
 
 from experiments import published
 from experiments.fold.analyses import Analysis, analysis, notes
-from experiments.fold.cells import Cell, Folded, Heading, Verdict
-from experiments.fold.claims import bound, verdict
+from experiments.fold.cells import Cell, Folded, Heading, Verdict, ends
+from experiments.fold.claims import bound, decided
 from experiments.item import Computed, Model
 from experiments.plan import Plan
 from kvbench.analysis.outcome import Outcome
 from kvbench.analysis.table import mean
+from kvbench.metrics import intervals
 
 #: a figure of all prompts of a setting, ``[N]``
 Figure = Callable[[Outcome, str], np.ndarray]
@@ -158,6 +159,8 @@ def _cell(
         to_base=gap,
         to_base_stderr=_known(gap_error),
         runs=(analysis_.id,),
+        **ends(ours, _known(error), len(own)),
+        **({} if gap is None else ends(gap, _known(gap_error), len(own), "to_base_")),
     )
 
 
@@ -199,29 +202,20 @@ def judged(
 ) -> Verdict:
     """Return the verdict on the mean of ``first - second`` over prompts; without any the claim was not run."""
     if first is None or second is None or not len(first):
-        return Verdict(
-            claim=text,
-            model=model,
-            paper=paper,
-            ours=None,
-            stderr=None,
-            n=0,
-            low=low,
-            high=high,
-            unit=unit,
-            verdict="not run",
-        )
+        return decided(text, model, None, low, high, unit=unit, paper=paper)
     difference, error = mean(first - np.asarray(second))
-    known = _known(error)
-    return Verdict(
-        claim=text,
-        model=model,
-        paper=paper,
-        ours=difference,
+    known, n = _known(error), len(first)
+    interval = intervals.of_moments(difference, known, n)
+    return decided(
+        text,
+        model,
+        difference,
+        low,
+        high,
+        interval=interval,
         stderr=known,
-        n=len(first),
-        low=low,
-        high=high,
+        n=n,
         unit=unit,
-        verdict=verdict(difference, known, low, high),
+        paper=paper,
+        widest=math.inf,
     )

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvbench.metrics import intervals
+
 #: how the reason of a point that did not fit into memory begins
 OUT_OF_MEMORY = "out of memory"
 
@@ -43,6 +45,8 @@ class Cell:
         n: number of samples.
         to_base: paired difference to the row's base over the same samples, ours less base; None without a base.
         to_base_stderr: its standard error.
+        low, high: 95 % interval of our number; None if unknown.
+        to_base_low, to_base_high: 95 % interval of the paired difference.
         runs: ids of the runs, or names of the files, that the number is folded from.
         reason: why there is no number.
         note: what differs from the other cells, for example the device of a point.
@@ -60,6 +64,10 @@ class Cell:
     runs: tuple[str, ...] = ()
     reason: str = ""
     note: str = ""
+    low: float | None = None
+    high: float | None = None
+    to_base_low: float | None = None
+    to_base_high: float | None = None
 
     @property
     def difference(self) -> float | None:
@@ -79,9 +87,15 @@ class Verdict:
         stderr: its standard error.
         n: number of samples.
         low, high: bounds within which the claim holds.
-        unit: unit of the difference.
-        digits: decimals that are printed of the difference and its standard error.
-        verdict: ``holds``, ``does not hold``, ``cannot be seen`` or ``not run``.
+        unit: unit of the difference: ``points`` (of scores in percent), ``percent`` (relative), ``factor`` (a ratio, no
+            difference), or that of the figure.
+        digits: decimals that are printed of the difference and its interval.
+        verdict: ``holds``, ``does not hold``, ``undecided``, ``not comparable`` or ``not run``
+            (:func:`experiments.fold.claims.decided`).
+        least, most: 95 % interval of the difference; None without one.
+        needed: about how many samples would decide an undecided claim; None if unknown.
+        reason: why the two rows are not comparable.
+        label: what the number is where it has no interval: ``one measurement``, ``computed``.
     """
 
     claim: str
@@ -95,6 +109,11 @@ class Verdict:
     unit: str
     verdict: str
     digits: int = 2
+    least: float | None = None
+    most: float | None = None
+    needed: int | None = None
+    reason: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,3 +145,9 @@ class Folded:
     def at(self, model: str, row: str, column: str) -> Cell | None:
         """Return the cell at a place; None if there is none."""
         return next((c for c in self.cells if (c.model, c.row, c.column) == (model, row, column)), None)
+
+
+def ends(value: float, stderr: float | None, n: int, name: str = "") -> dict[str, Any]:
+    """Return the 95 % interval of a mean over prompts as fields of a cell; none where it has no spread."""
+    interval = intervals.of_moments(value, stderr, n)
+    return {} if interval is None else {f"{name}low": interval[0], f"{name}high": interval[1]}

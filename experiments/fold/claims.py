@@ -1,18 +1,26 @@
-"""Claims of a paper against the cells: bounds on a paired difference."""
+"""Claims of a paper against the cells: bounds on a paired difference, and the one rule that decides them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from experiments import published
 from experiments.fold.cells import Cell, Verdict
 from experiments.item import Claim, Column
+from kvbench.metrics import intervals
+from kvbench.metrics.intervals import Interval
 
-#: standard errors on both sides of a difference
-WIDTH = 2.0
-#: fewest samples from which the standard error of a figure other than a score is believed
-FEWEST = 10
+HOLDS, FAILS, OPEN, APART, NOT_RUN = "holds", "does not hold", "undecided", "not comparable", "not run"
+#: verdicts in the order of lists
+VERDICTS = (HOLDS, FAILS, OPEN, APART, NOT_RUN)
+#: the rule of :func:`decided`, as documents print it
+RULE = """A claim *holds* where the 95 % interval of the difference lies within the claim's bounds, *does not hold*
+where it lies outside, and is *undecided* where a bound lies in it: then it is named about how many samples would
+decide it, if difference and variance stay as they are. Differences of shares of right answers have Newcombe's paired
+interval, those of other scores a bootstrap, other figures Student's t. What was measured once has no interval: it
+decides nothing, and is labelled *one measurement*. What is *computed* from a model's dimensions is exact. *Not
+comparable*: the two sides, or the paper's models and ours, differ in more than the claim is about, as named.
+Differences of scores and of shares are in points, relative ones in percent; a factor is a ratio."""
 
 
 def bound(paper: str, value: float | str) -> float:
@@ -20,25 +28,75 @@ def bound(paper: str, value: float | str) -> float:
     return published.claim(paper, value) if isinstance(value, str) else value
 
 
-def verdict(difference: float, stderr: float | None, low: float, high: float, least: float = 0.0) -> str:
-    """Return ``holds``, ``does not hold`` or ``cannot be seen``.
+def decided(
+    claim: str,
+    model: str,
+    ours: float | None,
+    low: float,
+    high: float,
+    *,
+    interval: Interval | None = None,
+    stderr: float | None = None,
+    n: int = 0,
+    unit: str = "",
+    digits: int = 2,
+    paper: float | None = None,
+    computed: bool = False,
+    incomparable: str = "",
+    widest: float = 100.0,
+) -> Verdict:
+    """Return what a number says to a claim, by :data:`RULE`.
 
     Args:
-        difference: the difference.
-        stderr: its standard error; None: unknown, as with one sample.
-        low: lower bound of the differences with which the claim holds.
+        claim: the claim in words.
+        model: the model.
+        ours: our difference or ratio; None if there is none.
+        low: lower bound of the numbers with which the claim holds.
         high: upper bound.
-        least: smallest standard error to believe: where no sample differs, the samples are too few to say that none
-            would (one sample in n).
+        interval: 95 % interval of `ours`; None without one.
+        stderr: its standard error.
+        n: number of samples.
+        unit: unit of `ours`.
+        digits: decimals to print.
+        paper: the paper's own difference.
+        computed: True for a number without any error.
+        incomparable: why `ours` says nothing about the claim.
+        widest: the most that a single sample can differ.
     """
-    if stderr is None:
-        return "cannot be seen"
-    spread = WIDTH * max(stderr, least)
-    if low < difference - spread and difference + spread < high:
-        return "holds"
-    if difference + spread < low or high < difference - spread:
-        return "does not hold"
-    return "cannot be seen"
+    word, label, needed = OPEN, "", None
+    if ours is None:
+        word, interval, stderr, n = NOT_RUN, None, None, 0
+    elif computed:
+        word, label = (HOLDS if low < ours < high else FAILS), "computed"
+    elif interval is None:
+        label = "one measurement" if n < 2 else "no spread"
+    elif low < interval[0] and interval[1] < high:
+        word = HOLDS
+    elif interval[1] < low or high < interval[0]:
+        word = FAILS
+    else:
+        needed = intervals.deciding(ours, stderr, n, low, high, widest)
+    if ours is not None and incomparable:
+        word, needed = APART, None
+    least, most = interval or (None, None)
+    return Verdict(
+        claim=claim,
+        model=model,
+        paper=paper,
+        ours=ours,
+        stderr=stderr,
+        n=n,
+        low=low,
+        high=high,
+        unit=unit,
+        verdict=word,
+        digits=digits,
+        least=least,
+        most=most,
+        needed=needed,
+        reason=incomparable if word == APART else "",
+        label=label,
+    )
 
 
 def judge(
@@ -47,8 +105,9 @@ def judge(
     model: str,
     column: Column,
     cell: Callable[[str], Cell | None],
-    difference: tuple[float, float | None] | None,
+    difference: tuple[float, float | None, Interval | None] | None,
     published_values: Sequence[float | None],
+    standing_in: bool = False,
 ) -> Verdict:
     """Return what the cells of one model say to a claim.
 
@@ -58,45 +117,41 @@ def judge(
         model: the model's name.
         column: the claim's column, or the first of its group: it has the unit and the scale.
         cell: the cell of a row by name, in the claim's column.
-        difference: our paired difference, first less second, with its standard error; None if there is none.
+        difference: our paired difference, first less second, with its standard error and interval; None without one.
         published_values: the paper's numbers of the first and the second row; None where it prints none.
+        standing_in: True if time and memory of this model are not those of the paper's models.
     """
     first, second = cell(claim.first), cell(claim.second)
-    low, high = bound(paper, claim.low), bound(paper, claim.high)
     printed = None
     one, two = published_values
     if one is not None and two is not None:
         printed = 100 * (one / two - 1) if claim.relative else one - two
-    n = first.n if first is not None else 0
-    ours = difference
-    if claim.relative and ours is not None:
+    if claim.relative and difference is not None:
         assert second is not None
-        ours = (100 * ours[0] / second.ours, None) if second.ours else None
-    if ours is None:
-        word = "not run"
+        difference = (100 * difference[0] / second.ours, None, None) if second.ours else None
+    incomparable = ""
+    if standing_in:
+        incomparable = f"{model} stands in for the paper's models, and shares of time and memory depend on the model"
     elif claim.relative and first is not None and second is not None and first.note != second.note:
-        word = "cannot be seen"  # another device, or eager steps against captured ones: no difference of methods
-    elif claim.relative:  # a point of time or memory is one number: it lies within the bounds or it does not
-        word = "holds" if low <= ours[0] <= high else "does not hold"
-    else:
-        word = verdict(ours[0], ours[1], low, high, _least(column, n))
-    return Verdict(
-        claim=claim.text,
-        model=model,
-        paper=printed,
-        ours=None if ours is None else ours[0],
-        stderr=None if ours is None else ours[1],
-        n=n,
-        low=low,
-        high=high,
-        unit="%" if claim.relative else column.unit,
+        incomparable = f"{claim.first}: {first.note}; {claim.second}: {second.note}"
+    ours, stderr, interval = difference or (None, None, None)
+    return decided(
+        claim.text,
+        model,
+        ours,
+        bound(paper, claim.low),
+        bound(paper, claim.high),
+        interval=interval,
+        stderr=stderr,
+        n=first.n if first is not None else 0,
+        unit="percent" if claim.relative else unit_of(column.unit),
         digits=2 if claim.relative else max(2, column.digits),
-        verdict=word,
+        paper=printed,
+        incomparable=incomparable,
+        widest=column.scale,
     )
 
 
-def _least(column: Column, n: int) -> float:
-    """Return the smallest standard error to believe; for scores, that of a single sample in n that differs."""
-    if column.figure == "score":
-        return column.scale / n if n else math.inf
-    return 0.0 if n >= FEWEST else math.inf
+def unit_of(unit: str) -> str:
+    """Return the unit of a difference of two figures of a column."""
+    return {"%": "points", "x": "(difference of factors)"}.get(unit, unit)

@@ -139,7 +139,7 @@ def shares_of_speed(item: Computed, plan: Plan, folder: Path | None = None) -> F
         complete = [c for c in item.options["contexts"] if all((row, c) in table for row in CASES)]
         tables.append(bool(complete))
         if complete:
-            verdicts += shares(model, table, complete)
+            verdicts += shares(model, table, complete, computed=False)
     for cell in predicted.cells:
         cells.append(replace(cell, row=_predicted(cell.row)))
     return Folded(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from experiments import published
@@ -15,6 +15,8 @@ from experiments.fold.figures import FIGURES, SPEEDS, Row, Statistic, paired, qu
 from experiments.item import Column, Grid, Group, Model
 from experiments.item import Row as Setting
 from experiments.plan import Plan
+from kvbench.metrics import intervals
+from kvbench.metrics.intervals import Interval
 
 
 @dataclass(frozen=True)
@@ -123,19 +125,24 @@ class _Table:
         if figure is None:
             reason = source.reason or self._why_empty(source, column)
             return Cell(**place, paper=paper, reason=reason, runs=source.runs)
-        base = self.statistics.get((self.item.base, column.name)) if row.name != self.item.base else None
-        difference = None if base is None else paired(figure, base)
         return Cell(
             **place,
             paper=paper,
             ours=figure.value,
             stderr=figure.stderr,
             n=self.counts[column.name],
-            to_base=None if difference is None else difference[0],
-            to_base_stderr=None if difference is None else difference[1],
             runs=source.runs,
             note=source.note,
+            **_ends(_interval([figure], [column]), ""),
+            **self._to_base(row, [column]),
         )
+
+    def _to_base(self, row: Setting, members: Sequence[Column], pick: str = "mean") -> dict[str, float | None]:
+        """Return the fields of a cell with its paired difference to the base row; none for the base itself."""
+        known = None if row.name == self.item.base else self.difference(row.name, self.item.base, members, pick)
+        if known is None:
+            return {}
+        return {"to_base": known[0], "to_base_stderr": known[1], **_ends(known[2], "to_base_")}
 
     def _why_empty(self, source: Source, column: Column) -> str:
         if not source.rows:
@@ -157,18 +164,16 @@ class _Table:
             if group.pick != "mean":
                 reason = "not measured until memory ended"
             return Cell(**place, paper=paper, reason=reason, runs=runs)
-        difference = (
-            None if row.name == self.item.base else self.difference(row.name, self.item.base, members, group.pick)
-        )
+        own = [self.statistics[row.name, column.name] for column in members] if group.pick == "mean" else []
         return Cell(
             **place,
             paper=paper,
             ours=whole[0],
             stderr=whole[1],
             n=sum(self.counts[column.name] for column in members) if group.pick == "mean" else 1,
-            to_base=None if difference is None else difference[0],
-            to_base_stderr=None if difference is None else difference[1],
             runs=runs,
+            **_ends(_interval(own, members), ""),
+            **self._to_base(row, members, group.pick),
         )
 
     def members(self, group: Group) -> list[Column]:
@@ -177,23 +182,21 @@ class _Table:
 
     def difference(
         self, first: str, second: str, members: Sequence[Column], pick: str = "mean"
-    ) -> tuple[float, float | None] | None:
-        """Return the mean over columns of the paired differences of two rows, with its standard error.
+    ) -> tuple[float, float | None, Interval | None] | None:
+        """Return the mean over columns of the paired differences of two rows, with its standard error and interval.
 
         Of a group that picks a number, the difference of the numbers picked, without an error.
         """
         if pick != "mean":
             one, two = (self._whole(name, members, pick) for name in (first, second))
-            return None if one is None or two is None else (one[0] - two[0], None)
-        pairs = []
-        for column in members:
-            one, two = (self.statistics.get((name, column.name)) for name in (first, second))
-            if one is None or two is None:
-                return None
-            pairs.append(paired(one, two))
-        if not pairs:
+            return None if one is None or two is None else (one[0] - two[0], None, None)
+        ones, twos = ([self.statistics.get((name, c.name)) for c in members] for name in (first, second))
+        if not members or None in ones or None in twos:
             return None
-        return fmean(value for value, _ in pairs), _together([error for _, error in pairs])
+        own, other = [one for one in ones if one is not None], [two for two in twos if two is not None]
+        pairs = [paired(a, b) for a, b in zip(own, other, strict=True)]
+        mean = fmean(value for value, _ in pairs)
+        return mean, _together([error for _, error in pairs]), _interval(own, members, other)
 
     def has(self, number: int) -> bool:
         """Return True if the column of a claim exists under the plan."""
@@ -215,18 +218,13 @@ class _Table:
         if difference is None and claim.relative and group is None:
             values = [self.statistics.get((name, members[0].name)) for name in (claim.first, claim.second)]
             if all(value is not None for value in values):
-                difference = values[0].value - values[1].value, None  # type: ignore[union-attr]
+                difference = values[0].value - values[1].value, None, None  # type: ignore[union-attr]
         models = [self.model] if self.plan.compares(self.item, self.model) else self.item.models
         values = [printed(self.item, rows[name], claim.column, models) for name in (claim.first, claim.second)]
         column = members[0]
-        verdict = judge(claim, self.item.paper, self.model.title, column, cell, difference, values)
-        if (
-            (column.data == POINTS or column.figure in SPEEDS)
-            and self.model not in self.item.models
-            and verdict.ours is not None
-        ):
-            return replace(verdict, verdict="cannot be seen")  # shares of time and memory depend on the model's size
-        return verdict
+        sized = column.data == POINTS or column.figure in SPEEDS
+        standing_in = sized and self.model not in self.item.models
+        return judge(claim, self.item.paper, self.model.title, column, cell, difference, values, standing_in)
 
     def _of(self, name: str) -> list[Column]:
         group = next((g for g in self.groups if g.name == name), None)
@@ -290,3 +288,36 @@ def _together(errors: Sequence[float | None]) -> float | None:
     """Return the standard error of the mean of independent figures; None if one is unknown."""
     known = [error for error in errors if error is not None]
     return math.sqrt(sum(error**2 for error in known)) / len(errors) if known and len(known) == len(errors) else None
+
+
+def _interval(
+    own: Sequence[Statistic], columns: Sequence[Column], other: Sequence[Statistic] | None = None
+) -> Interval | None:
+    """Return the 95 % interval of the mean over columns of figures, or of their paired differences.
+
+    Scores over equally many samples are counted together; of other figures, the columns' errors are added up.
+
+    Args:
+        own: the figures.
+        columns: their columns.
+        other: figures to subtract, of the same samples; None: of `own` alone.
+    """
+    if not own:
+        return None
+    counts = {len(figure.influences) for figure in own}
+    scale = columns[0].scale
+    if len(counts) == 1 and all(column.figure == "score" and column.scale == scale for column in columns):
+        one, two = ([x / scale for figure in part for x in figure.influences] for part in (own, other or own))
+        if all(0 <= x <= 1 for x in (*one, *two)):
+            known = intervals.of_scores(one) if other is None else intervals.of_pairs(one, two)
+            return None if known is None else (scale * known[0], scale * known[1])
+    both = [(a.value, a.stderr) for a in own]
+    if other is not None:
+        both = [paired(a, b) for a, b in zip(own, other, strict=True)]
+    mean, error = fmean(value for value, _ in both), _together([error for _, error in both])
+    return intervals.of_moments(mean, error, sum(len(figure.influences) for figure in own) - len(own) + 1)
+
+
+def _ends(interval: Interval | None, name: str) -> dict[str, float | None]:
+    """Return an interval as fields of a cell."""
+    return {} if interval is None else {f"{name}low": interval[0], f"{name}high": interval[1]}

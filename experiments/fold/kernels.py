@@ -9,6 +9,7 @@ from typing import Any
 from experiments import published, stored
 from experiments.fold.analytic import length
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
+from experiments.fold.claims import decided
 from experiments.fold.points import FOLDERS
 from experiments.item import Computed
 from experiments.plan import Plan
@@ -73,9 +74,4 @@ def _us(content: Mapping[str, Any], options: Mapping[str, Any], form: str, conte
 
 def _verdict(claim: str, model: str, paper: float, ours: float) -> Verdict:
     """Return whether a speed-up is at least the paper's, less a tenth."""
-    low = 0.9 * paper
-    word = "holds" if ours > low else "does not hold"
-    return Verdict(
-        claim=claim, model=model, paper=paper, ours=ours, stderr=None, n=1, low=low, high=float("inf"), unit="x",
-        verdict=word,
-    )  # fmt: skip
+    return decided(claim, model, ours, 0.9 * paper, float("inf"), n=1, unit="factor", paper=paper)

@@ -10,13 +10,14 @@ import numpy as np
 
 from experiments.fold.analyses import Analysis, analysis, notes
 from experiments.fold.attention import judged, marks
-from experiments.fold.cells import Cell, Folded, Heading, Verdict
-from experiments.fold.claims import verdict
+from experiments.fold.cells import Cell, Folded, Heading, Verdict, ends
+from experiments.fold.claims import decided
 from experiments.item import Column, Computed, Model
 from experiments.logquant.attention import FOUR
 from experiments.plan import Plan
 from kvbench.analysis.outcome import Outcome
 from kvbench.analysis.table import mean
+from kvbench.metrics import intervals
 
 
 def density(item: Computed, plan: Plan) -> Folded:
@@ -86,7 +87,7 @@ def steps(item: Computed, plan: Plan) -> Folded:
             figure = mean(numbers) if shares else (math.nan, math.nan)
             cells.append(_cell(model, column.name, heading, *figure, len(numbers), run))
             text = f"high positions change from step to step ({column.name}: fewer than {high:g} % are shared)"
-            verdicts.append(judged(text, model.title, numbers, 0.0, -math.inf, high, unit="%"))
+            verdicts.append(judged(text, model.title, numbers, 0.0, -math.inf, high, unit="% of them"))
             drawn.append(_step_panels(run.outcome, highest, f"{model.title}, {column.name}"))
     across = max(1, min(2, len(drawn)))
     panels = [
@@ -275,24 +276,16 @@ def _cell(model: Model, row: str, heading: Heading, number: float, error: float,
     if math.isnan(number):
         return Cell(**place, reason="too few spikes, or too few decode steps, for this figure", runs=(run.id,))
     known = None if math.isnan(error) else error
-    return Cell(**place, ours=number, stderr=known, n=count, runs=(run.id,))
+    return Cell(**place, ours=number, stderr=known, n=count, runs=(run.id,), **ends(number, known, count))
 
 
 def _verdict(
     text: str, model: Model, number: float, error: float | None, count: int, low: float, high: float
 ) -> Verdict:
-    return Verdict(
-        claim=text,
-        model=model.title,
-        paper=None,
-        ours=None if math.isnan(number) else number,
-        stderr=error,
-        n=count,
-        low=low,
-        high=high,
-        unit="",
-        verdict="not run" if math.isnan(number) else verdict(number, error, low, high),
-    )
+    ours = None if math.isnan(number) else number
+    interval = None if ours is None else intervals.of_moments(ours, error, count)
+    more = {"interval": interval, "stderr": error, "n": count, "widest": math.inf}
+    return decided(text, model.title, ours, low, high, **more)
 
 
 def _rounded(numbers: np.ndarray) -> list[float]:

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from experiments import published
 from experiments.data import data_overrides
-from experiments.fold.cells import Cell, Folded, Heading
+from experiments.fold.cells import Cell, Folded, Heading, ends
 from experiments.fold.figures import error
 from experiments.item import MINI, Computed, Described, Model
 from experiments.plan import Plan
@@ -67,7 +67,13 @@ def _cells(item: Computed, row: Described, plan: Plan) -> tuple[list[Cell], list
         return [Cell(**place, column=name, paper=number, reason=reason) for name, number in printed.items()], []
     count = Cell(**place, column=COUNT, paper=printed[COUNT], ours=float(len(lengths)), n=len(lengths))
     mean = Cell(
-        **place, column=LENGTH, paper=printed[LENGTH], ours=fmean(lengths), stderr=error(lengths), n=len(lengths)
+        **place,
+        column=LENGTH,
+        paper=printed[LENGTH],
+        ours=fmean(lengths),
+        stderr=error(lengths),
+        n=len(lengths),
+        **ends(fmean(lengths), error(lengths), len(lengths)),
     )
     commits = [f"{entry['hub_id']} at commit {entry['revision']}" for entry in of(config, config.task).get("data", ())]
     return [count, mean], commits
