@@ -14,9 +14,8 @@ fields, and ``experiments/cocktail/table2.py`` for an example.
    column.
 3. ``groups`` are means over columns (averages, groups of tasks); ``base`` is the row that paired differences are
    taken to.
-4. ``claims`` are bounds on the paired difference of two rows: a claim holds where the difference and two standard
-   errors on both sides lie within them, does not where they lie outside, and cannot be seen otherwise. ``words`` are
-   claims that no two cells can decide.
+4. ``claims`` are bounds on the paired difference of two rows, which its 95 % interval holds against them
+   (:data:`experiments.fold.claims.RULE`). ``words`` are claims that no two cells can decide.
 5. ``--data mini`` replaces the columns by ``mini`` (default: the five tasks of ``dataset=mini``); a group names its
    ``mini`` columns. A row's ``small`` is its setting with mini and standin, where weights of an encoder are missing.
    Keep the tasks, and all lengths, as they are in ``dataset=mini`` where possible: then items share the runs.

@@ -1,8 +1,8 @@
 """``python -m experiments``: every table and figure of the three papers by one command.
 
 Without an item: the list of all, with what each needs and the state of its runs here. With items (``cocktail/table2``,
-``cocktail``, ``all``): what is missing is run, and the table is printed and written to results/PAPER/ITEM. The same
-command again goes on where it stopped.
+``cocktail``, ``all``): what is missing is run, and the table is printed and written to results/trials/PAPER/ITEM, with
+``--write`` to results/PAPER/ITEM and docs/reproduce.md. The same command again goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def parser() -> argparse.ArgumentParser:
     add("--fold-only", action="store_true", help="write the tables from existing runs, without running anything")
     add("--check", action="store_true", help="hold the numbers of README, docs and results to the files they come from")
     add("--reproduce", action="store_true", help="print docs/reproduce.md's table of all items and their claims")
-    add("--write", action="store_true", help="with --check or --reproduce: write into the documents")
+    add("--write", action="store_true", help="write below results/ and docs/ (default: tables go to results/trials)")
+    add("--replace", action="store_true", help="with --write: replace tables of more samples, too")
     add("--expect", action="store_true", help="with --reproduce: predict the time of every item anew (minutes)")
     add("--uncovered", action="store_true", help="with --check: list the numbers of tables that no rule covers")
     add("--rerun", action="store_true", help="make samples of older code anew (runtime.rerun)")
@@ -121,8 +122,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Do what the command line says; 1 if a run failed, 2 if the command line is wrong."""
     arguments = parser().parse_args(argv)
     apart = arguments.check or arguments.reproduce
-    if not apart and (arguments.write or arguments.uncovered or arguments.expect):
-        parser().error("--write needs --check or --reproduce, --uncovered --check, and --expect --reproduce")
+    if not apart and (arguments.uncovered or arguments.expect or (arguments.write and not arguments.items)):
+        parser().error("--write needs an item, --check or --reproduce, --uncovered --check, and --expect --reproduce")
+    if arguments.replace and not (arguments.write and arguments.items):
+        parser().error("--replace needs an item and --write")
     try:
         return _do(arguments)
     except KvbenchError as error:
@@ -159,6 +162,8 @@ def _do(arguments: argparse.Namespace) -> int:
         rerun=arguments.rerun,
         runs=arguments.runs,
         out=arguments.out,
+        write=arguments.write,
+        replace=arguments.replace,
     )
     check_models(plan.models)
     if not arguments.items:
@@ -171,7 +176,7 @@ def _do(arguments: argparse.Namespace) -> int:
         print(predicted(picked, plan))
         return 0
     status = session.make(picked, plan, arguments.launcher, arguments.jobs or -1, arguments.fold_only)
-    if plan.out.resolve() == reproduce.ROOT / "results":
+    if plan.write and plan.out.resolve() == reproduce.ROOT / "results":
         reproduce.main(list(items().values()), write=True)  # docs/reproduce.md follows the results
     return status
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from experiments.checks import rules
 from experiments.checks.numbers import NUMBER, agrees, like
 from experiments.checks.rules import ROOT, NotFound, Rule, Shown
+from experiments.place import TRIALS
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ def documents(root: Path) -> list[str]:
     """Return the documents whose tables should have rules: README.md, docs and results."""
     paths = [root / "README.md", *sorted((root / "docs").glob("*.md")), *sorted((root / "results").rglob("*.md"))]
     names = [path.relative_to(root) for path in paths]
-    return [str(name) for name in names if name.parts[:2] not in {("results", "runs"), ("results", "sweeps")}]
+    return [
+        str(name) for name in names if name.parts[:2] not in {("results", name) for name in ("runs", "sweeps", TRIALS)}
+    ]
 
 
 @dataclass

@@ -140,8 +140,7 @@ class Group:
 class Claim:
     """A statement of a paper as bounds on the difference of two rows in one column.
 
-    The claim holds where the difference with two standard errors on both sides lies within the bounds, does not hold
-    where it lies outside, and cannot be seen otherwise.
+    What decides it is :data:`experiments.fold.claims.RULE`.
 
     Args:
         text: the statement in words.

@@ -28,6 +28,8 @@ class Plan:
         fold_only: make tables of what exists, and compute nothing.
         runs: folder of the runs, which the main command line shares (``runtime.results_dir``).
         out: folder of tables and figures.
+        write: True to write them below results/, and docs/reproduce.md; else they are trials.
+        replace: True to replace tables of more samples, too.
     """
 
     models: tuple[str, ...] = ()
@@ -41,6 +43,8 @@ class Plan:
     fold_only: bool = False
     runs: Path = Path("results/runs")
     out: Path = Path("results")
+    write: bool = False
+    replace: bool = False
 
     def models_of(self, item: Item) -> tuple[Model, ...]:
         """Return the models of an item: those of the command line, or the paper's."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.place import add_options, choice, known, place
+
 #: columns of the table: heading and preset of conf/experiment/quickstart
 COLUMNS = {"fp16": "fp16", "kivi int4": "kivi4", "kivi int2": "kivi2", "atom int4": "atom4"}
 
@@ -44,11 +46,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.quickstart", description=__doc__)
     parser.add_argument("--runs", type=Path, default=Path("results/runs"), help="folder of the runs")
     parser.add_argument("--out", type=Path, default=Path("results/quickstart"), help="folder of quickstart.json")
+    add_options(parser)
     arguments = parser.parse_args()
     from experiments.runs import Run, identify
     from kvbench.results.store import RunStore
 
-    content: dict[str, Any] = {"origin": "make run, then python -m experiments.quickstart", "columns": {}}
+    content: dict[str, Any] = {"origin": "make run, then python -m experiments.quickstart --write", "columns": {}}
     for name, preset in COLUMNS.items():
         run, reason = identify(Run((f"experiment=quickstart/{preset}",), "tiny", "mini"))
         metrics = RunStore(arguments.runs, run).metrics() if run else None
@@ -56,9 +59,15 @@ def main() -> int:
             print(f"{name}: run {run} is not complete in {arguments.runs}: make run{'; ' + reason if reason else ''}")
             return 1
         content["columns"][name] = figures(metrics)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "quickstart.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return 0
+
+    def samples(kept: Mapping[str, Any]) -> dict[str, int]:
+        return {name: column["mean"]["n"] for name, column in kept["columns"].items()}
+
+    old = known(arguments.out / "quickstart.json", samples)
+    where = place(arguments.out, choice(arguments), samples(content), old)
+    where.path.mkdir(parents=True, exist_ok=True)
+    (where.path / "quickstart.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return where.say()
 
 
 if __name__ == "__main__":

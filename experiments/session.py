@@ -62,10 +62,31 @@ def _finish(ended: Sequence[Item], left: list[Item], plan: Plan, outcomes: dict[
             print(f"{item.id}: {error}", file=sys.stderr)
             good = False
             continue
-        folder, reason = write(item, folded, plan)
+        if not any(cell.ours is not None for cell in folded.cells):
+            print(empty(item, folded, plan), file=sys.stderr)
+            good = False
+            continue
+        where, reason = write(item, folded, plan)
         print(markdown(item, folded))
-        print(f"-> {folder}" + (f" ({reason})" if reason else ""), flush=True)
+        if reason:
+            print(reason, file=sys.stderr)
+        good &= where.say() == 0
     return good
+
+
+def empty(item: Item, folded: Folded, plan: Plan) -> str:
+    """Return why an item has no number, and what to type instead."""
+    reasons = list(dict.fromkeys(cell.reason.splitlines()[0] for cell in folded.cells if cell.reason))
+    more = f" (and {len(reasons) - 1} other reasons)" if len(reasons) > 1 else ""
+    text = f"{item.id}: nothing was written, as none of its {len(folded.cells)} cells has a number"
+    hints = []
+    if plan.fold_only:
+        hints.append("leave out --fold-only to make its runs")
+    if plan.data == "paper" or not plan.models:
+        hints.append(f"python -m experiments {item.id} --models tiny --data mini needs no weights, data or network")
+    if plan.data == "paper":
+        hints.append("--path DATASET=FOLDER names local files of the paper's data")
+    return f"{text}: {reasons[0] if reasons else 'not run'}{more}" + "".join(f"\n  hint: {hint}" for hint in hints)
 
 
 def folded_of(item: Item, plan: Plan, outcomes: dict[Run, Outcome]) -> Folded:

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
+from experiments import stored
 from experiments.draw.figure import draw
 from experiments.draw.table import latex, markdown, to_csv
 from experiments.fold.cells import Cell, Folded, Heading, Verdict, ends
 from experiments.fold.claims import OPEN
 from experiments.item import Item
+from experiments.place import Choice, Place, place
 from experiments.plan import Plan
 from kvbench.metrics import intervals
 from kvbench.util import atomic
 
+PICTURES = ("figure.png", "figure.svg")
 
-def write(item: Item, folded: Folded, plan: Plan) -> tuple[Path, str]:
-    """Write all files of an item; return their folder and the reason why there is no picture, if any."""
-    folder = plan.folder(item)
+
+def write(item: Item, folded: Folded, plan: Plan) -> tuple[Place, str]:
+    """Write all files of an item; return their place and the reason why there is no picture, if any."""
+    wanted = plan.folder(item)
+    before = stored.content(wanted / "cells.json") if (wanted / "cells.json").exists() else None
+    old = [] if before is None else read(before).cells
+    same = _numbers(old) == _numbers(folded.cells)  # then the picture is still that of the cells
+    pictures = [] if item.draw == "table" else [wanted / name for name in PICTURES]
+    chosen = Choice(write=plan.write, replace=plan.replace)
+    where = place(wanted, chosen, _samples(folded.cells), _samples(old), pictures, same)
+    folder = where.path
     folder.mkdir(parents=True, exist_ok=True)
     content = {
         "item": item.id,
@@ -53,7 +63,16 @@ def write(item: Item, folded: Folded, plan: Plan) -> tuple[Path, str]:
     }
     for name, text in texts.items():
         atomic.write(folder / name, text.encode())
-    return folder, draw(item, folded, folder)
+    return where, draw(item, folded, folder)
+
+
+def _samples(cells: Sequence[Cell]) -> dict[str, int]:
+    """Return the number of samples of each cell; 0 for one without a number."""
+    return {", ".join(filter(None, (c.model, c.row, c.column))): c.n or 1 if c.ours is not None else 0 for c in cells}
+
+
+def _numbers(cells: Sequence[Cell]) -> dict[tuple[str, str, str], float | None]:
+    return {(cell.model, cell.row, cell.column): cell.ours for cell in cells}
 
 
 def read(content: dict[str, Any]) -> Folded:
@@ -87,15 +106,15 @@ def claims_of(content: Mapping[str, Any]) -> list[Verdict]:
     return verdicts
 
 
-def _cell(stored: dict[str, Any], scale: float | None) -> Cell:
+def _cell(known: dict[str, Any], scale: float | None) -> Cell:
     """Return a cell of a ``cells.json``.
 
     Args:
-        stored: the cell.
+        known: the cell.
         scale: the largest number of its column, if it is a share or a score; else None.
     """
-    cell = Cell(**{**{key: value for key, value in stored.items() if key != "difference"}, "runs": (*stored["runs"],)})
-    if "low" in stored or cell.ours is None or cell.stderr is None:
+    cell = Cell(**{**{key: value for key, value in known.items() if key != "difference"}, "runs": (*known["runs"],)})
+    if "low" in known or cell.ours is None or cell.stderr is None:
         return cell
     if scale is None:
         more = ends(cell.ours, cell.stderr, cell.n)

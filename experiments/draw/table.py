@@ -15,7 +15,7 @@ from experiments.item import Item
 LONGEST = 240
 #: what the numbers of a table mean
 SPREAD = (
-    "±: distance to the farther end of the 95 % interval. Scores and shares are in percent, their differences in points."
+    "±: distance to the farther end of the 95 % interval. Scores and shares in percent, their differences in points."
 )
 #: unit of ratios, which are no differences
 FACTOR = "factor"

@@ -14,6 +14,7 @@ from pathlib import Path
 from experiments.efficiency.fold import fold
 from experiments.efficiency.grid import GRIDS
 from experiments.efficiency.read import read
+from experiments.place import add_options, choice, place
 from kvbench.errors import KvbenchError
 
 
@@ -32,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         help="files and folders with measured points, to make tables and plots from",
     )
     parser.add_argument("--out", type=Path, default=Path("results/efficiency"), help="folder for tables and plots")
+    add_options(parser)
     args = parser.parse_args(given)
     if not args.run and not args.fold:
         parser.error("nothing to do; use --run or --fold")
@@ -39,8 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.run:
         from kvbench.bench.__main__ import main as bench
 
-        status = bench([*GRIDS[args.run], "--out", str(args.out), "--name", args.run, *more])
-        places.append(args.out / f"{args.run}.json")
+        folder = place(args.out, choice(args)).path
+        status = bench([*GRIDS[args.run], "--out", str(folder), "--name", args.run, *more])
+        places.append(folder / f"{args.run}.json")
     try:
         points = read(places)
     except (FileNotFoundError, KvbenchError) as error:
@@ -49,8 +52,12 @@ def main(argv: list[str] | None = None) -> int:
     if not points:
         print(f"error: there are no points in {', '.join(map(str, places))}", file=sys.stderr)
         return status or 2
+    old = args.out / "points.csv"
+    before = {"points": len(old.read_text(encoding="utf-8").splitlines()) - 1} if old.exists() else None
+    where = place(args.out, choice(args), {"points": len(points)}, before, sorted(args.out.glob("*.png")))
     try:
-        print(fold(points, args.out))
+        print(fold(points, where.path))
+        status = where.say() or status
     except OSError as error:
         print(
             f"error: {args.out} cannot be written: {error}\n  hint: name another folder with --out FOLDER",

@@ -16,6 +16,7 @@ from typing import Any
 
 from experiments.fidelity.fold import fold
 from experiments.fidelity.grid import LENGTH, SETTINGS, TASKS
+from experiments.place import add_options, choice, place
 from kvbench.config.setting import parse as parse_setting
 from kvbench.results.samples import Row
 from kvbench.results.samples import read as read_samples
@@ -75,6 +76,7 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--runs", default="results/runs/fidelity", help="folder of the runs (default: %(default)s)")
     parser.add_argument("--out", default="results/tiny/fidelity", help="folder of the tables (default: %(default)s)")
     parser.add_argument("--fold-only", action="store_true", help="write the tables from existing runs")
+    add_options(parser)
     return parser.parse_args(given)
 
 
@@ -92,8 +94,18 @@ def main(given: Sequence[str]) -> int:
         name: {data: rows_of(composed(SETTINGS[name], data, arguments), arguments) for data in (FORCED, FREE)}
         for name in arguments.only
     }
-    print(fold(stored, Path(arguments.out), arguments.limit * len(TASKS)))
-    return 0
+    wanted, count = Path(arguments.out), arguments.limit * len(TASKS)
+    where = place(wanted, choice(arguments), {"prompts": count, "settings": len(stored)}, before(wanted))
+    print(fold(stored, where.path, count))
+    return where.say()
+
+
+def before(folder: Path) -> dict[str, int] | None:
+    """Return the prompts and settings of the stored tables; None without any."""
+    if not (folder / "table.md").exists():
+        return None
+    lines = (folder / "settings.csv").read_text(encoding="utf-8").splitlines()
+    return {"prompts": int((folder / "table.md").read_text(encoding="utf-8").split()[0]), "settings": len(lines) - 1}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from experiments.formats.fold import fold
 from experiments.formats.grid import ROWS, Row
 from experiments.formats.tpot import settings
+from experiments.place import add_options, choice, known, place
 from kvbench.config.setting import parse as parse_setting
 from kvbench.results.samples import read as read_samples
 
@@ -132,11 +133,17 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--fold-only", action="store_true", help="write the tables from existing runs")
     parser.add_argument("--run-only", action="store_true", help="write no tables")
     parser.add_argument("--settings", action="store_true", help="print the settings for kvbench.bench tpot")
+    add_options(parser)
     arguments = parser.parse_args(given)
     unknown = [key for key in arguments.only if key not in ROWS]
     if unknown:
         parser.error(f"no line {unknown[0]!r}: {', '.join(ROWS)}")
     return arguments
+
+
+def sizes(count: int, prompts: int, lines: Collection[Any]) -> dict[str, int]:
+    """Return what a table of formats rests on: scored samples and prompts of a line, and the number of lines."""
+    return {"samples": count, "prompts": prompts, "lines": len(lines)}
 
 
 def main() -> int:
@@ -156,7 +163,13 @@ def main() -> int:
             failed += side_by_side([key for key in arguments.only if key not in first], arguments, given)
     if not arguments.run_only:
         lines = {key: parts for key in arguments.only if (parts := stored(ROWS[key], arguments))}
-        print(fold(lines, Path(arguments.out), len(TASKS) * arguments.limit, len(TASKS) * arguments.fidelity_limit))
+        count, prompts = len(TASKS) * arguments.limit, len(TASKS) * arguments.fidelity_limit
+        wanted = Path(arguments.out)
+        old = known(wanted / "lines.json", lambda kept: sizes(kept["n"], kept["prompts"], kept["lines"]))
+        new = sizes(count, prompts, lines)
+        where = place(wanted, choice(arguments), new, old, [wanted / "plot.png"])
+        print(fold(lines, where.path, count, prompts))
+        failed += where.say()
     return 1 if failed else 0
 
 

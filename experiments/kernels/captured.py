@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from experiments.kernels.greedy import load
+from experiments.place import add_options, choice, known, place
+from experiments.place import rows as counted
 from experiments.quantspec.prompts import Prompt, tasks
 from kvbench.bench import report
 from kvbench.cache import KVCache, Prompts
@@ -133,6 +135,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="NAME")
     parser.add_argument("--compile", action="store_true", help="compile the layers around attention in captured steps")
     parser.add_argument("--out", default="results/h200/captured.json")
+    add_options(parser)
     arguments = parser.parse_args()
     model, tokenizer = load(arguments.model, arguments.device)
     rows = []
@@ -148,7 +151,11 @@ def main() -> None:
         same = sum(row["parted_at"] is None and row["same_bill"] for row in mine)
         rest = {key: [row[key] for row in mine] for key in ("stock", "compiled") if key in mine[0]}
         print(f"{name} ({mine[0]['captured_path']}): {same} of {len(mine)} captured = eager; {rest}", flush=True)
-    report.write(Path(arguments.out), {**vars(arguments), **report.machine(), "rows": rows})
+    content = {**vars(arguments), **report.machine(), "rows": rows}
+    out = Path(arguments.out)
+    where = place(out, choice(arguments), counted(content), known(out, counted))
+    report.write(where.path, content)
+    where.say()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from experiments.place import add_options, choice, known, place
+from experiments.place import rows as counted
 from experiments.quantspec.prompts import Prompt, tasks
 from kvbench.bench import report
 from kvbench.cache import Prompts
@@ -87,6 +89,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--out", default="results/h200/greedy.json")
+    add_options(parser)
     arguments = parser.parse_args()
     model, tokenizer = load(arguments.model, arguments.device)
     rows = []
@@ -100,7 +103,11 @@ def main() -> None:
         print(f"{name} ({mine[0]['path']}): {len(mine) - len(parted)} of {len(mine)} continuations equal", flush=True)
         for row in parted:
             print(f"  {row['id']}: token {row['parted_at']}, gap {row['gap']}", flush=True)
-    report.write(Path(arguments.out), {**vars(arguments), **report.machine(), "rows": rows})
+    content = {**vars(arguments), **report.machine(), "rows": rows}
+    out = Path(arguments.out)
+    where = place(out, choice(arguments), counted(content), known(out, counted))
+    report.write(where.path, content)
+    where.say()
 
 
 if __name__ == "__main__":

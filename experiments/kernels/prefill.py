@@ -19,6 +19,8 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from experiments.place import add_options, choice, known, place
+from experiments.place import rows as counted
 from kvbench.attention import prefill
 from kvbench.bench.shapes import MODELS, Model, tokens
 from kvbench.cache.options import Backend
@@ -144,6 +146,7 @@ def main() -> None:
     parser.add_argument("--contexts", nargs="+", type=tokens, default=[tokens("32k"), tokens("128k")])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("results/h200/prefill_layer.json"))
+    add_options(parser)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16
@@ -162,8 +165,10 @@ def main() -> None:
                     print(f"{name} {count:>7} {part:<10}{how:<7} {figures}", flush=True)
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     measured = {"device": device_name, "torch": torch.__version__, "dtype": "bfloat16", "rows": rows}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    where = place(options.out, choice(options), counted(measured), known(options.out, counted))
+    where.path.parent.mkdir(parents=True, exist_ok=True)
+    where.path.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    where.say()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 
 from experiments.mini.fold import fold
 from experiments.mini.grid import COMPARISONS, PAIRS, Setting
+from experiments.place import add_options, choice
 
 
 def overrides(setting: Setting, arguments: argparse.Namespace) -> list[str]:
@@ -100,6 +101,7 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
         "--fold-only", action="store_true", help="write the tables from existing runs, without running anything"
     )
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    add_options(parser)
     arguments = parser.parse_args(given)
     grid = COMPARISONS[arguments.grid]
     names = [setting.name for setting in grid.settings]
@@ -127,8 +129,10 @@ def main() -> int:
         with ThreadPoolExecutor(arguments.jobs) as pool:
             good = list(pool.map(lambda s: run_apart(s, arguments, given), settings))
     configs = {setting.name: composed(setting, arguments) for setting in settings}
-    print(fold(Path(arguments.runs), Path(arguments.out), settings, configs, PAIRS))
-    return 0 if all(good) else 1
+    text, where = fold(Path(arguments.runs), Path(arguments.out), settings, configs, PAIRS, choice(arguments))
+    print(text)
+    status = where.say() if where is not None else 1
+    return status if all(good) else 1
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from experiments.mini.fold import error
+from experiments.place import add_options, choice, place
 from kvbench.models.load import load_tokenizer
 from kvbench.models.spec import ModelConfig
 from kvbench.retrieval.chunks import Chunked, cut
@@ -121,6 +122,7 @@ def main() -> int:
     parser.add_argument("--beta", type=float, default=0.1)
     parser.add_argument("--chunk-size", type=int, default=32)
     parser.add_argument("--out", type=Path, default=Path("results/mini/chunks.md"))
+    add_options(parser)
     arguments = parser.parse_args()
     tokenizer = load_tokenizer(
         build(ModelConfig, yaml.safe_load((conf_dir() / "model" / "tiny.yaml").read_text()), "model")
@@ -135,10 +137,13 @@ def main() -> int:
         f" prompts of {arguments.length} tokens, n = {arguments.limit} a task; ± standard error over samples.\n"
     )
     text = markdown(results) + "\n" + note
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(text, encoding="utf-8")
+    old = arguments.out.read_text(encoding="utf-8") if arguments.out.exists() else ""
+    counts = {"samples": int(found[1])} if (found := re.search(r"n = (\d+) a task", old)) else None
+    where = place(arguments.out, choice(arguments), {"samples": arguments.limit}, counts)
+    where.path.parent.mkdir(parents=True, exist_ok=True)
+    where.path.write_text(text, encoding="utf-8")
     print(text)
-    return 0
+    return where.say()
 
 
 if __name__ == "__main__":

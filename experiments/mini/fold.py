@@ -13,6 +13,7 @@ import yaml
 
 from experiments.mini.grid import Setting
 from experiments.mini.report import markdown, plot
+from experiments.place import Choice, Place, known, place
 from kvbench.results.samples import read as read_samples
 
 #: a setting that has done less than this share of the furthest one's samples stays out of the common table
@@ -25,8 +26,11 @@ def fold(
     settings: Sequence[Setting],
     configs: Mapping[str, Mapping[str, Any]],
     pairs: Sequence[tuple[str, str]] = (),
-) -> str:
-    """Read every setting's runs, write ``table.md``, ``scores.json``, ``pairs.json``, ``plot.png``; the table as text.
+    chosen: Choice | None = None,
+) -> tuple[str, Place | None]:
+    """Read every setting's runs, write ``table.md``, ``scores.json``, ``pairs.json``, ``plot.png``.
+
+    Returns the table as text, and the place of the files; None where there is nothing to write.
 
     Settings whose runs are not finished count with what they have: the table is over the samples that all of its
     settings have done, each pair over those that its two have done.
@@ -37,13 +41,14 @@ def fold(
         settings: the rows.
         configs: the composed configuration of each setting, by name: a run is found by its method and formats.
         pairs: names of settings whose difference is of interest.
+        chosen: what the command line says about replacing files in `out`.
     """
     records = [row for setting in settings if (row := read(runs, setting, configs[setting.name]))]
     most = max((len(row["samples"]) for row in records), default=0)
     enough = [row for row in records if len(row["samples"]) >= ENOUGH * most]
     shared = whole_tasks(set.intersection(*(set(row["samples"]) for row in enough)) if enough else set())
     if not shared:
-        return f"{runs} does not contain a sample that all settings have done"
+        return f"{runs} does not contain a sample that all settings have done", None
     base = next((row for row in enough if row["name"] == "fp16"), None)
     rows = [summarize(row, sorted(shared), base) for row in enough]
     by_name = {row["name"]: row for row in records}
@@ -51,13 +56,17 @@ def fold(
     compared = [pair for pair in compared if pair["mean"]["n"]]
     missing = {row["name"]: len(row["samples"]) for row in records if row not in enough}
     missing |= {setting.name: 0 for setting in settings if setting.name not in by_name}
+    new = {row["name"]: row["mean"]["n"] for row in rows}
+    old = known(out / "scores.json", lambda content: {row["name"]: row["mean"]["n"] for row in content})
+    where = place(out, chosen or Choice(), new, old, [out / "plot.png"])
+    out = where.path
     out.mkdir(parents=True, exist_ok=True)
     text = markdown(rows, compared, missing)
     (out / "table.md").write_text(text, encoding="utf-8")
     for name, content in (("scores", rows), ("pairs", compared)):
         (out / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     plot(rows, out / "plot.png")
-    return text
+    return text, where
 
 
 def read(runs: Path, setting: Setting, config: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from experiments.place import add_options, choice, place
+
 LAYOUTS = ("one", "device_map", "tensor_parallel")
 
 
@@ -81,7 +83,10 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2, help="number of ranks of the tensor-parallel layout")
     parser.add_argument("--layouts", nargs="*", default=list(LAYOUTS), choices=LAYOUTS)
     parser.add_argument("--limit-s", type=float, default=75.0, help="time limit per layout in seconds")
+    add_options(parser)
     args, rest = parser.parse_known_args()
+    where = place(args.out, choice(args))
+    args.out = where.path
     args.out.mkdir(parents=True, exist_ok=True)
     results = {layout: launch(layout, args.out, args.processes, rest, args.limit_s) for layout in args.layouts}
     equal = compared(results) if "one" in results else {}
@@ -103,6 +108,7 @@ def main() -> int:
                     f"{layout}, {name}: {row['tpot_ms']} ms a token, peak {' + '.join(gib)} GiB, KV "
                     f"{sum(row['kv_used']) / 2**30:.1f} GiB, {row['stepping']}"
                 )
+    where.say()
     return 0 if all(result["status"] == 0 for result in results.values()) else 1
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from experiments.page.browser import chromium, missing
 from experiments.page.made import many
+from experiments.place import add_options, choice, known, place
 from kvbench.results.environment import commit, cpu_name
 from kvbench.util import atomic
 
@@ -60,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=2000, help="number of made-up runs (default: %(default)s)")
     parser.add_argument("--visits", type=int, default=5, help="visits to take the median of (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("results/report/page.json"), help="default: %(default)s")
+    add_options(parser)
     arguments = parser.parse_args(argv)
     reason = missing()
     if reason:
@@ -80,10 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             "load": [round(value, 1) for value in os.getloadavg()],
             **visits(page, arguments.visits),
         }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(arguments.out, (json.dumps(outcome, indent=1) + "\n").encode())
+    old = known(arguments.out, lambda content: {"runs": content["runs"], "visits": content["visits"]})
+    where = place(arguments.out, choice(arguments), {"runs": arguments.runs, "visits": arguments.visits}, old)
+    where.path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write(where.path, (json.dumps(outcome, indent=1) + "\n").encode())
     print(json.dumps(outcome, indent=1))
-    return 0
+    return where.say()
 
 
 def visits(page: Path, count: int) -> dict[str, Any]:

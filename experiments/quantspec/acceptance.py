@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from experiments.place import add_options, choice, known, place
 from experiments.quantspec.prompts import Prompt, books, tasks
 from experiments.quantspec.table import fold
 from kvbench.cache import Prompts
@@ -138,6 +139,7 @@ def main() -> int:
     parser.add_argument("--runs", default="results/runs/quantspec", help="folder for the answers")
     parser.add_argument("--out", default="results/quantspec", help="folder for the tables")
     parser.add_argument("--fold-only", action="store_true")
+    add_options(parser)
     arguments = parser.parse_args()
     runs = Path(arguments.runs)
     runs.mkdir(parents=True, exist_ok=True)
@@ -148,8 +150,20 @@ def main() -> int:
     where = f"{arguments.model}, {arguments.dtype}, " + (
         "greedy" if arguments.temperature == 0 else f"temperature {arguments.temperature:g}"
     )
-    print(fold(path, Path(arguments.out), drafts, where))
-    return 0
+    wanted = Path(arguments.out)
+    old = known(wanted / f"{path.stem}.json", prompts_by_cell)
+    text, table = fold(path, drafts, where)
+    target = place(wanted, choice(arguments), prompts_by_cell(table), old)
+    target.path.mkdir(parents=True, exist_ok=True)
+    (target.path / f"{path.stem}.md").write_text(text, encoding="utf-8")
+    (target.path / f"{path.stem}.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    print(text)
+    return target.say()
+
+
+def prompts_by_cell(table: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Return the number of prompts of each draft and gamma."""
+    return {f"{c['data']}@{c['length']}, {c['draft']}, gamma {c['gamma']}": int(c["prompts"]) for c in table}
 
 
 def _run(arguments: argparse.Namespace, path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from experiments.place import add_options, choice, known, place
 from experiments.quantspec.lines import figures as of_all
 from experiments.quantspec.lines import text
 from experiments.quantspec.prompts import Prompt, books, tasks
@@ -129,6 +130,7 @@ def main() -> int:
         "--runs", default="results/runs/quantspec", help="folder for equality.json, which has one record per run"
     )
     parser.add_argument("--out", default="results/quantspec", help="folder of equality.md and equality.json")
+    add_options(parser)
     arguments = parser.parse_args()
     setup = Setup(arguments.device, arguments.group, arguments.weights)
     wanted = lengths(arguments.group, arguments.prompts)
@@ -141,7 +143,10 @@ def main() -> int:
         cut = prompt.ids[:length] if not prompt.stop else (prompt.ids[0], *prompt.ids[1 - length :])
         records += compare(setup, Prompt(prompt.id, cut, None, "", False), arguments.gammas, arguments.tokens)
         print(f"{len(records)} runs, {sum(r['equal'] for r in records)} equal", end="\r", flush=True)
-    out, runs = Path(arguments.out), Path(arguments.runs)
+    content = of_all(records, TIE)
+    wanted_at, runs = Path(arguments.out), Path(arguments.runs)
+    where = place(wanted_at, choice(arguments), pairs(content), known(wanted_at / "equality.json", pairs))
+    out = where.path
     for folder in (out, runs):
         folder.mkdir(parents=True, exist_ok=True)
     head = [
@@ -153,13 +158,18 @@ def main() -> int:
         "target replayed one token a step with the recorded flush points.",
         "",
     ]
-    content = of_all(records, TIE)
     body = "\n".join([*head, *text(content), ""])
     (out / "equality.md").write_text(body, encoding="utf-8")
     (out / "equality.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     (runs / "equality.json").write_text(json.dumps(records, indent=0) + "\n", encoding="utf-8")
     print(f"\n{body}\n{time.perf_counter() - started:.0f} s")
-    return 0 if all(r["equal"] or r["gap_there"] < TIE for r in records) else 1
+    status = where.say()
+    return status if all(r["equal"] or r["gap_there"] < TIE for r in records) else 1
+
+
+def pairs(content: dict[str, Any]) -> dict[str, int]:
+    """Return the number of prompts of each gamma."""
+    return {f"gamma {row['gamma']}": int(row["prompts"]) for row in content["rows"]}
 
 
 if __name__ == "__main__":

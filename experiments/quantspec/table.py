@@ -13,12 +13,11 @@ from kvbench.results.speculation import ratio_error
 Record = Mapping[str, Any]
 
 
-def fold(path: Path, out: Path, drafts: Sequence[str], where: str) -> str:
-    """Write ``acceptance*.md`` and ``.json`` (named as `path`) and return the text.
+def fold(path: Path, drafts: Sequence[str], where: str) -> tuple[str, list[dict[str, Any]]]:
+    """Return the tables as text, and their cells.
 
     Args:
         path: lines of records.
-        out: folder to write to.
         drafts: names in the order of the rows; the first one is what the others are compared with.
         where: model, dtype and sampling, for the heading.
     """
@@ -36,11 +35,7 @@ def fold(path: Path, out: Path, drafts: Sequence[str], where: str) -> str:
         table += [{"data": data, "length": length, **cell} for cell in cells]
         count = max(cell["prompts"] for cell in cells)
         lines += [f"## {data}, {length} tokens, {count} prompts", "", *rates(cells), "", *differences(cells), ""]
-    text = "\n".join(lines)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{path.stem}.md").write_text(text, encoding="utf-8")
-    (out / f"{path.stem}.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-    return text
+    return "\n".join(lines), table
 
 
 HEAD = (

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.place import add_options, choice, known, place
 from kvbench.tasks.base import Sample
 from kvbench.tasks.mini import Mini
 from kvbench.tasks.mini.catalogue import TASKS
@@ -174,6 +175,7 @@ def main() -> None:
     parser.add_argument("--book-tokens", type=int, default=16384)
     parser.add_argument("--device", default="cuda" if torch.cuda.device_count() else "cpu")
     parser.add_argument("--workers", type=int, default=2)
+    add_options(parser)
     args = parser.parse_args()
     task = Mini(tasks=tuple(args.tasks), lengths=tuple(args.lengths), limit=args.limit, seed=args.seed)
     task.check()
@@ -191,8 +193,15 @@ def main() -> None:
     if args.books:
         result["books"] = books(model, tokenizer, args.books, 4096, args.book_tokens)
         print("books", json.dumps(result["books"]), flush=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    where = place(args.out, choice(args), counts(result), known(args.out, counts))
+    where.path.parent.mkdir(parents=True, exist_ok=True)
+    where.path.write_text(json.dumps(result, indent=1) + "\n")
+    where.say()
+
+
+def counts(result: dict[str, Any]) -> dict[str, int]:
+    """Return the samples of each task and length."""
+    return {name: int(entry["n"]) for name, entry in result["scores"].items()}
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.place import add_options, choice, place
+
 #: the texts and their overrides
 TEXTS = {
     "wikitext2": ("dataset=perplexity/wikitext2", "dataset.window=512", "dataset.limit=16"),
@@ -132,6 +134,7 @@ def main() -> int:
     parser.add_argument("--books", type=Path, required=True, help="folder of books")
     parser.add_argument("--runs", type=Path, default=Path("results/runs"), help="folder of the runs")
     parser.add_argument("--out", type=Path, default=Path("results/tiny"), help="folder of perplexity.json")
+    add_options(parser)
     arguments = parser.parse_args()
     from experiments.runs import Run, execute_all
     from kvbench.results.store import RunStore
@@ -145,7 +148,8 @@ def main() -> int:
     ordered = sorted(by_overrides, key=lambda options: (options[0] != "method=fp16", "mode" not in " ".join(options)))
     content: dict[str, Any] = {"origin": "python -m experiments.tiny.perplexity", "cells": {}}
     failed = []
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    where = place(arguments.out, choice(arguments))
+    where.path.mkdir(parents=True, exist_ok=True)
     for outcome in execute_all([Run(options, "tiny", "perplexity") for options in ordered]):
         key = by_overrides[outcome.run.overrides]
         if outcome.status not in ("ok", "older"):
@@ -154,9 +158,9 @@ def main() -> int:
         metrics = RunStore(arguments.runs, outcome.id).metrics()
         assert metrics is not None
         content["cells"][key] = cell(metrics)
-        (arguments.out / "perplexity.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        (where.path / "perplexity.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print("\n".join([tables(content) if not failed else "not all cells were run:", *failed]))
-    return 1 if failed else 0
+    return where.say() or int(bool(failed))
 
 
 if __name__ == "__main__":

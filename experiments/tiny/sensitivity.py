@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.place import add_options, choice, known, place
 from experiments.tiny.evaluate import load, mean
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
@@ -128,20 +129,24 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--device", default="cuda" if torch.cuda.device_count() else "cpu")
+    add_options(parser)
     args = parser.parse_args()
     model, tokenizer = load(args.model, torch.device(args.device))
     task = Mini()
     tasks: dict[str, dict[str, Any]] = {}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    old = known(args.out, lambda kept: {name: entry["fp16"]["n"] for name, entry in kept["tasks"].items()})
+    where = place(args.out, choice(args), dict.fromkeys(args.tasks, args.limit), old)
+    where.path.parent.mkdir(parents=True, exist_ok=True)
     for name in args.tasks:
         begin = time.perf_counter()
         samples = (task.sample(name, args.length, index) for index in range(args.limit))
         tasks[name] = summary([answers(model, tokenizer, s.prompt, s.continuation + "\n") for s in samples])
         result = {"length": args.length, "residual": RESIDUAL, "tasks": tasks, "mean": overall(tasks)}
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        where.path.write_text(json.dumps(result, indent=1) + "\n")
         shown = " ".join(f"{100 * entry['score']:.0f}" for entry in tasks[name].values())
         print(f"{name} {shown} {time.perf_counter() - begin:.1f} s", flush=True)
     print(json.dumps(result["mean"]), flush=True)
+    where.say()
 
 
 if __name__ == "__main__":

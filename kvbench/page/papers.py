@@ -32,6 +32,8 @@ def items(folder: Path, runs: Set[str]) -> tuple[list[dict[str, Any]], list[str]
     notes: list[str] = []
     for path in sorted({*folder.glob("*/*/cells.json"), *folder.glob("*/*/*/cells.json")}):
         try:
+            if path.relative_to(folder).parts[0] == "trials":  # tables that nobody asked to keep
+                continue
             content = json.loads(path.read_text(encoding="utf-8"))
             variant = path.parent.name if len(path.relative_to(folder).parts) == 4 else ""
             item = _item(content, variant, runs)

@@ -41,7 +41,7 @@ def test_limits_are_compared_in_both_directions():
     ratios = [values[(*key[:3], "limit")] / value for key, value in values.items() if key[3] == "evaluated"]
     for model in table.models:
         own = [r for key, r in zip([k for k in values if k[3] == "evaluated"], ratios, strict=True) if key[0] == model]
-        (claim,) = [v for v in table.verdicts if v.model == model and v.unit == "x" and v.high == 4]
+        (claim,) = [v for v in table.verdicts if v.model == model and v.unit == "factor" and v.high == 4]
         assert claim.ours == pytest.approx(max(*own, *(1 / ratio for ratio in own))) and claim.ours > 1.5
 
 
@@ -80,8 +80,9 @@ def test_latencies_of_a_file_are_set_against_the_papers(tmp_path):
     table = kernels.latencies(items()["quantspec/table5"], Plan(), tmp_path)
     cell = table.at("Llama-2-7B, one layer", "INT4 (upper nibbles)", "64k")
     assert (cell.ours, cell.paper) == (0.08, 0.54)
-    assert {v.claim.split(" at ")[0]: v.verdict for v in table.verdicts} == {
-        "INT8 (both nibbles)": "holds",  # 1.33 of 1.44
-        "INT4 (upper nibbles)": "does not hold",  # 2.5 of 2.88
+    assert {v.claim.split(" at ")[0]: v.ours for v in table.verdicts} == {
+        "INT8 (both nibbles)": pytest.approx(4 / 3),
+        "INT4 (upper nibbles)": 2.5,
     }
+    assert {(v.verdict, v.label) for v in table.verdicts} == {("undecided", "one measurement")}
     assert table.at("Llama-2-7B, one layer", "INT8 (both nibbles)", "256k").reason.startswith("not measured")

@@ -74,7 +74,8 @@ def test_every_item_is_folded_written_and_drawn(name, folded, tmp_path):
     pytest.importorskip("matplotlib")
     plan = Plan(models=("tiny",), data="mini", limit=1, out=tmp_path)
     item, table, _ = folded(name, plan)
-    folder, reason = write(item, table, plan)
+    where, reason = write(item, table, plan)
+    folder = where.path
     assert reason == "" and (folder / "table.md").read_text().count("attention") > 0
     cells = json.loads((folder / "cells.json").read_text())
     assert all(cell["ours"] is not None and cell["n"] == 4 for cell in cells["cells"])

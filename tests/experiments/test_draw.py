@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.draw.figure import NO_MATPLOTLIB, draw
-from experiments.draw.table import claims, escaped, latex, markdown, number, to_csv, with_error
+from experiments.draw.table import amount, because, claims, escaped, latex, markdown, number, to_csv, with_reach
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
 from experiments.item import Column, Grid, Row
 from experiments.plan import Plan
@@ -23,15 +23,26 @@ ITEM = Grid(
 )
 VERDICTS = [
     Verdict(
-        claim="more", model="tiny", paper=0.5, ours=2.0, stderr=0.5, n=10, low=0.0, high=float("inf"), unit="%",
-        verdict="holds",
+        claim="more", model="tiny", paper=0.5, ours=2.0, stderr=0.5, n=10, low=0.0, high=float("inf"), unit="points",
+        verdict="holds", least=0.87, most=3.13,
     )
 ]  # fmt: skip
 
 
 def folded(marks=()):
     cells = [
-        Cell(model="tiny", row="a 1", column="score", paper=50.0, ours=48.0, stderr=1.5, n=10, runs=("one",)),
+        Cell(
+            model="tiny",
+            row="a 1",
+            column="score",
+            paper=50.0,
+            ours=48.0,
+            stderr=1.5,
+            n=10,
+            runs=("one",),
+            low=44.5,
+            high=51.0,
+        ),
         Cell(model="tiny", row="a 2", column="score", reason="no weights\n  hint: get them"),
     ]
     rows = ["a 1", "a 2"]
@@ -42,10 +53,10 @@ def folded(marks=()):
 def test_paper_ours_and_difference():
     text = markdown(ITEM, folded())
     assert "| | | score (n = 10) |" in text
-    for line in ("| a 1 | paper | 50.00 |", "|  | ours | 48.00 ±1.50 |", "|  | ours - paper | -2.00 |"):
+    for line in ("| a 1 | paper | 50.00 |", "|  | ours | 48.00 ±3.50 |", "|  | ours - paper | -2.00 |"):
         assert line in text
     assert "Empty (a 2): no weights" in text and "hint" not in text
-    assert "| more | tiny | +0.50 | +2.00 ±0.50 | 10 | above 0 % | holds |" in text
+    assert "| more | tiny | +0.50 | +2.00 points [+0.87, +3.13] | 10 | above 0 points | holds |" in text
 
 
 def test_a_long_reason_ends_with_a_whole_word():
@@ -66,20 +77,30 @@ def test_generated_records_show_no_difference():
 def test_csv_has_a_line_per_cell():
     head, first, second = to_csv(folded()).splitlines()
     assert head.split(",")[:6] == ["model", "row", "column", "paper", "ours", "difference"]
-    assert first == "tiny,a 1,score,50.0,48.0,-2.0,1.5,10,,,one,"
+    assert first == "tiny,a 1,score,50.0,48.0,-2.0,1.5,10,,,44.5,51.0,,,one,"
     assert second.endswith(",no weights")
 
 
 def test_latex():
     text = latex(ITEM, folded())
-    assert r"a 1 & 48.00\,$\pm$\,1.50 \\" in text and r"\quad paper & 50.00 \\" in text and r"a 2 & -- \\" in text
+    assert r"a 1 & 48.00\,$\pm$\,3.50 \\" in text and r"\quad paper & 50.00 \\" in text and r"a 2 & -- \\" in text
     assert escaped("50% of a_b & γ") == r"50\% of a\_b \& $\gamma$"
 
 
 def test_numbers():
     assert (number(None), number(1.005, 1), number(2.0, 2, sign=True)) == ("", "1.0", "+2.00")
-    assert (with_error(1.0, None), with_error(None, 1.0), with_error(1.0, 0.25)) == ("1.00", "", "1.00 ±0.25")
+    assert (with_reach(1.0, None, None), with_reach(None, 0.0, 1.0)) == ("1.00", "")
+    assert with_reach(1.0, 0.5, 1.0) == "1.00 ±0.50" == with_reach(1.0, 0.75, 1.5)
     assert claims(VERDICTS)[0].startswith("| claim |")
+
+
+def test_what_stands_behind_a_verdict():
+    one = VERDICTS[0]
+    assert amount(replace(one, unit="factor", least=None, label="one measurement")) == "factor 2.00 (one measurement)"
+    assert amount(replace(one, ours=None)) == "-" and because(one) == ""
+    assert because(replace(one, needed=1234)) == " (about 1,300 samples would)"
+    assert because(replace(one, needed=2_000_001)) == " (more than a million samples would)"
+    assert because(replace(one, verdict="not comparable", reason="eager steps")) == ": eager steps"
 
 
 def test_without_matplotlib_tables_are_written_all_the_same(tmp_path, monkeypatch):
@@ -91,7 +112,8 @@ def test_without_matplotlib_tables_are_written_all_the_same(tmp_path, monkeypatc
         return imported(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    folder, reason = write(ITEM, folded(), Plan(models=("tiny",), data="mini", out=tmp_path))
+    where, reason = write(ITEM, folded(), Plan(models=("tiny",), data="mini", out=tmp_path))
+    folder = where.path
     assert reason == NO_MATPLOTLIB and (folder / "table.md").exists() and not (folder / "figure.png").exists()
     assert folder == tmp_path / "cocktail" / "figure9" / "tiny-mini"
 

@@ -41,6 +41,8 @@ def test_figures_of_make_run():
     peaks = {"peak_bytes": {"prefill": 3, "decode": 2}}
     entry = quickstart.figures(record(scores={"copy@2048": cell}, mean=cell, **times, **peaks))
     assert entry["tasks"]["copy@2048"] == entry["mean"]
-    assert readme.scored(entry["mean"]) == [0.875, -0.125, 0.125]
+    score, difference, reach = readme.scored(entry["mean"])
+    assert (score, difference) == (0.875, -0.125) and reach == pytest.approx(0.346, abs=1e-3)
+    assert readme.scored({**entry["mean"], "diff_low": -0.5, "diff_high": 0.0})[2] == 0.375
     assert (entry["kv_bytes"], entry["ratio"], entry["peak_decode"]) == (2**20, 3.19, 2)
     assert (entry["ttft_s"], entry["tpot_s"]) == (6.1, 0.085)

@@ -12,7 +12,7 @@ from experiments import published
 from experiments.draw.table import _bounds, _heading, markdown
 from experiments.fold import sources
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
-from experiments.fold.claims import bound, judge, verdict
+from experiments.fold.claims import bound, decided, judge
 from experiments.fold.figures import FIGURES, Statistic, error, paired, quotient
 from experiments.fold.grid import Source, fold
 from experiments.fold.kernels import _verdict
@@ -64,53 +64,65 @@ def test_figures_of_answers():
 
 
 @pytest.mark.parametrize(
-    ("difference", "stderr", "low", "high", "word"),
+    ("interval", "low", "high", "word"),
     [
-        (4.0, 2.0, 0.0, math.inf, "cannot be seen"),  # just at the bound
-        (4.1, 2.0, 0.0, math.inf, "holds"),
-        (1.0, 0.1, 0.0, 1.2, "cannot be seen"),
-        (1.0, 0.1, 0.0, 1.21, "holds"),
-        (2.0, 0.1, 0.0, 1.5, "does not hold"),
-        (1.6, 0.1, 0.0, 1.5, "cannot be seen"),
-        (-0.3, 0.1, 0.0, 1.5, "does not hold"),
-        (-0.1, 0.1, 0.0, 1.5, "cannot be seen"),
+        ((0.0, 8.0), 0.0, math.inf, "undecided"),  # just at the bound
+        ((0.1, 8.1), 0.0, math.inf, "holds"),
+        ((0.8, 1.2), 0.0, 1.2, "undecided"),
+        ((0.8, 1.2), 0.0, 1.21, "holds"),
+        ((1.8, 2.2), 0.0, 1.5, "does not hold"),
+        ((1.4, 1.8), 0.0, 1.5, "undecided"),
+        ((-0.5, -0.1), 0.0, 1.5, "does not hold"),
+        ((-0.3, 0.1), 0.0, 1.5, "undecided"),
     ],
 )
-def test_two_standard_errors_on_both_sides_decide(difference, stderr, low, high, word):
-    assert verdict(difference, stderr, low, high) == word
+def test_the_interval_decides(interval, low, high, word):
+    ours = sum(interval) / 2
+    assert decided("c", "m", ours, low, high, interval=interval, stderr=0.1, n=20).verdict == word
+    apart = decided("c", "m", ours, low, high, interval=interval, incomparable="a stand-in")
+    assert (apart.verdict, apart.reason, apart.needed) == ("not comparable", "a stand-in", None)
+    assert decided("c", "m", None, low, high, incomparable="a stand-in").verdict == "not run"
 
 
-def judged(claim, column, ours, cells, printed=(None, None)):
-    return judge(claim, "cocktail", "m", column, cells.get, ours, printed)
+def test_a_number_without_an_interval_decides_nothing_unless_it_is_computed():
+    once = decided("c", "m", 2.0, 0.0, math.inf, n=1)
+    assert (once.verdict, once.label) == ("undecided", "one measurement")
+    assert decided("c", "m", 2.0, 0.0, math.inf, n=9).label == "no spread"
+    exact = [decided("c", "m", ours, 0.0, math.inf, computed=True) for ours in (2.0, -2.0)]
+    assert [(one.verdict, one.label) for one in exact] == [("holds", "computed"), ("does not hold", "computed")]
 
 
-def test_a_claim_on_scores_needs_samples_that_differ():
+def judged(claim, column, ours, cells, printed=(None, None), **more):
+    return judge(claim, "cocktail", "m", column, cells.get, ours, printed, **more)
+
+
+def test_an_undecided_claim_says_how_many_samples_would_decide_it():
     place = {"model": "m", "column": "c"}
-    cells = {name: Cell(row=name, ours=50.0, n=10, **place) for name in "AB"}
-    claim = Claim(text="equal", first="A", second="B", column="c", low=-15.0, high=15.0)
-    column = Column(name="c", data="mini")  # percent: one of ten samples is 10 points, twice that is too wide
-    assert judged(claim, column, (0.0, 0.0), cells).verdict == "cannot be seen"
-    assert judged(replace(claim, low=-21.0, high=21.0), column, (0.0, 0.0), cells).verdict == "holds"
+    cells = {name: Cell(row=name, ours=50.0, n=20, **place) for name in "AB"}
+    claim = Claim(text="better", first="A", second="B", column="c")
+    column = Column(name="c", data="mini")
+    entry = judged(claim, column, (5.0, 4.0, (-3.4, 13.4)), cells, (7.0, 5.0))
+    assert (entry.verdict, entry.needed) == ("undecided", math.ceil(1.96**2 * 16 * 20 / 25))
+    assert (entry.paper, entry.ours, entry.n, entry.unit, entry.digits) == (2.0, 5.0, 20, "points", 2)
+    same = judged(replace(claim, low=-1.0, high=1.0), column, (0.0, 0.0, (-16.1, 16.1)), cells)
+    assert (same.verdict, same.needed) == ("undecided", 381)  # a loss of a point that 20 samples cannot show
     assert judged(claim, column, None, cells).verdict == "not run"
-    entry = judged(claim, column, (1.0, 0.5), cells, (7.0, 5.0))
-    assert (entry.paper, entry.ours, entry.stderr, entry.n, entry.unit, entry.digits) == (2.0, 1.0, 0.5, 10, "%", 2)
     other = Column(name="c", data="mini", figure="kv_mib", digits=3, unit="MiB")
-    assert judged(replace(claim, low=0.0), other, (1.0, 0.1), cells).verdict == "holds"  # ten samples are enough
-    few = {name: replace(cell, n=9) for name, cell in cells.items()}
-    assert judged(replace(claim, low=0.0), other, (1.0, 0.1), few).verdict == "cannot be seen"
-    assert judged(claim, other, (1.0, 0.1), cells).digits == 3
+    assert judged(claim, other, (1.0, 0.1, (0.8, 1.2)), cells).digits == 3
+    times = Column(name="c", data="mini", figure="decode_rate", unit="tokens/s")
+    slow = judged(claim, times, (-9.0, 1.0, (-11.0, -7.0)), cells, standing_in=True)
+    assert slow.verdict == "not comparable" and slow.reason.startswith("m stands in for the paper's models")
 
 
 def test_a_relative_claim_is_in_percent_of_the_second():
     cells = {name: Cell(model="m", row=name, column="c", ours=number, n=1) for name, number in (("A", 3.0), ("B", 2.0))}
     claim = Claim(text="slower", first="A", second="B", column="c", low=50.0, high=60.0, relative=True)
     column = Column(name="c", data="efficiency", figure="tpot_s", unit="ms", digits=4)
-    entry = judged(claim, column, (1.0, None), cells, (6.0, 4.0))
-    assert (entry.ours, entry.paper, entry.unit, entry.digits, entry.verdict) == (50.0, 50.0, "%", 2, "holds")
-    assert judged(replace(claim, low=50.1), column, (1.0, None), cells).verdict == "does not hold"
-    assert judged(replace(claim, low=0.0, high=49.9), column, (1.0, None), cells).verdict == "does not hold"
+    entry = judged(claim, column, (1.0, None, None), cells, (6.0, 4.0))
+    assert (entry.ours, entry.paper, entry.unit, entry.digits) == (50.0, 50.0, "percent", 2)
+    assert (entry.verdict, entry.label) == ("undecided", "one measurement")  # whatever the bounds are
     zero = {**cells, "B": replace(cells["B"], ours=0.0)}
-    assert judged(claim, column, (1.0, None), zero).verdict == "not run"
+    assert judged(claim, column, (1.0, None, None), zero).verdict == "not run"
     assert bound("cocktail", 3.5) == 3.5 and bound("cocktail", "-TPOT reduction vs FP16 (min)") == -32
 
 
@@ -197,10 +209,9 @@ def test_a_point_that_failed_elsewhere_says_so(tmp_path):
 
 
 def test_a_speed_up_may_be_a_tenth_below_the_papers():
-    words = [_verdict("c", "m", 2.0, ours).verdict for ours in (1.81, 1.8, 1.79)]
-    assert words == ["holds", "does not hold", "does not hold"]
     entry = _verdict("c", "m", 2.0, 3.0)
-    assert (entry.low, entry.high, entry.paper, entry.ours, entry.unit) == (1.8, math.inf, 2.0, 3.0, "x")
+    assert (entry.low, entry.high, entry.paper, entry.ours, entry.unit) == (1.8, math.inf, 2.0, 3.0, "factor")
+    assert (entry.verdict, entry.label) == ("undecided", "one measurement")
 
 
 def test_numbers_that_the_papers_do_not_print(tmp_path):
@@ -237,6 +248,9 @@ def test_headings_say_units_and_samples(heading, counts, text):
 def test_bounds_in_words():
     one = Verdict(claim="c", model="m", paper=None, ours=None, stderr=None, n=0, low=1.0, high=2.5, unit="", verdict="")
     assert _bounds(one) == "1 to 2.5"
+    assert (
+        _bounds(replace(one, unit="factor")) == "factor 1 to 2.5" and _bounds(replace(one, unit="ms")) == "1 to 2.5 ms"
+    )
     assert _bounds(replace(one, high=math.inf)) == "above 1" and _bounds(replace(one, low=-math.inf)) == "below 2.5"
 
 

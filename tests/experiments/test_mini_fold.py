@@ -45,7 +45,7 @@ def test_settings_are_paired_over_what_all_of_them_have_done(tmp_path):
     write_run(tmp_path / "runs" / "a", configs["fp16"], full)
     part = {f"copy@4096/{i}": float(i > 0) for i in range(4)} | {"repeat@4096/0": 0.0}
     write_run(tmp_path / "runs" / "b", configs["kivi 2"], part)
-    text = fold(tmp_path / "runs", tmp_path / "out", settings, configs)
+    text, _ = fold(tmp_path / "runs", tmp_path / "out", settings, configs)
     assert "repeat" not in text  # one sample of four: an interrupted task
     table = {row["name"]: row for row in json.loads((tmp_path / "out" / "scores.json").read_text())}
     assert table["kivi 2"]["mean"]["score"] == 0.75
@@ -83,7 +83,7 @@ def test_a_setting_that_has_hardly_begun_is_named_and_pairs_have_their_own_sampl
     write_run(runs / "a", configs["fp16"], {f"copy@4096/{i}": 1.0 for i in range(8)})
     write_run(runs / "b", configs["kivi 2"], {f"copy@4096/{i}": float(i % 2) for i in range(6)})
     write_run(runs / "c", configs["kivi 4"], {f"copy@4096/{i}": 1.0 for i in range(2)})
-    text = fold(runs, tmp_path / "out", settings, configs, [("kivi 4", "kivi 2"), ("kivi 4", "atom 2")])
+    text, _ = fold(runs, tmp_path / "out", settings, configs, [("kivi 4", "kivi 2"), ("kivi 4", "atom 2")])
     table = {row["name"]: row for row in json.loads((tmp_path / "out" / "scores.json").read_text())}
     assert set(table) == {"fp16", "kivi 2"}
     assert table["fp16"]["mean"]["n"] == 6
@@ -109,7 +109,8 @@ def test_a_key_that_came_after_a_run_has_the_value_that_changes_nothing():
 
 def test_nothing_done_is_said(tmp_path):
     config = {"model": {}, "method": {}, "quantizer": {}, "dataset": {"lengths": [4096]}}
-    assert "nothing" in fold(tmp_path, tmp_path / "out", GRID[:1], {GRID[0].name: config})
+    text, where = fold(tmp_path, tmp_path / "out", GRID[:1], {GRID[0].name: config})
+    assert "does not contain a sample" in text and where is None
 
 
 def test_standard_error():

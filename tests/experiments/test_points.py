@@ -108,7 +108,7 @@ def test_the_best_throughput_and_the_last_batch_that_fitted_are_compared():
     assert [table.at("8B", row, "best").ours for row in rates] == [30.0, 45.0, None]
     assert [table.at("8B", row, "last").ours for row in rates] == [2.0, 4.0, None]
     assert table.at("8B", "KIVI", "last").reason == "not measured until memory ended"
-    assert [(v.ours, v.verdict) for v in table.verdicts] == [(50.0, "does not hold"), (100.0, "holds")]
+    assert [(v.ours, v.verdict) for v in table.verdicts] == [(50.0, "undecided"), (100.0, "undecided")]
 
 
 def test_the_speed_of_another_model_decides_no_claim():
@@ -127,7 +127,7 @@ def test_the_speed_of_another_model_decides_no_claim():
         name: {i: {"measured": {"decoded": 10, "decode_s": seconds + 0.01 * i}} for i in range(10)}
         for name, seconds in (("AR", 2.0), ("QuantSpec", 1.0))
     }
-    for model, word in (("LWM", "holds"), ("tiny", "cannot be seen")):
+    for model, word in (("LWM", "holds"), ("tiny", "not comparable")):
         plan = Plan(models=() if model == "LWM" else ("tiny",))
         sources = {(model, name, "rate"): Source(by_id) for name, by_id in rows.items()}
         assert [verdict.verdict for verdict in fold(item, plan, sources).verdicts] == [word]

@@ -62,8 +62,7 @@ def test_the_table_pairs_prompts_and_counts_them_as_clusters(tmp_path):
                 json.dumps({**record, "rounds": 10, "drafted": 40, "accepted": accepted, "tokens": 10 + accepted})
             )
     path.write_text("\n".join(lines) + "\n")
-    text = fold(path, tmp_path, ["first", "second"], "toy")
-    cells = json.loads((tmp_path / "acceptance-toy.json").read_text())
+    text, cells = fold(path, ["first", "second"], "toy")
     assert cells[1]["acceptance_rate"] == 0.8 and cells[1]["tokens_per_round"] == 4.2
     assert cells[1]["quantspec_minus_this"] == pytest.approx(0.15)
     assert cells[1]["quantspec_minus_this_stderr"] == pytest.approx(0.1)

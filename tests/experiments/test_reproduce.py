@@ -17,8 +17,9 @@ ITEM = Grid(
 )
 
 
-def claim(verdict, ours=1.5, stderr=0.25, model="tiny"):
-    return {"claim": "KIVI loses", "model": model, "verdict": verdict, "ours": ours, "stderr": stderr, "unit": "%"}
+def claim(verdict, ours=1.5, **more):
+    one = {"claim": "KIVI loses", "model": "tiny", "paper": None, "verdict": verdict, "ours": ours, "stderr": 0.25}
+    return {**one, "n": 20, "low": 0.0, "high": None, "unit": "points", **more}
 
 
 def write(folder, cells, claims=(), marks=()):
@@ -34,11 +35,26 @@ def test_an_item_without_results_says_so(tmp_path):
 
 
 def test_claims_come_with_the_number_that_decides_them(tmp_path):
-    claims = [claim("holds"), claim("does not hold", -2.0, None), claim("not run", None, None)]
+    claims = [
+        claim("holds", least=1.0, most=2.0),
+        claim("holds", least=1.1, most=2.0),
+        claim("does not hold", -2.0, least=-3.0, most=-1.0),
+        claim("undecided", needed=30, least=-0.5, most=3.5),
+        claim("undecided", n=1, unit="percent", label="one measurement"),
+        claim("cannot be seen"),  # of an older version
+        claim("not comparable", reason="eager steps"),
+        claim("not run", None),
+    ]
     write(tmp_path / "cocktail" / "table9" / "tiny-mini", [1.0, None, 2.0], claims)
     text = reproduce.page([ITEM], tmp_path, {})
-    assert "| not predicted | tiny-mini: 2 of 3 | tiny-mini: 1 hold, 1 do not |" in text
-    assert "- holds: KIVI loses: +1.50 ±0.25 %" in text and "- does not hold: KIVI loses: -2.00 %" in text
+    counts = "2 hold, 1 does not hold, 3 undecided, 1 not comparable, 1 not run"
+    assert f"| not predicted | tiny-mini: 2 of 3 | tiny-mini: {counts} |" in text
+    assert "- holds: KIVI loses: +1.50 points [+1.00, +2.00], n = 20\n" in text
+    assert "- does not hold: KIVI loses: -2.00 points [-3.00, -1.00], n = 20\n" in text
+    assert "- undecided: KIVI loses: +1.50 points [-0.50, +3.50], n = 20 (about 30 samples would)\n" in text
+    assert "- undecided: KIVI loses: +1.50 percent (one measurement)\n" in text
+    assert "- not comparable: KIVI loses: +1.50 points: eager steps\n" in text
+    assert text.index("A claim *holds* where") < text.index("- holds:"), "the rule stands above the list"
     assert "- not run: 1 claim" in text and "at most 8 samples" in text
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,8 +11,10 @@ from experiments import registry, runs, session
 from experiments.__main__ import main, parser
 from experiments.data import columns_of, data_overrides, scaled, shortened
 from experiments.fold import points
+from experiments.fold.cells import Cell, Folded, Heading
 from experiments.fold.sources import Cause, missing_runs, runs_of, sources_of
 from experiments.item import Claim, Column, Grid, Group, Model, Row
+from experiments.place import Place
 from experiments.plan import Plan
 from experiments.runs import Outcome, Run, execute, run_of
 from kvbench.errors import ConfigError, ModelError
@@ -233,6 +236,10 @@ def test_local_files_that_cannot_be_used_are_refused(text, message, capsys):
 def test_a_folder_that_cannot_be_written_is_named(plan, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(registry, "items", lambda: {ITEM.id: ITEM})
     (tmp_path / "file").write_text("not a folder", encoding="utf-8")
+    monkeypatch.setattr(session, "empty", lambda *rest: pytest.fail("it has a number"))
+    cell = Cell(model="tiny", row="FP16", column="QMSum", ours=1.0, n=1)
+    known = Folded(headings=[Heading(name="QMSum")], rows=["FP16"], models=["tiny"], cells=[cell])
+    monkeypatch.setattr(session, "folded_of", lambda *rest: known)
     assert main([ITEM.id, "--fold-only", "--out", str(tmp_path / "file")]) == 1
     assert str(tmp_path / "file") in capsys.readouterr().err
 
@@ -268,15 +275,20 @@ def test_an_item_is_finished_as_soon_as_its_runs_have_ended(monkeypatch, capsys,
 
     monkeypatch.setattr(session, "item_runs", lambda item, plan: needed[item.id])
     monkeypatch.setattr(session, "execute_all", execute)
-    monkeypatch.setattr(session, "folded_of", lambda item, plan, outcomes: (item.id, len(outcomes)))
-    monkeypatch.setattr(session, "write", lambda item, folded, plan: (events.append(folded) or tmp_path, "no picture"))
+    cell = Cell(model="tiny", row="FP16", column="QMSum", ours=1.0, n=1)
+    done = lambda item, outcomes: SimpleNamespace(cells=[cell], of=(item.id, len(outcomes)))  # noqa: E731
+    monkeypatch.setattr(session, "folded_of", lambda item, plan, outcomes: done(item, outcomes))
+    place = lambda folded: events.append(folded.of) or Place(tmp_path)  # noqa: E731
+    monkeypatch.setattr(session, "write", lambda item, folded, plan: (place(folded), "no picture"))
     monkeypatch.setattr(session, "markdown", lambda item, folded: item.id)
     items = [Grid(id=name, number="1", title="", caption="", rows=(), columns=()) for name in needed]
     assert session.make(items, Plan(), "local", 1) == 0
     assert events == [("x/3", 0), one, ("x/2", 1), two, ("x/1", 2)]
     out, err = capsys.readouterr()
-    assert out.count("-> ") == 3 and "(no picture)" in out
-    assert err == "[1/2] absent  python -m kvbench method=a\n  no weights\n"  # a reason is printed once
+    assert out.count("-> ") == 3 and err.count("no picture\n") == 3
+    assert (
+        err.replace("no picture\n", "") == "[1/2] absent  python -m kvbench method=a\n  no weights\n"
+    )  # a reason is printed once
     statuses[two] = ("failed", "Traceback\nline two")
     events.clear()
     assert session.make(items, Plan(), "local", 1) == 1 and len(events) == 5

@@ -18,7 +18,18 @@ def folded(**more):
         rows=["FP16", "Cocktail"],
         models=["tiny"],
         cells=[
-            Cell(model="tiny", row="FP16", column="Qasper", paper=9.5, ours=8.25, stderr=0.5, n=20, runs=("a-b",)),
+            Cell(
+                model="tiny",
+                row="FP16",
+                column="Qasper",
+                paper=9.5,
+                ours=8.25,
+                stderr=0.5,
+                n=20,
+                runs=("a-b",),
+                low=7.2,
+                high=9.3,
+            ),
             Cell(
                 model="tiny",
                 row="Cocktail",
@@ -28,6 +39,10 @@ def folded(**more):
                 n=20,
                 to_base=-1.25,
                 to_base_stderr=1.0,
+                low=5.4,
+                high=8.6,
+                to_base_low=-3.3,
+                to_base_high=0.9,
             ),
             Cell(model="tiny", row="Cocktail", column="Average", reason="no data set is complete"),
         ],
@@ -50,10 +65,14 @@ def test_a_table_is_that_of_its_cells(tmp_path, monkeypatch):
         low=-1.0,
         high=math.inf,
         unit="",
-        verdict="cannot be seen",
+        verdict="undecided",
+        least=-3.34,
+        most=0.84,
+        needed=2000,
     )
     whole = folded(verdicts=[verdict])
-    folder, _ = write(item, whole, Plan(out=tmp_path / "results"))
+    where, _ = write(item, whole, Plan(out=tmp_path / "results"))
+    folder = where.path
     content = json.loads((folder / "cells.json").read_text())
     assert markdown(item, read(content)) == markdown(item, whole) == (folder / "table.md").read_text()
     assert read(content).verdicts[0].high == math.inf
