@@ -46,6 +46,10 @@ def test_links_lead_to_files_and_headings(path: Path) -> None:
         assert not anchor or anchor in anchors(place), f"{ids(path)}: no heading #{anchor} in {name or ids(path)}"
 
 
+#: folders that commands make
+MADE = ("results/runs", "results/sweeps", "results/trials", "results/lm_eval")
+
+
 @pytest.mark.parametrize("path", GUIDES, ids=ids)
 def test_paths_that_are_named_exist(path: Path) -> None:
     """Return the paths in backquotes that begin with one of the tree's folders."""
@@ -53,7 +57,7 @@ def test_paths_that_are_named_exist(path: Path) -> None:
         r"`((?:kvbench|conf|tests|experiments|examples|docs|results|\.ci|\.github)/[^`\s]*)`", text(path)
     ):
         name = name.partition("::")[0].partition("#")[0]
-        if PLACEHOLDER.search(name) or name.startswith(("results/runs", "results/sweeps", "results/lm_eval")):
+        if PLACEHOLDER.search(name) or name.startswith(MADE):
             continue
         assert list(ROOT.glob(name.rstrip("/"))), f"{ids(path)}: {name}"
 
