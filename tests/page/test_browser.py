@@ -165,8 +165,9 @@ def test_the_keyboard_is_enough(visit, file):
     page.wait_for_selector("dialog", state="detached")
 
 
-def test_hover_names_the_run_and_a_click_shows_its_details(visit, file):
-    page = visit(f"file://{file}#quality", permissions=["clipboard-read", "clipboard-write"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_hover_names_the_run_and_a_click_shows_its_details(visit, file, width):
+    page = visit(f"file://{file}#quality", width, permissions=["clipboard-read", "clipboard-write"])
     point = page.locator("figure").first.locator(".nameable").last  # the front is on top
     point.hover()
     assert page.locator("#tip").is_visible() and "score" in page.locator("#tip").text_content()
@@ -255,8 +256,9 @@ def test_an_odd_address_breaks_nothing(visit, file, address):
     assert page.locator("img").count() == 0
 
 
-def test_a_wrong_filter_says_what_is_wrong(visit, file):
-    page = visit(f"file://{file}#runs?filter.nothing=3")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_wrong_filter_says_what_is_wrong(visit, file, width):
+    page = visit(f"file://{file}#runs?filter.nothing=3", width)
     said = page.locator("#problems")
     assert "nothing: the filter 3 is not applied: the table has no such column" in said.text_content()
     for typed, why in (
@@ -282,8 +284,9 @@ def test_a_wrong_filter_says_what_is_wrong(visit, file):
     assert "run: the filter ! is not applied: it has no text" in said.text_content()
 
 
-def test_fidelity_has_its_columns_and_plots(visit, file):
-    page = visit(f"file://{file}#fidelity")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_fidelity_has_its_columns_and_plots(visit, file, width):
+    page = visit(f"file://{file}#fidelity", width)
     captions = page.locator("figcaption").all_text_contents()
     assert captions == ["KL divergence against bytes", "same top token against bytes"]
     titles = page.locator("figure").first.locator(".title").all_text_contents()
@@ -468,8 +471,9 @@ def test_samples_of_a_pair_stand_side_by_side(visit, file):
         assert scores == "1.000"
 
 
-def test_the_leaderboard_keeps_to_the_bytes(visit, file):
-    page = visit(f"file://{file}#leaderboard")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_leaderboard_keeps_to_the_bytes(visit, file, width):
+    page = visit(f"file://{file}#leaderboard", width)
     rows = page.locator(".board tbody tr")
     assert rows.count() > 1  # without any choice
     page.locator("#main select").last.select_option("3")
