@@ -82,7 +82,7 @@ function taskTable(run) {
   const rows = run.tasks.map((task) => [
     task[0],
     taskFigure(task),
-    task[4] === undefined || task[4] === null ? NONE : `${signed(task[4])} ${plusMinus(task[5])}`, plain(task[3]),
+    task[4] === undefined || task[4] === null ? NONE : `${signed(task[4])} ${plusMinus(task[5])}`, plain(task[3] || undefined),
   ]);
   if (run.more_tasks) rows.push([`${run.more_tasks} further tasks: python -m kvbench.report --show ${run.id}`, "", "", ""]);
   return smallTable("Scores by task", ["task", "score", "Δ fp16", "n"], rows);
