@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.cli import report_page, report_sweep
-from kvbench.cli.report_runs import RUNS, begun, find, marked
+from kvbench.cli.report_runs import RUNS, Code, begun, find, marked
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.results import code as codes
 from kvbench.results import compare, record, ruler, tables
@@ -24,6 +24,8 @@ from kvbench.util.table import Grid
 
 #: maximum number of samples of older code that --show lists
 SHOWN = 8
+#: parts of a run's metrics that no column of the list shows, without which thousands of runs need little memory
+_UNLISTED: dict[str, Any] = {"timings": {}, "errors": [], "inter_token": {}, "sources": {}}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,14 +54,14 @@ def _main(arguments: argparse.Namespace) -> int:
         return report_page.main(arguments)
     if arguments.sweep is not None and not (arguments.show or arguments.compare):
         return report_sweep.show(report_page.sweep_of(arguments), watch=arguments.watch)
-    stores = [store for store in find_runs(arguments.results) if not _skipped(store)]
+    stores = find_runs(arguments.results)
     if not stores:
         raise KvbenchError(
             f"there are no runs in {arguments.results}.\n  hint: name another folder with --results "
             "DIR, or start a run: python -m kvbench method=kivi"
         )
     if arguments.compare:
-        comparison = compare.compare(*(find(stores, name) for name in arguments.compare))
+        comparison = compare.compare(*(_whole(find(stores, name)) for name in arguments.compare))
         if arguments.format == "screen":
             print(table.text(compare.screen(comparison)))
         else:
@@ -72,9 +74,8 @@ def _main(arguments: argparse.Namespace) -> int:
             raise ConfigError(
                 "--format", arguments.format, "needs --show or --compare", hint="add --show RUN, or leave out --format"
             )
-        _list(stores)
-        return 0
-    chosen = [find(stores, name) for name in arguments.show]
+        return _list(stores)
+    chosen = [_whole(find(stores, name)) for name in arguments.show]
     runs = []
     for store in chosen:
         metrics = store.metrics()
@@ -95,12 +96,12 @@ def _main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _skipped(store: RunStore) -> bool:
-    """Return True if a run cannot be shown, and print the reason."""
+def _whole(store: RunStore) -> RunStore:
+    """Return a run that was named; raise KvbenchError if its `metrics.json` is damaged."""
     problem = store.problem()
     if problem:
-        print(f"skipped: {problem}", file=sys.stderr)
-    return problem is not None
+        raise KvbenchError(problem)
+    return store
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -127,15 +128,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _list(stores: Sequence[RunStore]) -> None:
-    runs = [(marked(store, run) if (run := store.metrics()) else begun(store)) for store in stores]
-    names = tables.labels(runs, beside=("model", "dataset"))
-    lines = [RunLine(name, record.read(run)) for name, run in zip(names, runs, strict=True)]
+def _list(stores: Sequence[RunStore]) -> int:
+    """Print a line per run, and a message per run that cannot be read; return the exit status."""
+    code = Code()
+    named: list[dict[str, Any]] = []
+    runs: list[record.Metrics] = []
+    for store in stores:
+        metrics, problem = store.read_metrics()
+        if problem:
+            print(f"skipped: {problem}", file=sys.stderr)
+            continue
+        run = marked(store, metrics, code=code) if metrics else begun(store, code)
+        named.append({"label": run["label"], "config": run["config"]})
+        runs.append(record.read({**run, **_UNLISTED}))
+    if not runs:
+        raise KvbenchError(
+            "none of the runs can be read.\n  hint: run their commands again, or name other --results DIR"
+        )
+    lines = [
+        RunLine(name, run) for name, run in zip(tables.labels(named, beside=("model", "dataset")), runs, strict=True)
+    ]
     chosen = [column for column in columns(lines, LIST) if column.cell is not None]
     body = [[Cell(column.cell(line).main) for column in chosen if column.cell is not None] for line in lines]
     wraps = [i for i, column in enumerate(chosen) if column.wraps]  # on a narrow terminal, only texts wrap
     grid = Grid([column.name for column in chosen], body, left=range(len(chosen)), wraps=wraps)
     print(table.text(grid.drawn(gap=1)))
+    return 0
 
 
 def _details(store: RunStore) -> None:

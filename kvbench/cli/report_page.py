@@ -176,11 +176,11 @@ def reader() -> Callable[[RunStore], Entry | None]:
     code = Code()
 
     def read(store: RunStore) -> Entry | None:
-        problem = store.problem()
+        metrics, problem = store.read_metrics()
         if problem:
             print(f"skipped: {problem}", file=sys.stderr)
             return None
-        metrics, config = store.metrics(), store.config() or {}
+        config = store.config() or {}
         shown = marked(store, metrics, config, code) if metrics else begun(store, code)
         return Entry(store, shown, config, command(config) if config else "", changes(config))
 

@@ -74,12 +74,14 @@ def plain(tree: Any, *, complete: bool = False) -> Any:
         tree: the outermost dataclass.
         complete: True to include all keys; False to leave out those that were declared ``optional`` and are None.
     """
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+    if tree is None or isinstance(tree, (str, int, float)):
+        return tree
+    if _is_tree(type(tree)):
         content = {}
-        for field in dataclasses.fields(tree):
-            child = getattr(tree, field.name)
-            if complete or child is not None or not field.metadata.get("optional"):
-                content[field.name] = plain(child, complete=complete)
+        for name, optional in _optional(type(tree)):
+            child = getattr(tree, name)
+            if complete or child is not None or not optional:
+                content[name] = plain(child, complete=complete)
         return content
     if isinstance(tree, Mapping):
         return {str(name): plain(child, complete=complete) for name, child in tree.items()}
@@ -105,6 +107,13 @@ def schema(cls: type, title: str) -> dict[str, Any]:
     }
 
 
+@cache
+def _optional(cls: type) -> list[tuple[str, bool]]:
+    """Return the names of a class's fields, each with True if it is left out of the JSON where it is None."""
+    return [(one.name, bool(one.metadata.get("optional"))) for one in dataclasses.fields(cls)]
+
+
+@cache
 def _is_tree(kind: Any) -> bool:
     return dataclasses.is_dataclass(kind)
 
@@ -114,42 +123,62 @@ def _hints(cls: type) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
+@cache
+def _shape(kind: Any) -> tuple[bool, Any, Any]:
+    """Return an annotation taken apart, once for each: whether None fits, what else does, and what that is made of.
+
+    The second is a dataclass, ``Literal``, ``dict``, ``list``, a scalar or ``Any``; the third the fields of the class,
+    the literals, or the annotation of the elements.
+    """
+    choices = _choices(kind)
+    null = type(None) in choices
+    (kind,) = (choice for choice in choices if choice is not type(None))
+    if _is_tree(kind):
+        hints = _hints(kind)
+        return null, kind, [(one.name, hints[one.name], _needed(one)) for one in dataclasses.fields(kind)]
+    origin = get_origin(kind) or kind
+    if origin is Literal:
+        return null, origin, get_args(kind)
+    return null, origin, (get_args(kind) or (Any,))[-1] if origin in (dict, list) else None
+
+
+def _needed(one: dataclasses.Field[Any]) -> bool:
+    return one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
+
+
 def _read(kind: Any, content: Any, where: str, strict: bool) -> Any:
     """Return `content` converted to the annotation `kind`; raise ShapeError if it does not fit."""
     if kind is Any:
         return content
-    choices = _choices(kind)
-    if type(None) in choices:
-        if content is None:
-            return None
-        choices = tuple(choice for choice in choices if choice is not type(None))
-    (kind,) = choices
-    if _is_tree(kind):
-        return _read_object(kind, content, where, strict)
-    origin = get_origin(kind) or kind
-    if origin is Literal:
-        return _read_literal(get_args(kind), content, where)
-    if origin in (dict, list):
-        if not isinstance(content, Mapping if origin is dict else list):
-            raise ShapeError(f"{where or 'the content'} is not {'an object' if origin is dict else 'a list'}")
-        inner = (get_args(kind) or (Any,))[-1]
-        if isinstance(content, Mapping):
-            return {str(name): _read(inner, child, f"{where}.{name}", strict) for name, child in content.items()}
-        return [_read(inner, child, f"{where}.{number}", strict) for number, child in enumerate(content)]
-    return _read_scalar(kind, content, where)
+    null, kind, parts = _shape(kind)
+    if content is None and null:
+        return None
+    if kind in _SCALARS:
+        return _read_scalar(kind, content, where)
+    if kind is Literal:
+        return _read_literal(parts, content, where)
+    if kind is dict:
+        if not isinstance(content, Mapping):
+            raise ShapeError(f"{where or 'the content'} is not an object")
+        return {str(name): _read(parts, child, f"{where}.{name}", strict) for name, child in content.items()}
+    if kind is list:
+        if not isinstance(content, list):
+            raise ShapeError(f"{where or 'the content'} is not a list")
+        return [_read(parts, child, f"{where}.{number}", strict) for number, child in enumerate(content)]
+    return _read_object(kind, parts, content, where, strict)
 
 
-def _read_object(cls: type, content: Any, where: str, strict: bool) -> Any:
+def _read_object(cls: type, fields: list[tuple[str, Any, bool]], content: Any, where: str, strict: bool) -> Any:
     if not isinstance(content, Mapping):
         raise ShapeError(f"{where or 'the content'} is not an object")
     values = {}
-    for field in dataclasses.fields(cls):
-        place = f"{where}.{field.name}".lstrip(".")
-        if field.name in content:
-            values[field.name] = _read(_hints(cls)[field.name], content[field.name], place, strict)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+    for name, hint, needed in fields:
+        place = f"{where}.{name}" if where else name
+        if name in content:
+            values[name] = _read(hint, content[name], place, strict)
+        elif needed:
             raise ShapeError(f"{place} is missing")
-    unknown = [name for name in content if strict and name not in _hints(cls)]
+    unknown = [name for name in content if name not in _hints(cls)] if strict else []
     if unknown:
         raise ShapeError(f"{f'{where}.{unknown[0]}'.lstrip('.')} is not a key of {cls.__name__}")
     return cls(**values)

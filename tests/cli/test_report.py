@@ -149,11 +149,13 @@ def test_a_foreign_metrics_file_costs_no_other_run(runs, tmp_path, capsys, conte
     ids = copies(runs, tmp_path, 3)
     foreign = tmp_path / ids[1] / "metrics.json"
     foreign.write_text(content)
-    for arguments in (["--list"], ["--show", ids[2]]):
+    for arguments, told in ((["--list"], True), (["--show", ids[2]], False)):
         assert report.main(["--results", str(tmp_path), *arguments]) == 0
         captured = capsys.readouterr()
-        assert f"skipped: {foreign}" in captured.err
+        assert (f"skipped: {foreign}" in captured.err) == told
         assert ids[2] in captured.out and ids[1] not in captured.out
+    assert report.main(["--results", str(tmp_path), "--show", ids[1], ids[2]]) == 1
+    assert f"error: {foreign}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["folder", "loop"])
