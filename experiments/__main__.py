@@ -16,6 +16,7 @@ from pathlib import Path
 from experiments.plan import Plan
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.util.confdir import options
+from kvbench.util.door import enter
 
 
 def parser() -> argparse.ArgumentParser:
@@ -182,4 +183,4 @@ def _do(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(enter(main))

@@ -7,7 +7,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.argv[:1] == ["-m"]:  # so it is while `python -m kvbench...` imports this package
+    from kvbench.util.door import guard
+
+    guard()
 
 from kvbench.util.version import __version__
 

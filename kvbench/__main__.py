@@ -3,6 +3,8 @@
 import os
 import sys
 
+from kvbench.util.door import enter
+
 
 def main() -> int:
     """Run ``python -m kvbench`` with the arguments in ``sys.argv``, and return the exit status."""
@@ -15,4 +17,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(enter(main))

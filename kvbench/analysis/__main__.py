@@ -3,6 +3,7 @@
 import sys
 
 from kvbench.analysis.command import main
+from kvbench.util.door import enter
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(enter(main))

@@ -16,6 +16,7 @@ from typing import Any
 from kvbench.bench import command as whole_models
 from kvbench.bench import goodput, latency, predict, speculation_command
 from kvbench.bench.choices import number, tokens
+from kvbench.util.door import enter
 
 
 def point(text: str) -> str:
@@ -201,4 +202,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(enter(main))

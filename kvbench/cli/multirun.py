@@ -28,11 +28,9 @@ from kvbench.results.store import DONE, STATUSES
 from kvbench.results.sweeps import Job, Manifest, Sweep
 from kvbench.util import atomic
 from kvbench.util.confdir import conf_dir
+from kvbench.util.door import INTERRUPTED
 from kvbench.util.progress import say, show
 from kvbench.util.requirements import check_writable
-
-#: exit status of an interrupted run: 128 + SIGINT, as in shells
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from kvbench.results.columns import LIST, RunLine, columns
 from kvbench.results.store import RunStore, find_runs
 from kvbench.runner import sources
 from kvbench.util import table
-from kvbench.util.cells import Cell
+from kvbench.util.cells import Cell, printable
 from kvbench.util.requirements import exists
 from kvbench.util.table import Grid
 
@@ -156,42 +156,48 @@ def _list(stores: Sequence[RunStore]) -> int:
     return 0
 
 
+def _show(line: str) -> None:
+    """Print a line about a run, whose names may hold anything."""
+    print(printable(line))
+
+
 def _details(store: RunStore) -> None:
     """Print the details of one run below its table."""
     metrics: dict[str, Any] = store.metrics() or {}
     damaged = store.samples().damaged
-    print(f"\n{store.run_id}  {metrics.get('label', '')}  {metrics.get('status', 'unfinished')}")
+    print()
+    _show(f"{store.run_id}  {metrics.get('label', '')}  {metrics.get('status', 'unfinished')}")
     if not metrics:
         return
     environment, attention = metrics["env"], metrics["attention"]
     packed = "packed codes" if attention["reads_packed"] else "full precision"
-    print(f"  directory   {store.path}")
-    print(f"  attention   {attention['path']}, reads {packed}")
+    _show(f"  directory   {store.path}")
+    _show(f"  attention   {attention['path']}, reads {packed}")
     for kind in ("used", "reserved"):
         parts = metrics["kv_bytes"][kind]
-        print(f"  KV {kind:<8} " + "  ".join(f"{name} {tables.size(count)}" for name, count in parts.items()))
+        _show(f"  KV {kind:<8} " + "  ".join(f"{name} {tables.size(count)}" for name, count in parts.items()))
     for key, entry in metrics["scores"].items():
         if entry.get("perplexity"):
             text = entry["perplexity"]
             bits = "" if text["bits_per_byte"] is None else f", {text['bits_per_byte']:.4f} bits per byte"
-            print(f"  perplexity  {key}: {text['ppl']:.4f}{bits}, {text['windows']} windows, mode {text['mode']}")
+            _show(f"  perplexity  {key}: {text['ppl']:.4f}{bits}, {text['windows']} windows, mode {text['mode']}")
         elif entry["nll"]:
             pair = entry["nll"]["vs_fp16"]
             beside = f", {pair['diff']:+.4f} compared with fp16" if pair else ""
-            print(f"  answer NLL  {key}: {entry['nll']['mean']:.4f} nats per token{beside}")
+            _show(f"  answer NLL  {key}: {entry['nll']['mean']:.4f} nats per token{beside}")
     if ((metrics["data"] or {}).get("identity") or {}).get("target") == "ruler" and (
         means := ruler.lengths(metrics["scores"])
     ):
-        print(f"  RULER       {means.text()}")
+        _show(f"  RULER       {means.text()}")
     _code_details(store, metrics)
-    print(f"  made with   kvbench {environment.get('kvbench')} ({environment.get('commit') or 'no commit'})")
-    print(f"              torch {environment.get('torch')}, transformers {environment.get('transformers')}")
+    _show(f"  made with   kvbench {environment.get('kvbench')} ({environment.get('commit') or 'no commit'})")
+    _show(f"              torch {environment.get('torch')}, transformers {environment.get('transformers')}")
     if damaged:
-        print(
+        _show(
             f"  damaged     {len(damaged)} lines of samples.jsonl; run the same command again to repeat their samples"
         )
     if metrics["error"]:
-        print(f"  error       {metrics['error']}")
+        print(printable(f"  error       {metrics['error']}", keep="\n"))
 
 
 def _code_details(store: RunStore, metrics: Mapping[str, Any]) -> None:
@@ -199,7 +205,7 @@ def _code_details(store: RunStore, metrics: Mapping[str, Any]) -> None:
     counts = metrics.get("code")
     if not counts:
         return
-    print(f"  code        {', '.join(f'{version} ({count} samples)' for version, count in counts.items())}")
+    _show(f"  code        {', '.join(f'{version} ({count} samples)' for version, count in counts.items())}")
     config = store.config()
     if config is None:
         return
@@ -211,4 +217,4 @@ def _code_details(store: RunStore, metrics: Mapping[str, Any]) -> None:
             by_parts.setdefault(", ".join(parts), []).append(name)
     for changed, names in by_parts.items():
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        print(f"  older code  {changed}: {', '.join(names[:SHOWN])}{more}")
+        _show(f"  older code  {changed}: {', '.join(names[:SHOWN])}{more}")

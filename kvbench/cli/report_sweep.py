@@ -11,6 +11,7 @@ from contextlib import suppress
 from kvbench.page.sweep import FollowedSweep
 from kvbench.results import ranking, sweeps, tables
 from kvbench.results.sweeps import Progress, Sweep
+from kvbench.util.cells import printable
 
 #: seconds between two looks at the files of the sweep
 EVERY_S = 2.0
@@ -61,7 +62,9 @@ def _text(sweep: Sweep, entries: Sequence[Progress], driven: bool) -> list[str]:
     for entry in others[:MOST]:
         first = (entry.message.splitlines() or [""])[0]
         lines.append(
-            f"job {entry.job.number + 1} {states[entry.state]}: {entry.job.label}" + (f": {first}" if first else "")
+            printable(
+                f"job {entry.job.number + 1} {states[entry.state]}: {entry.job.label}" + (f": {first}" if first else "")
+            )
         )
     if len(others) > MOST:
         lines.append(

@@ -18,7 +18,7 @@ from kvbench.results.fidelity import answers_left, flips_of, pair
 from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
 from kvbench.results.tables import labels
-from kvbench.util.cells import Cell
+from kvbench.util.cells import Cell, printable
 from kvbench.util.table import Grid
 
 #: maximum number of changed samples to show
@@ -124,9 +124,9 @@ def screen(comparison: Comparison) -> Group:
     )
     parts.append(Text(summary, style="dim"))
     for item in comparison.changed[:SHOWN]:
-        parts.append(Text(f"{item['id']}  {_number(item['a'])} -> {_number(item['b'])}"))
+        parts.append(Text(f"{printable(item['id'])}  {_number(item['a'])} -> {_number(item['b'])}"))
         parts += [Text(f"  {name} {_short(item[key])}") for name, key in (("A", "said_a"), ("B", "said_b"))]
-    parts += [Text(f"note: {note}", style="dim") for note in comparison.notes]
+    parts += [Text(f"note: {printable(note)}", style="dim") for note in comparison.notes]
     return Group(*parts)
 
 
@@ -145,7 +145,7 @@ def markdown(comparison: Comparison) -> str:
             answers = [_short(item[key]).replace("|", "\\|") for key in ("said_a", "said_b")]
             rows.append("| " + " | ".join([item["id"], _number(item["a"]), _number(item["b"]), *answers]) + " |")
     rows += ["", *(f"note: {note}" for note in comparison.notes)] if comparison.notes else []
-    return "\n".join(rows) + "\n"
+    return "\n".join(map(printable, rows)) + "\n"
 
 
 def to_csv(comparison: Comparison) -> str:
@@ -166,7 +166,7 @@ def to_csv(comparison: Comparison) -> str:
         nll = entry["nll"] or {}
         answers, figures = comparison.answers.get(key, {}), comparison.fidelity.get(key, {})
         writer.writerow(
-            [key, *(entry[k] for k in ("a", "b", "diff", "stderr", "n")), nll.get("diff"), nll.get("stderr")]
+            [printable(key), *(entry[k] for k in ("a", "b", "diff", "stderr", "n")), nll.get("diff"), nll.get("stderr")]
             + [(answers.get("flips") or {}).get(name) for name in flipped]
             + [(answers.get("left") or {}).get(name) for name in left]
             + [figures.get(name, {}).get(p) for name in measures for p in ("a", "b", "diff", "low", "high")]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvbench.util.cells import printable
+
 Metrics = Mapping[str, Any]
 
 #: keys of the group `method` that are not hyper-parameters
@@ -16,7 +18,8 @@ SHOWN = ("layers",)
 def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
     """Name the runs of a table so that they can be told apart, for example ``kivi int2 residual=64``.
 
-    A name consists of the method, the quantizer, and those options in which runs of this method and quantizer differ.
+    A name consists of the method, the quantizer, and those options in which runs of this method and quantizer differ;
+    control characters in it are escaped.
 
     Args:
         runs: contents of `metrics.json`; only ``label`` and ``config`` are read.
@@ -34,7 +37,7 @@ def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
     for run, mine in zip(runs, settings, strict=True):
         label = str(run["label"])
         settings_shown = [f"{key.rsplit('.', 1)[-1]}={_typed(mine[key])}" for key in mine if key in differing[label]]
-        names.append(" ".join([label, *settings_shown]))
+        names.append(printable(" ".join([label, *settings_shown])))
     return names
 
 

@@ -25,7 +25,7 @@ from kvbench.results.notes import notes, untouched
 from kvbench.results.point_columns import POINT_COLUMNS, PointLine
 from kvbench.results.points import has_points
 from kvbench.util import table
-from kvbench.util.cells import Cell, size
+from kvbench.util.cells import Cell, printable, size
 
 __all__ = ["UNSAID", "labels", "markdown", "notes", "reread", "screen", "size", "summary", "to_csv", "untouched"]
 
@@ -43,7 +43,7 @@ def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | 
     """
     runs = [reread(run) for run in runs]
     width = table.fit(width)
-    lines = [Text(line, style="dim") for line in notes(runs)]
+    lines = [Text(printable(line), style="dim") for line in notes(runs)]
     if len(runs) > 1:
         lines += [Text(line) for line in findings(labels(runs), runs)]
     return table.text(screen(runs, width), *lines, width=width, color=color)
@@ -66,7 +66,10 @@ def screen(runs: Sequence[Metrics], width: int = table.WIDTH) -> Group:
 def markdown(runs: Sequence[Metrics]) -> str:
     """Return the table of runs as GitHub markdown, with the difference from fp16 in parentheses after the score."""
     header, body = grid([reread(run) for run in runs])
-    lines = ["| " + " | ".join(header) + " |", "|" + "|".join([":--"] + ["--:"] * (len(header) - 1)) + "|"]
+    lines = [
+        "| " + " | ".join(map(printable, header)) + " |",
+        "|" + "|".join([":--"] + ["--:"] * (len(header) - 1)) + "|",
+    ]
     for line in body:
         cells = [cell.main + (f" ({cell.detail})" if cell.detail else "") for cell in line]
         lines.append("| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |")
@@ -83,10 +86,11 @@ def to_csv(runs: Sequence[Metrics]) -> str:
     lines, chosen = _lines(runs)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([heading for column in chosen for heading in column.csv])
+    writer.writerow([printable(heading) for column in chosen for heading in column.csv])
     for line in lines:
         if not isinstance(line, PointLine) or line.point is not None:
-            writer.writerow([value(line) for column in chosen for value in column.csv.values()])
+            values = [value(line) for column in chosen for value in column.csv.values()]
+            writer.writerow([printable(value) if isinstance(value, str) else value for value in values])
     return buffer.getvalue()
 
 

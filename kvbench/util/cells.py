@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+#: what a terminal acts on or cannot show: control characters, line breaks, changes of direction, lone surrogates
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Escape the characters of a text that would break a table or steer a terminal, as Python writes them in a string.
+
+    Args:
+        text: the text, for example the name of a model or of a sample.
+        keep: characters to leave as they are.
+    """
+    return _UNPRINTABLE.sub(
+        lambda match: match[0] if match[0] in keep else match[0].encode("unicode_escape").decode(), text
+    )
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell with a main line and, unless `detail` is empty, a second line below it."""
+    """A table cell with a main line and, unless `detail` is empty, a second line below it; both get escaped."""
 
     main: str
     detail: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("main", "detail"):
+            object.__setattr__(self, name, printable(getattr(self, name)))
 
     @property
     def width(self) -> int:

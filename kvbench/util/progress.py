@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import IO, Any
 
+from kvbench.util.cells import printable
+
 _plain = 0
 
 
@@ -30,9 +32,9 @@ def lines() -> Iterator[None]:
 
 
 def say(line: str) -> None:
-    """Print a message to standard error, which leaves standard output to tables; a closed pipe is no error."""
+    """Print a message to standard error, with control characters but line breaks escaped; a closed pipe is no error."""
     try:
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line, keep="\n\t"), file=sys.stderr, flush=True)
     except BrokenPipeError:  # for example `... 2>&1 | head`
         silence(sys.stderr)
 

@@ -19,7 +19,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvbench.util.cells import Cell
+from kvbench.util.cells import Cell, printable
 
 #: width where there is no terminal, and the narrowest and widest terminal that is laid out for, in characters
 WIDTH, MIN_WIDTH, MAX_WIDTH = 100, 80, 160
@@ -47,6 +47,9 @@ class Grid:
     left: Collection[int] = field(default=(0,))
     wraps: Collection[int] = field(default=(0,))
     across: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "header", [printable(name) for name in self.header])
 
     @property
     def widths(self) -> list[int]:

@@ -6,12 +6,15 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
 from kvbench.cli import report
+from kvbench.results import store as store_module
 from kvbench.results.samples import UnreadableError
 from kvbench.results.store import RunStore
+from kvbench.runner import sources
 from kvbench.runner.run import run
 from tests.run_support import config
 
@@ -170,3 +173,47 @@ def test_samples_that_cannot_be_read_cost_no_other_run(runs, tmp_path, capsys, k
     assert "cannot be read" in capsys.readouterr().err
     with pytest.raises(UnreadableError, match="move the file away"):
         RunStore(tmp_path, ids[0]).recover()
+
+
+def test_names_are_escaped_wherever_they_are_printed(runs, tmp_path, capsys):
+    odd = "mine\x1b[31m\n\ud83d\u202e"
+    ids = copies(runs, tmp_path, 3)
+    for name in ids[1:]:
+        path = tmp_path / name / "metrics.json"
+        content = json.loads(path.read_text())
+        content["label"], content["config"]["dataset"] = odd, odd
+        content["scores"] = {odd if key == "first" else key: entry for key, entry in content["scores"].items()}
+        path.write_text(json.dumps(content))
+    show = ["--show", *ids[1:]]
+    for arguments in (
+        ["--list"],
+        show,
+        [*show, "--format", "csv"],
+        [*show, "--format", "markdown"],
+        ["--compare", *ids[1:]],
+    ):
+        assert report.main(["--results", str(tmp_path), *arguments]) == 0
+        printed = capsys.readouterr().out
+        printed.encode()
+        assert not set(printed) & set("\x1b\u202e"), arguments
+        assert "mine\\x1b[31m" in printed and "ud83d\\u202e" in printed, arguments
+
+
+def test_thousands_of_runs_digest_the_sources_once_and_read_each_file_once(runs, tmp_path, capsys, monkeypatch):
+    ids = copies(runs, tmp_path, 6)
+    counts = Counter()
+
+    def counted(name, real):
+        return lambda *given, **named: counts.update([name]) or real(*given, **named)
+
+    monkeypatch.setattr(sources, "code", counted("sources", sources.code))
+    monkeypatch.setattr(store_module, "_read_json", counted("json", store_module._read_json))
+    monkeypatch.setattr(RunStore, "config", counted("yaml", RunStore.config))
+    assert report.main(["--results", str(tmp_path), "--list"]) == 0
+    assert counts == {"sources": 1, "json": 6, "yaml": 6}
+    counts.clear()
+    assert report.main(["--results", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
+    assert counts["sources"] == 1 and counts["yaml"] <= 7 and counts["json"] == 6
+    counts.clear()
+    assert report.main(["--results", str(tmp_path), "--show", ids[2]]) == 0
+    assert counts["yaml"] <= 3, "the other runs are not read"

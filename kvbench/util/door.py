@@ -1,0 +1,50 @@
+"""The way into a command: at any moment Ctrl-C ends it with one line and a shell's exit status, without a traceback.
+
+This module imports next to nothing, because it guards the imports of the commands.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+#: exit status of an interrupted command: 128 + SIGINT, as in shells
+INTERRUPTED = 130
+#: module of the worker processes, which their parent ends
+_WORKER = "kvbench.parallel.crew_worker"
+
+
+def guard() -> None:
+    """Let Ctrl-C end this process at once; the package calls this when ``python -m`` begins to import it.
+
+    Nothing is done where Ctrl-C is ignored or already has another meaning.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_IGN if _WORKER in sys.orig_argv else _end)
+
+
+def _end(*_: Any) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(INTERRUPTED)
+
+
+def enter(main: Callable[[], int | None]) -> int:
+    """Call the function of a command, in which Ctrl-C raises KeyboardInterrupt; return the exit status.
+
+    Args:
+        main: the function; it prints a line of its own if it handles the interruption, and returns :data:`INTERRUPTED`.
+    """
+    guarded = signal.getsignal(signal.SIGINT) is _end
+    try:
+        if guarded:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return main() or 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    finally:
+        if guarded:  # what follows is the end of the interpreter
+            signal.signal(signal.SIGINT, _end)
