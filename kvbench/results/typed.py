@@ -76,9 +76,10 @@ def plain(tree: Any, *, complete: bool = False) -> Any:
     """
     if tree is None or isinstance(tree, (str, int, float)):
         return tree
-    if _is_tree(type(tree)):
+    kind: Any = type(tree)
+    if _is_tree(kind):
         content = {}
-        for name, optional in _optional(type(tree)):
+        for name, optional in _optional(kind):
             child = getattr(tree, name)
             if complete or child is not None or not optional:
                 content[name] = plain(child, complete=complete)
