@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from kvbench.cache import Prompts
+from kvbench.cache.layer import KVLayer
+from kvbench.cache.progress import Progress
+from kvbench.cache.state_layer import StateLayer, layers_of
 from kvbench.calibration.attended import attended
 from kvbench.decoding import graphs, shared_prefill
 from kvbench.decoding.autoregressive import generate
@@ -190,3 +193,26 @@ def test_assisted_generation_is_refused_with_the_reason_and_a_remedy(name, kind)
         model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=8, do_sample=False, **more)
     method.detach(model)
     assert "_validate_generation_mode" not in vars(model), "nothing is left behind"
+
+
+def test_layers_are_made_as_the_model_has_them():
+    """Those with attention are numbered without the others; a state knows its place in the model."""
+    kinds = [
+        LayerKind(attends=False, states=2, one_by_one=True),
+        LayerKind(window=16),
+        LayerKind(attends=False),
+        LayerKind(window=24, states=3, one_by_one=True),
+        LayerKind(states=1),
+    ]
+    state, plain, nothing, both, last = layers_of(load_method("fp16"), kinds, Progress())
+    assert (state.number_of_states, state.place_in_model, state.one_by_one) == (2, 0, True)
+    assert (plain.index, plain.window) == (0, 16) and not isinstance(plain, StateLayer)
+    assert not isinstance(nothing, (StateLayer, KVLayer))
+    assert (both.index, both.window, both.number_of_states, both.place_in_model, both.one_by_one) == (1, 24, 3, 3, True)
+    assert (last.index, last.window, last.number_of_states, last.place_in_model, last.one_by_one) == (
+        2,
+        None,
+        1,
+        4,
+        False,
+    )

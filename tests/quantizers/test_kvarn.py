@@ -184,3 +184,12 @@ def test_parameters_beyond_fp16_become_its_largest_numbers():
     for axis in ("channel", "token"):
         result = KvarnQuantizer(2, 64, axis).quantize(x.half())
         assert all(torch.isfinite(param).all() for param in (*result.params, result.dequantize()))
+
+
+def test_groups_are_tiles_of_tokens_or_whole_heads():
+    """On either axis a tile of tokens is encoded together."""
+    keys, values = (KvarnQuantizer(4, 64, axis) for axis in ("channel", "token"))
+    assert (keys.group_size, keys.block_tokens) == (64, 64) and (values.group_size, values.block_tokens) == (None, 64)
+    assert (keys.balance, keys.iterations, keys.quantile) == ("kvarn", 8, 0.0)
+    shown = "KvarnQuantizer(bits=4, tile=64, axis='token', balance='kvarn', iterations=8, quantile=0.0)"
+    assert repr(values) == shown

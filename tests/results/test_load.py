@@ -84,3 +84,11 @@ def test_counters_are_read_as_the_kernel_writes_them(monkeypatch: pytest.MonkeyP
     assert computed.busy == (100 + 20 + 30 + 6 + 7 + 8) / os.sysconf("SC_CLK_TCK")
     assert computed.held_back == 2.5
     assert computed.mhz == 2500
+
+
+def test_processor_time_is_the_users_and_the_systems_without_the_childrens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each process that there is; names may have spaces and parentheses."""
+    line = "7 (a) b) S 1 1 1 0 -1 4194560 100 200 300 400 30 12 5000 6000 20 0 1 0 99\n"
+    monkeypatch.setattr(load, "_text", lambda path: line if str(path) in ("/proc/7/stat", "/proc/8/stat") else "")
+    assert load.cpu_seconds([7, 9, 8]) == 2 * 42 / os.sysconf("SC_CLK_TCK")
+    assert load.cpu_seconds([9]) == 0.0 == load.cpu_seconds([])
