@@ -64,6 +64,16 @@ def test_every_item_with_a_number_is_shown_those_with_a_run_first(tmp_path):
     assert shown[1]["cells"][0][4:] == [48] and notes == []
 
 
+def test_cells_beyond_the_most_are_counted(tmp_path, monkeypatch):
+    write(tmp_path, item(run_id(1)))
+    found = []
+    for most in (1, 2, 3):
+        monkeypatch.setattr(papers, "MOST_CELLS", most)
+        ((shown,), _) = papers.items(tmp_path, {run_id(1)})
+        found.append((len(shown["cells"]), len(shown["claims"]), shown["more"], shown["mine"]))
+    assert found == [(1, 1, 1, 2), (2, 2, 0, 2), (2, 2, 0, 2)]
+
+
 def test_the_items_of_the_repository_fit_into_the_page():
     shown, notes = papers.items(RESULTS, set())
     assert notes == [] and len(shown) == len([*RESULTS.glob("*/*/cells.json"), *RESULTS.glob("*/*/*/cells.json")])
