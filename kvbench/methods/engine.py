@@ -187,6 +187,13 @@ class Engine(TokenMethod):
                 allowed=f"0 to {most}, or null for the model's own",
                 hint="method.rope_dim=null",
             )
+        if self.rope_dim is not None and not any(self.side(side).octave for side in SIDES):
+            raise ConfigError(
+                "method.rope_dim",
+                self.rope_dim,
+                f"has no effect with method.format={self.format}: only octave formats depend on RoPE",
+                hint="method.rope_dim=null",
+            )
         super().check(head_dim, max_length)
         if head_dim:
             for side in SIDES:

@@ -107,6 +107,13 @@ class Kvarn(RecencyMethod):
             raise ConfigError(
                 "method.balance", self.balance, "is not a way of balancing a tile", allowed=("kvarn", "norm", "none")
             )
+        if self.balance != "kvarn" and self.iterations != Kvarn.iterations:
+            raise ConfigError(
+                "method.iterations",
+                self.iterations,
+                f"has no effect with method.balance={self.balance}, which is not repeated",
+                hint="leave it out, or set method.balance=kvarn",
+            )
         if not 0 <= self.quantile < 0.5:
             raise ConfigError(
                 "method.quantile", self.quantile, "must be a share below one half", allowed="from 0 to below 0.5"

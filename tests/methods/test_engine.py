@@ -218,6 +218,7 @@ def test_channels_of_three_and_of_four_bits_are_stored_in_one_segment():
         ({"window": 8, "prefill": "quantized"}, "needs method.prefill=exact"),
         ({"sinks": -1}, "method.sinks=-1"),
         ({"rotation": {"key": "spin"}}, r"method.rotation.key=spin(?s:.*)allowed: engine, none"),
+        ({"format": "q8_0/q4_0", "rope_dim": 64}, "method.rope_dim=64: has no effect with method.format=q8_0/q4_0"),
         ({"format": "octave_k3v4", "rope_dim": -64}, "method.rope_dim=-64: is not a number of channels"),
     ],
 )

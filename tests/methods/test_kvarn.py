@@ -131,6 +131,7 @@ def test_the_formula_of_the_bytes_equals_the_buffers(dtype):
         ({"window": -1}, "method.window"),
         ({"quantile": 0.5}, "method.quantile"),
         ({"balance": "sinkhorn"}, "method.balance"),
+        ({"balance": "norm", "iterations": 3}, "method.iterations=3: has no effect with method.balance=norm"),
         ({"quantizer": formats(tile=32)}, "quantizer.key.group_size"),
         ({"quantizer": formats(value_group=32)}, "quantizer.value.group_size"),
         ({"quantizer": formats(key_axis="token")}, "quantizer.key.axis"),
