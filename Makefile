@@ -33,7 +33,7 @@ QUICKSTART := quickstart/fp16,quickstart/kivi4,quickstart/kivi2,quickstart/atom4
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() or 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-gpu test-slow test-docs docs docs-serve lint clean
+.PHONY: help install run readme test test-gpu test-slow test-docs docs docs-serve lint clean
 
 help:  ## this list
 	@echo "kvbench: what a KV-cache method costs in accuracy, and what it saves in memory and time"
@@ -52,9 +52,17 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e ".[$(EXTRAS)]"
 	@touch $@
 
-run: install  ## the main job: tiny model, mini data, fp16 against kivi 4 and 2 bits and atom 4 bits (under 3 minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m kvbench --multirun launcher=joblib hydra.launcher.n_jobs=$(WORKERS) \
+MAIN := OMP_NUM_THREADS=1 $(BIN)/python -m kvbench --multirun launcher=joblib hydra.launcher.n_jobs=$(WORKERS) \
 	  experiment=$(QUICKSTART)
+
+run: install  ## the main job: tiny model, mini data, fp16 against kivi 4 and 2 bits and atom 4 bits (under 3 minutes)
+	$(MAIN)
+
+# on an idle machine, with everything committed
+readme: install  ## the same job anew, kept in results/quickstart, and README's first table from it
+	rm -rf results/runs/readme
+	$(MAIN) runtime.results_dir=results/runs/readme hydra.sweep.dir=results/runs/readme/sweep
+	$(BIN)/python -m experiments.quickstart results/runs/readme/sweep --write
 
 test: install  ## all tests that need no GPU and no network (under 8 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder

@@ -2,7 +2,7 @@
 
     python -m experiments --check               # 1 if a number differs from its file
     python -m experiments --check --write       # write the files' numbers into the documents
-    python -m experiments --check --uncovered   # list the numbers of tables that no rule covers
+    python -m experiments --check --uncovered   # list the numbers of tables, and of text with a unit, without a rule
 
 The rules are in :mod:`experiments.checks`. A number is compared, and written, with the digits and signs that the
 document shows. Nothing is measured: raw figures are read from results/.
@@ -11,6 +11,7 @@ document shows. Nothing is measured: raw figures are read from results/.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,8 @@ class Difference:
     source: str
 
     def __str__(self) -> str:
-        return f"{self.document}:{self.line}: shows {self.shown}, {self.source} gives {self.wanted}"
+        shown, wanted = (text.split("\n")[0] + (" ..." if "\n" in text else "") for text in (self.shown, self.wanted))
+        return f"{self.document}:{self.line}: shows {shown}, {self.source} gives {wanted}"
 
 
 #: tables that need no rule, and why: document, and the beginning of the table's head (empty: all tables)
@@ -128,6 +130,27 @@ def _wanted(text: str, place: Shown) -> str | None:
     return like(shown, place.value)
 
 
+#: what follows a number of running text that may be measured
+UNIT = re.compile(r"\s*(µs|ms|s|%|±|x|nats|points|tokens/s|[GT]B/s|[kMG]i?B|per cent|times|minutes|hours)(?!\w)")
+_CODE = re.compile(r"`[^`]*`")
+
+
+def prose(covered: Mapping[str, set[int]], names: Sequence[str], root: Path = ROOT) -> list[tuple[str, int, str]]:
+    """Return the numbers with a unit in running text that no rule covers: document, line, number. Code is left out."""
+    missing = []
+    for name in names:
+        fenced, offset = False, 0
+        for number, line in enumerate((root / name).read_text(encoding="utf-8").splitlines(keepends=True), start=1):
+            fenced ^= line.startswith("```")
+            if not (fenced or line.startswith(("|", "    ", "<!--"))):
+                shown = _CODE.sub(lambda match: "`" * len(match.group()), line)
+                for match in NUMBER.finditer(shown):
+                    if UNIT.match(shown, match.end()) and offset + match.start() not in covered.get(name, set()):
+                        missing.append((name, number, match.group()))
+            offset += len(line)
+    return missing
+
+
 def uncovered(covered: Mapping[str, set[int]], names: Sequence[str], root: Path = ROOT) -> list[tuple[str, int, str]]:
     """Return the numbers in cells of tables that no rule covers: document, line, number.
 
@@ -162,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compare, write or list, as the command line says; 1 if a number differs or a rule's place is gone."""
     parser = argparse.ArgumentParser(prog="python -m experiments --check", description=__doc__.split("\n")[0])
     parser.add_argument("--write", action="store_true", help="write the files' numbers into the documents")
-    parser.add_argument("--uncovered", action="store_true", help="list the numbers of tables that no rule covers")
+    parser.add_argument("--uncovered", action="store_true", help="list the numbers that no rule covers")
     arguments = parser.parse_args(argv)
     outcome = check(rules(), write=arguments.write)
     for difference in outcome.differences:
@@ -172,6 +195,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.uncovered:
         for name, line, number in uncovered(outcome.covered, documents(ROOT)):
             print(f"{name}:{line}: {number} has no rule")
+        pages = [name for name in documents(ROOT) if not name.startswith("results/") and name != "docs/reproduce.md"]
+        for name, line, number in prose(outcome.covered, pages):
+            print(f"{name}:{line}: {number}, in the text, has no rule")
         for (name, head), reason in EXEMPT.items():
             print(f"{name}{f', {head}' if head else ''}: no rules needed: {reason}")
     differ = f"{len(outcome.differences)} numbers {'written' if arguments.write else 'differ from their files'}"

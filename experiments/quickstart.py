@@ -1,73 +1,134 @@
-"""``python -m experiments.quickstart``: the figures of ``make run``, from its runs to results/quickstart.
+"""``make readme``: one run of ``make run``, kept in results/quickstart, and README.md's first table from its records.
 
-README.md's first table is held to that file (``python -m experiments --check --write`` writes it anew).
+    python -m experiments.quickstart SWEEP            # show the table of the runs of a sweep's folder
+    python -m experiments.quickstart SWEEP --write    # ... keep these runs, and write the documents
+
+README.md shows the table that such a run prints, turned: a line per column, a column per run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from experiments.place import add_options, choice, known, place
+from kvbench.results import record
+from kvbench.results.notes import notes
+from kvbench.results.tables import grid
 
-#: columns of the table: heading and preset of conf/experiment/quickstart
-COLUMNS = {"fp16": "fp16", "kivi int4": "kivi4", "kivi int2": "kivi2", "atom int4": "atom4"}
-
-
-#: what a difference has beside its value: ending of the key in the file, and key in metrics.json
-ENDS = {"_stderr": "stderr", "_low": "low", "_high": "high"}
-
-
-def figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the table shows of a run's metrics.json."""
-
-    def cell(entry: Mapping[str, Any]) -> dict[str, Any]:
-        paired = entry.get("vs_fp16") or {}
-        both = {"diff": paired.get("diff"), **{f"diff{end}": paired.get(key) for end, key in ENDS.items()}}
-        return {"score": entry["score"], "n": entry["n"], **{key: entry.get(key) for key in ENDS.values()}, **both}
-
-    return {
-        "tasks": {name: cell(entry) for name, entry in metrics["scores"].items()},
-        "mean": cell(metrics["mean"]),
-        "kv_bytes": metrics["kv_bytes"]["used"]["total"],
-        "ratio": metrics["kv_bytes"]["ratio"],
-        "peak_prefill": metrics["peak_bytes"]["prefill"],
-        "peak_decode": metrics["peak_bytes"]["decode"],
-        "ttft_s": metrics["ttft_s"]["median"],
-        "tpot_s": metrics["tpot_s"]["median"],
-    }
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = "results/quickstart"
+#: presets of conf/experiment/quickstart, as the Makefile names them
+PRESETS = ("fp16", "kivi4", "kivi2", "atom4")
+#: headings of the table that README.md says in other words
+NAMES = {"mean": "**mean**", "ratio": "KV bytes, fp16's to them"}
 
 
-def main() -> int:
-    """Write the file; 1 if a run is missing."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.quickstart", description=__doc__)
-    parser.add_argument("--runs", type=Path, default=Path("results/runs"), help="folder of the runs")
-    parser.add_argument("--out", type=Path, default=Path("results/quickstart"), help="folder of quickstart.json")
-    add_options(parser)
-    arguments = parser.parse_args()
-    from experiments.runs import Run, identify
-    from kvbench.results.store import RunStore
+def kept(root: Path = ROOT) -> dict[str, dict[str, Any]]:
+    """Return the kept records by preset, with today's defaults for keys that were added later."""
+    read = {name: (root / FOLDER / name / "metrics.json").read_text(encoding="utf-8") for name in PRESETS}
+    return {name: record.filled(json.loads(text)) for name, text in read.items()}
 
-    content: dict[str, Any] = {"origin": "make run, then python -m experiments.quickstart --write", "columns": {}}
-    for name, preset in COLUMNS.items():
-        run, reason = identify(Run((f"experiment=quickstart/{preset}",), "tiny", "mini"))
-        metrics = RunStore(arguments.runs, run).metrics() if run else None
-        if metrics is None or metrics["status"] != "ok":
-            print(f"{name}: run {run} is not complete in {arguments.runs}: make run{'; ' + reason if reason else ''}")
+
+def machine(runs: Sequence[Mapping[str, Any]], root: Path = ROOT) -> str:
+    """Return when, where and with which code and packages the kept runs were made, in one sentence."""
+    about = json.loads((root / FOLDER / "about.json").read_text(encoding="utf-8"))
+    env = runs[0]["env"]
+    return (
+        f"One run of `make run` on {about['date']}, {about['seconds']:.0f} s: {env['cpu_count']} processors "
+        f"({env['cpu']}), Python {env['python']}, torch {env['torch']}, transformers {env['transformers']}, commit "
+        f"{env['commit'][:8]}; its records are in [{FOLDER}]({FOLDER}/README.md)."
+    )
+
+
+def block(root: Path = ROOT) -> str:
+    """Return what stands between the marks of README.md's first table."""
+    runs = list(kept(root).values())
+    header, body = grid(runs)
+    lines = ["| | " + " | ".join(row[0].main for row in body) + " |", "|:--|" + "--:|" * len(body)]
+    kv: list[str] = []
+    for number, name in enumerate(header[1:], start=1):
+        shown = [row[number] for row in body]
+        texts = [cell.main + (f" ({cell.detail})" if cell.detail else "") for cell in shown]
+        label = NAMES.get(name, name)
+        if name == "ratio":  # beside the bytes
+            lines[-1] = f"| {label} | " + " | ".join(map(", ".join, zip(kv, texts, strict=True))) + " |"
+            continue
+        kv = texts
+        if name == "mean":
+            label += f" (n = {runs[0]['mean']['n']})"
+        lines.append(f"| {label} | " + " | ".join(texts) + " |")
+    said = [line for line in notes(runs) if line.startswith("±") or "other programs" in line or "code" in line]
+    below = " ".join([machine(runs, root), *(f"{line.partition('; set ')[0]}." for line in said)])
+    return "\n".join([*lines, "", textwrap.fill(below, 120, break_long_words=False, break_on_hyphens=False)]) + "\n"
+
+
+def problems(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return why these records are no run that README.md may show: each must be whole, and of the same clean commit."""
+    commits = {run["env"]["commit"] for run in runs.values()}
+    found = [f"{name}: its status is {run['status']}" for name, run in runs.items() if run["status"] != "ok"]
+    if len(commits) > 1 or any(not commit or commit.endswith("+") for commit in commits):
+        found.append(f"made at {', '.join(sorted(map(str, commits)))}: commit all changes first, and run all anew")
+    return found
+
+
+def keep(sweep: Path, root: Path = ROOT) -> list[str]:
+    """Copy records and rows of a sweep's runs to results/quickstart; return why they cannot be kept, else nothing.
+
+    Args:
+        sweep: folder of the sweep.
+        root: folder of the repository.
+    """
+    manifest = json.loads((sweep / "manifest.json").read_text(encoding="utf-8"))
+    jobs = sorted(sweep.glob("job-*.json"))
+    found: dict[str, Path] = {}
+    for job in (json.loads(path.read_text(encoding="utf-8")) for path in jobs):
+        preset = next((text.rpartition("/")[2] for text in job["overrides"] if text.startswith("experiment=")), "")
+        if job["metrics"]:
+            found[preset] = Path(manifest["results_dir"]) / job["metrics"]["run_id"]
+    missing = [f"{name}: {sweep} has no run of it" for name in PRESETS if name not in found]
+    if missing:
+        return missing
+    read = {name: json.loads((found[name] / "metrics.json").read_text(encoding="utf-8")) for name in PRESETS}
+    if refused := problems(read):
+        return refused
+    for name in PRESETS:
+        folder = root / FOLDER / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in ("metrics.json", "samples.jsonl"):
+            shutil.copyfile(found[name] / file, folder / file)
+    created = datetime.fromisoformat(manifest["created"])
+    seconds = max(path.stat().st_mtime for path in jobs) - created.timestamp()
+    about = {"command": "make readme", "date": f"{created:%Y-%m-%d}", "seconds": round(seconds, 1)}
+    (root / FOLDER / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    return []
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Show the table of a run of ``make run``, or keep it and write the documents; 1 if it cannot be kept."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.quickstart", description=__doc__.partition("\n")[0])
+    parser.add_argument("sweep", type=Path, help="folder of the sweep")
+    parser.add_argument("--write", action="store_true", help=f"keep the runs in {FOLDER}, and write the documents")
+    arguments = parser.parse_args(argv)
+    with TemporaryDirectory() as folder:
+        root = ROOT if arguments.write else Path(folder)
+        refused = keep(arguments.sweep, root)
+        if refused:
+            print("nothing kept:", *refused, sep="\n  ", file=sys.stderr)
             return 1
-        content["columns"][name] = figures(metrics)
+        if not arguments.write:
+            print(block(root), f"not written: --write keeps these runs in {FOLDER}, and writes the documents", sep="\n")
+            return 0
+    from experiments import check
 
-    def samples(kept: Mapping[str, Any]) -> dict[str, int]:
-        return {name: column["mean"]["n"] for name, column in kept["columns"].items()}
-
-    old = known(arguments.out / "quickstart.json", samples)
-    where = place(arguments.out, choice(arguments), samples(content), old)
-    where.path.mkdir(parents=True, exist_ok=True)
-    (where.path / "quickstart.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return where.say()
+    return check.main(["--write"])
 
 
 if __name__ == "__main__":

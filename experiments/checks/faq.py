@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from experiments import quickstart
 from experiments.checks import mini
 from experiments.checks.h200 import FIRST, QUANTIZE, TPOT, attention, median, step
 from experiments.checks.rules import Rule, Text, load, one
 
 PAGE = "docs/faq.md"
-PERPLEXITY, QUICKSTART = "results/tiny/perplexity.json", "results/quickstart/quickstart.json"
+PERPLEXITY = "results/tiny/perplexity.json"
 
 
 def rules() -> Iterator[Rule]:
@@ -32,7 +33,7 @@ def _mini() -> Iterator[Rule]:
     count, error = mini.setting("kivi 2")["mean"]["n"], kivi[1]
     yield Text(PAGE, "three retrieval tasks with {} samples in all", [count], mini.SCORES)
     yield Text(PAGE, "has a standard error of {} points", [error], mini.SCORES)
-    yield Text(PAGE, "four bits show no loss at all there ({} ± {})", mini.to_fp16("kivi 4"), mini.SCORES)
+    yield Text(PAGE, "of four bits no difference can be seen there ({} ± {})", mini.to_fp16("kivi 4"), mini.SCORES)
     sizes = [mini.mib(name) for name in ("kivi 2", "kivi 2, G 64", "fp16")]
     pattern = "KIVI takes {} MiB on our tasks with groups of 32, and {} MiB with groups of 64, because scales and the "
     yield Text(PAGE, pattern + "exact window count too; fp16 takes {} MiB", sizes, mini.SCORES)
@@ -41,17 +42,15 @@ def _mini() -> Iterator[Rule]:
 
 
 def _quickstart() -> Iterator[Rule]:
-    columns = load(QUICKSTART)["columns"]
-    fp16, kivi2, kivi4 = (columns[name] for name in ("fp16", "kivi int2", "kivi int4"))
-    yield Text(PAGE, "by a factor of {} with KIVI at 2 bits", [kivi2["ratio"]], QUICKSTART)
+    runs = quickstart.kept()
+    fp16, kivi2 = runs["fp16"], runs["kivi2"]
+    yield Text(PAGE, "by a factor of {} with KIVI at 2 bits", [kivi2["kv_bytes"]["ratio"]], quickstart.FOLDER)
     for pattern, key in (
-        ("the decode peak only from {} to {} MiB", "peak_decode"),
-        ("the prefill peak from {} to {} MiB", "peak_prefill"),
+        ("the decode peak only from {} to {} MiB", "decode"),
+        ("the prefill peak from {} to {} MiB", "prefill"),
     ):
-        yield Text(PAGE, pattern, [fp16[key] / 2**20, kivi2[key] / 2**20], QUICKSTART)
-    values = [1e3 * kivi2["tpot_s"], 1e3 * fp16["tpot_s"]]
-    yield Text(PAGE, "a token takes {} ms with KIVI at 2 bits and {} ms with fp16", values, QUICKSTART)
-    yield Text(PAGE, "({} instead of {} seconds for a batch", [kivi4["ttft_s"], fp16["ttft_s"]], QUICKSTART)
+        values = [run["peak_bytes"][key] / 2**20 for run in (fp16, kivi2)]
+        yield Text(PAGE, pattern, values, quickstart.FOLDER)
 
 
 def _speed() -> Iterator[Rule]:

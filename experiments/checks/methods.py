@@ -5,11 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from experiments.checks import mini
-from experiments.checks.rules import Row, Rule, Text, load
+from experiments.checks.rules import Row, Rule, Text, load, one, table
 from kvbench.methods.bytes import kv_bytes
 from kvbench.methods.load import load_method
 
 PAGE = "docs/methods.md"
+ABLATIONS = "results/tiny/ablations"
+#: lines of the table of ``keep``: share of the prompt, quantizer, name of the run
+KEEP = (
+    ("1", "int4", "keep int4 keep=1"),
+    ("1", "int2", "keep int2 keep=1"),
+    ("0.5", "int4", "keep int4 keep=0.5"),
+    ("0.5", "none", "keep keep=0.5"),
+)
+#: lines of the table of OSCAR's parts: label in the page, name of the run
+OSCAR = {
+    "one group per token and head, neither rotated nor clipped": "oscar int2_token clip_key=1 clip_value=1 "
+    "levels=uniform basis=rotation",
+    "... calibrated rotation, not clipped": "oscar int2_token clip_key=1 clip_value=1 levels=uniform basis=calibrated",
+    "... Hadamard rotation, not clipped (QuaRot)": "oscar int2_token rotation=hadamard clip_key=1 clip_value=1",
+    "... Hadamard rotation, clipped": "oscar int2_token rotation=hadamard clip_key=0.96 clip_value=0.92",
+    "**OSCAR**: calibrated rotation, clipped": "oscar int2_token clip_key=0.96 clip_value=0.92 levels=uniform "
+    "basis=calibrated",
+    "OSCAR, `levels=lloyd_max`": "oscar int2_token clip_key=0.96 clip_value=0.92 levels=lloyd_max basis=calibrated",
+    "KIVI int2, groups of 32": "kivi int2 residual=32 sinks=64 window=256",
+    "KIVI int2, groups of 32, with its own newest tokens exact": "kivi int2 residual=128 sinks=0 window=0",
+}
 
 
 def rules() -> Iterator[Rule]:
@@ -39,6 +60,23 @@ def rules() -> Iterator[Rule]:
     rows = load(file)["rows"]
     equal, runs = (sum(row[key] for row in rows) for key in ("equal", "prompts"))
     yield Text(PAGE, "Greedy answers are the target's: {} of {} runs on tiny", [equal, runs], file)
+
+    file = f"{ABLATIONS}/oscar.csv"
+    for label, name in OSCAR.items():
+        run = one(table(file), run=name)
+        values = [float(run[f"mini_text@768 kld_{key}"]) for key in ("mean", "low", "high", "p99.9")]
+        yield Row(PAGE, "## OSCAR", label, [*values, int(run["kv_bytes"]) / 2**20], file)
+    values = [int(table(file)[0]["mini_text@768 prompts"])]
+    yield Text(PAGE, "over {} windows of 512 prompt and 256 decoded tokens", values, file)
+
+    files = [f"{ABLATIONS}/{name}.csv" for name in ("keep", "keep_scores")]
+    for share, bits, name in KEEP:
+        text, key = (one(table(file), run=name) for file in files)
+        values = [float(text[f"mini_text@768 kld_{part}"]) for part in ("mean", "low", "high", "p99.9")]
+        values += [int(text["kv_bytes"]) / 2**20]
+        values += [100 * float(key[f"key_value@1024 {part}"]) for part in ("score", "stderr")]
+        row = [*values, int(key["kv_bytes"]) / 2**20]
+        yield Row(PAGE, "## Eviction, then packing", f"`keep={share} quantizer={bits}`", row, ", ".join(files))
 
     shape = {"layers": 32, "query_heads": 32, "heads": 32, "channels": 128}
     cocktail = [load_method("cocktail", split=(10, 30, 60), reorder=reorder) for reorder in (False, True)]

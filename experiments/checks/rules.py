@@ -129,7 +129,38 @@ class Whole:
         return [Shown(*place, line, self.source) for place, line in zip(places, wanted, strict=True)]
 
 
-Rule = Text | Row | Whole
+@dataclass(frozen=True)
+class Block:
+    """What a program writes between the marks ``<!-- NAME:begin ... -->`` and ``<!-- NAME:end -->`` of a document.
+
+    Args:
+        document: the file, from the repository's root.
+        name: the marks' name.
+        text: what the program writes from the file's figures now, whole lines.
+        source: the file that they are read from.
+    """
+
+    document: str
+    name: str
+    text: str
+    source: str
+
+    def find(self, text: str) -> list[Shown]:
+        """Return the block's lines, or the block as a whole if it has another number of them. Raises NotFound."""
+        marked = re.search(rf"<!-- {self.name}:begin[^\n]*-->\n(.*?)<!-- {self.name}:end -->", text, re.DOTALL)
+        if marked is None:
+            raise NotFound(f"{self.document}: no lines between {self.name}:begin and {self.name}:end")
+        start, shown, wanted = marked.start(1), marked[1].splitlines(), self.text.splitlines()
+        if len(shown) != len(wanted):
+            return [Shown(start, marked.end(1), self.text, self.source)]
+        places = []
+        for line, right in zip(shown, wanted, strict=True):
+            places.append(Shown(start, start + len(line), right, self.source))
+            start += len(line) + 1
+        return places
+
+
+Rule = Text | Row | Whole | Block
 
 
 @cache

@@ -177,7 +177,7 @@ def _headline(run: Metrics) -> str:
     if run.scores and all(entry.points for entry in run.scores.values()):
         return "-" if run.tokens_per_s is None else f"{run.tokens_per_s:.4g}/s"
     texts = [f"ppl {entry.perplexity.ppl:.2f}" for entry in run.scores.values() if entry.perplexity]
-    texts += [f"KL {entry.fidelity.kld.mean:.3g}" for entry in run.scores.values() if entry.fidelity]
+    texts += [f"KL {entry.fidelity.kld.mean:.3g} nats" for entry in run.scores.values() if entry.fidelity]
     return ", ".join(texts) or "-"
 
 

@@ -9,7 +9,12 @@ from typing import Any
 ANSWERS = ("answers", "flips", "lost", "won", "McNemar p", "B leaves A at", "never", "n")
 #: headings of the table of fidelity
 FIDELITY = ("fidelity to fp16", "A", "B", "B - A", "95 % (prompts drawn)", "n")
-_NAMES = {"kld_mean": "KL mean", "kld_median": "KL median", "kld_p99_9": "KL 99.9 %", "same_top": "same top"}
+_NAMES = {
+    "kld_mean": "KL mean, nats",
+    "kld_median": "KL median, nats",
+    "kld_p99_9": "KL 99.9 %, nats",
+    "same_top": "same top",
+}
 
 
 def answer_lines(answers: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:

@@ -13,7 +13,7 @@ from kvbench.util.cells import Cell
 def cell(compared: Fidelity) -> Cell:
     """Return the mean and the 99.9 % percentile of the KL divergence, with the share of equal first choices below."""
     kld, same = compared.kld, compared.same_top
-    return Cell(f"KL {kld.mean:.3g}, 99.9 % {kld.p99_9:.3g}", f"same top {100 * same.share:.2f} %")
+    return Cell(f"KL {kld.mean:.3g} nats, 99.9 % {kld.p99_9:.3g}", f"same top {100 * same.share:.2f} %")
 
 
 def _read(read: Callable[[Fidelity], Any]) -> Callable[[Score], Any]:

@@ -74,7 +74,14 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
     if any((run.get("speculation") or {}).get("round_times") for run in runs):
         lines.append(ROUND_NOTE)
     lines += [f"{run['label']}: {untouched(run)}" for run in runs if run.get("untouched")]
-    if any(run["samples"].get("done") and not run["ttft_s"].get("n", 1) for run in runs):
+    if any(entry.get("fidelity") for run in runs for entry in run["scores"].values()):
+        lines.append(
+            "KL: divergence from fp16's predictions in nats per token, mean and 99.9 % percentile; same top: share of"
+            " tokens at which both find the same one most probable"
+        )
+    if not all(map(timed, runs)):
+        lines.append("TTFT, TPOT: '-' where predictions of given tokens are compared, which are not timed")
+    if any(timed(run) and run["samples"].get("done") and not run["ttft_s"].get("n", 1) for run in runs):
         lines.append(
             "TTFT, TPOT: '-' means that only the warm-up batch ran, which does not count;"
             " increase dataset.limit or reduce runtime.batch_size"
@@ -86,6 +93,12 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
         lines.append(f"{max(truncated)} prompts exceeded the model's limit and were cut in the middle")
     devices = sorted({run["env"]["device_name"] for run in runs if run["env"].get("device_name")})
     return [*lines, "device: " + ("; ".join(devices) or "unknown")]
+
+
+def timed(run: Metrics) -> bool:
+    """Return False for a run that reads given tokens only, for fidelity or perplexity: it has no times."""
+    entries = run["scores"].values()
+    return not entries or not all(entry.get("fidelity") or entry.get("perplexity") for entry in entries)
 
 
 def weights(runs: Sequence[Metrics]) -> list[str]:
@@ -139,7 +152,7 @@ def _doubts(runs: Sequence[Metrics]) -> list[str]:
                 name
             )
         busy = busyness(run["env"].get("load"))
-        if busy:
+        if busy and timed(run):
             doubts.setdefault(f"{busy}; set runtime.rerun=times to measure them again", []).append(name)
     return [f"{_some(names)}: {doubt}" for doubt, names in doubts.items()]
 

@@ -102,7 +102,8 @@ class RunState:
         with suppress(DiskError):  # metrics.json holds it too, and raises if it cannot be written
             self.store.write_environment(self.environment)
         busy = load.busyness(self.environment["load"])
-        if busy:
+        timed = any(not (row.get("window") or row.get("fidelity")) for row in self.rows.values())
+        if busy and timed:  # predictions of given tokens are not timed
             say(f"{self.label}: {busy}; set runtime.rerun=times to measure them again")
 
     def _lost(self, failure: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from experiments import check
 from experiments.checks import numbers, rules
-from experiments.checks.rules import ROOT, Row, Text, Whole
+from experiments.checks.rules import ROOT, Block, Row, Text, Whole
 
 PAGE = """# Speed
 
@@ -162,3 +162,24 @@ def test_numbers_that_slipped_before_would_be_found(tmp_path):
     outcome = check.check(rules(), tmp_path)
     assert sorted(difference.document for difference in outcome.differences) == sorted(name for name, _, _ in SLIPS)
     assert outcome.lost == []
+
+
+def test_a_block_is_the_program_s_line_by_line_and_whole_where_it_has_grown(tmp_path):
+    marked = "Before.\n<!-- a:begin (make a) -->\n| x | 1 |\nSaid of 2.\n<!-- a:end -->\nAfter.\n"
+    page(tmp_path, marked)
+    assert check.check([Block("page.md", "a", "| x | 1 |\nSaid of 2.\n", "f")], tmp_path).differences == []
+    one = check.check([Block("page.md", "a", "| x | 1 |\nSaid of 3.\n", "f")], tmp_path).differences
+    assert [(entry.line, entry.shown, entry.wanted) for entry in one] == [(4, "Said of 2.", "Said of 3.")]
+    longer = Block("page.md", "a", "| x | 1 |\n| y | 4 |\n\nSaid of 3.\n", "f")
+    assert len(check.check([longer], tmp_path, write=True).differences) == 1
+    assert (tmp_path / "page.md").read_text() == marked.replace("Said of 2.", "| y | 4 |\n\nSaid of 3.")
+    assert check.check([longer], tmp_path).differences == []
+    assert check.check([Block("page.md", "b", "", "f")], tmp_path).lost == [
+        "page.md: no lines between b:begin and b:end"
+    ]
+
+
+def test_numbers_with_a_unit_in_running_text_need_a_rule(tmp_path):
+    page(tmp_path, "It takes 3.4 ms, or `5 ms` in 2 steps of 6 %.\n\n    run 7 ms\n\n| 8 ms |\n```\n9 s\n```\n")
+    covered = check.check([text(6, pattern="steps of {} %")], tmp_path).covered
+    assert check.prose(covered, ["page.md"], tmp_path) == [("page.md", 1, "3.4")]

@@ -1,9 +1,10 @@
 """Figures that the documents quote, taken from the records of runs."""
 
+import json
+
 import pytest
 
 from experiments import quickstart
-from experiments.checks import readme
 from experiments.runs import composed
 from experiments.tiny import perplexity
 from kvbench.config.run_config import check
@@ -35,14 +36,48 @@ def test_cells_of_perplexity_are_runs_that_kvbench_takes(key, tmp_path):
     assert len(perplexity.cells()) == 12 + 8 + 2 + 4 + 1
 
 
-def test_figures_of_make_run():
-    cell = {"score": 0.875, "stderr": 0.125, "n": 8, "vs_fp16": {"diff": -0.125, "stderr": 0.125}}
-    times = {"ttft_s": {"median": 6.1, "n": 5}, "tpot_s": {"median": 0.085}}
-    peaks = {"peak_bytes": {"prefill": 3, "decode": 2}}
-    entry = quickstart.figures(record(scores={"copy@2048": cell}, mean=cell, **times, **peaks))
-    assert entry["tasks"]["copy@2048"] == entry["mean"]
-    score, difference, reach = readme.scored(entry["mean"])
-    assert (score, difference) == (0.875, -0.125) and reach == pytest.approx(0.346, abs=1e-3)
-    assert readme.scored({**entry["mean"], "diff_low": -0.5, "diff_high": 0.0})[2] == 0.375
-    assert (entry["kv_bytes"], entry["ratio"], entry["peak_decode"]) == (2**20, 3.19, 2)
-    assert (entry["ttft_s"], entry["tpot_s"]) == (6.1, 0.085)
+def sweep(folder, commits=("abc", "abc", "abc", "abc"), status="ok"):
+    """A sweep of the four presets, each with the kept record of its preset at another commit."""
+    kept = quickstart.kept()
+    (folder / "sweep").mkdir(parents=True)
+    created = {"created": "2026-01-02T03:04:05+00:00", "results_dir": str(folder)}
+    (folder / "sweep/manifest.json").write_text(json.dumps(created))
+    for number, (name, commit) in enumerate(zip(quickstart.PRESETS, commits, strict=True)):
+        content = kept[name] | {"status": status, "env": kept[name]["env"] | {"commit": commit}}
+        (folder / content["run_id"]).mkdir()
+        (folder / content["run_id"] / "metrics.json").write_text(json.dumps(content))
+        (folder / content["run_id"] / "samples.jsonl").write_text(f"{name}\n")
+        job = {"overrides": [f"experiment=quickstart/{name}"], "metrics": content}
+        (folder / f"sweep/job-{number:04}.json").write_text(json.dumps(job))
+    return folder / "sweep"
+
+
+def test_a_run_is_kept_with_its_rows_and_readme_s_table_is_drawn_from_it(tmp_path):
+    assert quickstart.keep(sweep(tmp_path / "runs"), tmp_path) == []
+    assert (tmp_path / "results/quickstart/kivi2/samples.jsonl").read_text() == "kivi2\n"
+    lines = quickstart.block(tmp_path).splitlines()
+    assert lines[0] == "| | fp16 | kivi int4 | kivi int2 | atom int4_token |"
+    runs = quickstart.kept(tmp_path)
+    drawn = {line.split(" | ")[0].lstrip("| "): line for line in lines if line.startswith("|")}
+    assert {*runs["fp16"]["scores"], "**mean** (n = 40)", "KV bytes, fp16's to them", "TTFT", "TPOT"} < drawn.keys()
+    assert f"{runs['kivi2']['kv_bytes']['ratio']:.2f}x" in drawn["KV bytes, fp16's to them"]
+    text = " ".join(lines)
+    assert "One run of `make run` on 2026-01-02, " in text and "commit abc;" in text and "±: " in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"commits": ("abc", "abc", "abd", "abc")}, "made at abc, abd: commit all changes first"),
+        ({"commits": ("abc+",) * 4}, "made at abc+: commit all changes first"),
+        ({"status": "older"}, "fp16: its status is older"),
+    ],
+)
+def test_records_that_are_not_one_run_of_committed_code_are_not_kept(changes, reason, tmp_path):
+    assert reason in quickstart.keep(sweep(tmp_path / "runs", **changes), tmp_path)[0]
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_sweep_that_lacks_a_preset_is_not_kept(tmp_path):
+    (sweep(tmp_path / "runs") / "job-0003.json").unlink()
+    assert quickstart.keep(tmp_path / "runs/sweep", tmp_path)[0].startswith("atom4: ")

@@ -145,7 +145,7 @@ def test_flips_and_departures_of_free_answers() -> None:
     )
     shown = markdown(comparison)
     assert "| q | 50.0 % | 1 | 1 | 1 | > 1.5 | 50 % | 4 |" in shown
-    assert "| q KL mean | 11 | 21.5 | +10.5 | +10.5 to +10.5 | 2 |" in shown
+    assert "| q KL mean, nats | 11 | 21.5 | +10.5 | +10.5 to +10.5 | 2 |" in shown
     (line,) = csv.DictReader(io.StringIO(to_csv(comparison)))
     assert (line["flips"], line["lost"], line["mcnemar_p"], line["never_left"]) == ("0.5", "1", "1.0", "0.5")
     assert float(line["kld_mean_diff"]) == pytest.approx(10.5)
@@ -154,7 +154,7 @@ def test_flips_and_departures_of_free_answers() -> None:
 def test_tables_of_runs_show_the_tail_and_the_csv_all_figures() -> None:
     entry = typed(Score, scores([row(0), row(1)])["t@96"])
     cell = score_cell(entry)
-    assert cell.main == "KL 11, 99.9 % 21" and cell.detail == "same top 90.00 %"
+    assert cell.main == "KL 11 nats, 99.9 % 21" and cell.detail == "same top 90.00 %"
     run: Any = type("Run", (), {"scores": {"t@96": entry, "other": Score(score=0.5)}})()
     figures = {
         name: read_(RunLine("a", run))

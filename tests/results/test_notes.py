@@ -68,6 +68,19 @@ def test_each_note_has_its_reason(changes: dict[str, Any], note: str) -> None:
     assert len(more) == 4
 
 
+@pytest.mark.parametrize("kind", ["fidelity", "perplexity"])
+def test_runs_over_given_tokens_are_not_said_to_lack_samples_or_quiet(kind: str) -> None:
+    """Nothing of them is timed: a larger limit gives no times, and a busy machine spoils none."""
+    busy = {"load": {"cpus": 2, "own_cpus": 1.0, "other_cpus": 1.0}}
+    given = with_(scores={"books": {kind: {"mode": "decode"}}}, ttft_s={"n": 0}, tpot_s={"n": 0}, env=busy)
+    given["scores"] = {"books": given["scores"]["books"]}
+    text = "\n".join(notes([given]))
+    assert "'-' where predictions of given tokens are compared, which are not timed" in text
+    assert "warm-up" not in text and "other programs" not in text
+    assert ("KL: divergence from fp16's predictions in nats per token" in text) == (kind == "fidelity")
+    assert "other programs" in "\n".join(notes([with_(env=busy)]))
+
+
 def test_an_exact_head_has_the_bits_of_the_dtype() -> None:
     form = {"source": "rounded", "bits": 4, "groups": [128], "head": False, "bytes": 2**20}
     (line,) = [x for x in notes([with_(env={"dtype": "float32", "weights": form})]) if x.startswith("weights of")]
