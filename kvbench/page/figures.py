@@ -232,7 +232,9 @@ def _times(runs: Sequence[Run], key: str, label: str, styles: Mapping[str, Mappi
     figure, axes = pyplot.subplots(figsize=(WIDTH, 1 + 0.2 * len(chosen)), constrained_layout=True)
     names = ("whislo", "q1", "med", "q3", "whishi")
     boxes = [dict(zip(names, (value * 1e3 for value in run[key][:5]), strict=True)) for run in chosen]
-    drawn = axes.bxp(boxes, vert=False, showfliers=False, patch_artist=True, medianprops={"color": "black"})
+    drawn = axes.bxp(
+        boxes, orientation="horizontal", showfliers=False, patch_artist=True, medianprops={"color": "black"}
+    )
     for patch, run in zip(drawn["boxes"], chosen, strict=True):
         patch.set(facecolor=styles[_method(run)]["color"], alpha=0.6)
     axes.set_yticks(range(1, len(chosen) + 1), [_shown(run["name"], 44) for run in chosen])
