@@ -77,8 +77,9 @@ def _item(content: Mapping[str, Any], variant: str, runs: Set[str]) -> dict[str,
                 names.of(claim["claim"]),
                 names.of(claim["model"], 80),
                 names.of(claim.get("unit"), 20),
-                names.of(claim.get("verdict"), 60),
-                *(short(claim.get(key), DIGITS) for key in ("paper", "ours", "stderr")),
+                names.of(": ".join(filter(None, (claim.get("verdict"), claim.get("reason"))))),
+                *(short(claim.get(key), DIGITS) for key in ("paper", "ours")),
+                short(_reach(claim, "least", "most"), DIGITS),
             ]
         )
         for claim in content.get("claims", ())
@@ -99,10 +100,17 @@ def _item(content: Mapping[str, Any], variant: str, runs: Set[str]) -> dict[str,
     }
 
 
+def _reach(entry: Mapping[str, Any], low: str, high: str) -> float | None:
+    """Return the distance from our number to the farther end of its interval; its error in files without intervals."""
+    if entry.get("ours") is None or entry.get(low) is None or entry.get(high) is None:
+        return entry.get("stderr")
+    return max(entry["ours"] - entry[low], entry[high] - entry["ours"])
+
+
 def _cells(content: Mapping[str, Any], names: _Names, runs: Set[str]) -> Iterator[list[Any]]:
     """Yield the cells that have a number.
 
-    Each is ``[row, column, model, unit, paper, ours, standard error, run]``; the first four are indices of names, and
+    Each is ``[row, column, model, unit, paper, ours, reach, run]``; the first four are indices of names, and
     unknown values at the end are left out. The run is given only if it is in the report.
     """
     units = {heading["name"]: heading.get("unit") or "" for heading in content["headings"]}
@@ -112,5 +120,5 @@ def _cells(content: Mapping[str, Any], names: _Names, runs: Set[str]) -> Iterato
             continue
         texts = [names.of(cell[key], 80) for key in ("row", "column", "model")]
         run = next((run for run in cell.get("runs") or () if run in runs), None)
-        numbers = [paper, ours, short(cell.get("stderr"), DIGITS)]
+        numbers = [paper, ours, short(_reach(cell, "low", "high"), DIGITS)]
         yield trimmed([*texts, names.of(units.get(cell["column"]), 20), *numbers, run])

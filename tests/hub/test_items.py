@@ -171,7 +171,7 @@ def check_records(item: Item, content: dict[str, Any], hub: Hub) -> None:
 
 @pytest.mark.parametrize("item", items().values(), ids=items())
 def test_an_item_as_typed(item: Item, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([item.id, *options(item)]) == 0
+    assert main([item.id, "--write", *options(item)]) == 0
     shown = capsys.readouterr()
     folder = Path("results", item.id, *(["+".join(MODELS[item.id]) + "-paper"] if item.id in MODELS else []))
     assert f"-> {folder}" in shown.out and "] failed " not in shown.err and "] error " not in shown.err
@@ -189,13 +189,13 @@ def test_what_items_share_is_downloaded_once_and_nothing_is_done_twice(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     item = items()["cocktail/table4"]
-    assert main([item.id, *options(item)]) == 0
+    assert main([item.id, "--write", *options(item)]) == 0
     contents = [path for method, path, _ in hub.asked if method == "GET" and not path.startswith("api/")]
     assert contents and len(contents) == len(set(contents))
     files = [path for path in Path("results/runs").rglob("samples.jsonl") if path.stat().st_size]
     before = {path: path.stat().st_mtime_ns for path in files}
     hub.asked.clear()
-    assert main([item.id, *options(item)]) == 0
+    assert main([item.id, "--write", *options(item)]) == 0
     assert hub.asked == [] and before == {path: path.stat().st_mtime_ns for path in files}
     capsys.readouterr()
     assert main([]) == 0
@@ -217,7 +217,12 @@ def test_an_item_in_a_process_of_its_own(hub: Hub, tmp_path: Path) -> None:
     environment["PYTHONPATH"] = os.pathsep.join(map(str, (guard, ROOT)))
     command = [sys.executable, "-m", "experiments", "cocktail/table3", "--limit", "2", "--max-new-tokens", "4"]
     done = subprocess.run(
-        [*command, "--device", "cpu"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        [*command, "--device", "cpu", "--write"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert not strangers.exists(), strangers.read_text()

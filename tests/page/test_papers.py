@@ -22,6 +22,7 @@ def item(*runs, **more):
         "stderr": 1.5,
         "runs": runs,
     }
+    apart = {"verdict": "not comparable", "reason": "eager steps", "least": 1.0, "most": 4.0}
     claim = {"claim": "is better", "model": "tiny", "paper": 0.5, "ours": 2.0, "stderr": None, "unit": "%"}
     content = {
         "item": "cocktail/table2",
@@ -30,7 +31,7 @@ def item(*runs, **more):
         "notes": ["made on a laptop"],
         "headings": [{"name": "Average", "unit": "%"}],
         "cells": [cell, {**cell, "column": "n", "paper": None}],
-        "claims": [{**claim, "verdict": "holds"}, {**claim, "ours": None}],
+        "claims": [{**claim, "verdict": "holds"}, {**claim, "ours": None}, {**claim, **apart}],
     }
     return content | more
 
@@ -50,7 +51,8 @@ def test_numbers_and_claims_are_next_to_the_papers(tmp_path):
         ["KIVI", "n", "tiny", "", None, 50, 1.5, run_id(1)],
     ]
     claims = [[shown["names"][i] for i in claim[:4]] + claim[4:] for claim in shown["claims"]]
-    assert claims == [["is better", "tiny", "%", "holds", 0.5, 2], ["is better", "tiny", "%", "", 0.5]]
+    said = [["holds", 0.5, 2], ["", 0.5], ["not comparable: eager steps", 0.5, 2, 2]]  # the interval reaches 2 upwards
+    assert claims == [["is better", "tiny", "%", *one] for one in said]
 
 
 def test_every_item_with_a_number_is_shown_those_with_a_run_first(tmp_path):

@@ -116,7 +116,7 @@ function besideUnit(unit, lines, count) {
 function besideRow(line, top, width, x, layout) {
   const y = top + layout.offset + LINE / 2;
   const text = (value) => (known(value) ? number(value, line.unit) : "unknown");
-  const words = [line.run?.name || line.name, line.run ? line.name : null, `paper ${text(line.paper)}`, `ours ${text(line.ours)}${line.error ? ` ${plusMinus(line.error, 2)}` : ""}`, line.verdict ? `the claim ${line.verdict}` : null];
+  const words = [line.run?.name || line.name, line.run ? line.name : null, `paper ${text(line.paper)}`, `ours ${text(line.ours)}${line.error ? ` ${plusMinus(line.error, 2)}` : ""}`, line.verdict ? `claim: ${line.verdict}` : null];
   const zone = shape("rect", { class: "zone", x: 0, y: top, width, height: layout.height });
   if (line.run) nameable(zone, line.run, words);
   else fill(zone, { tabindex: -1, role: "img", "aria-label": words.filter(Boolean).join(". "), mouseenter: () => tipAt(zone, words), mouseleave: hideTip, focus: () => tipAt(zone, words), blur: hideTip }, []);
