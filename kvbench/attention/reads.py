@@ -22,59 +22,70 @@ _WINDOWS = range(16, 2048)
 _HEADS_3 = (64, 96, 128, 256)
 
 #: what the CUDA kernel reads of keys
-CUDA_KEYS: Rows = (
-    EXACT,
-    Reads("affine", (2, 4, 8), _BOTH),
-    Reads("affine", (3,), _BOTH, heads=_HEADS_3),
-    Reads("affine", (2, 4, 8), {"channel": range(16, 256)}, windows=_WINDOWS),
-    Reads("affine", (3,), {"channel": range(16, 256)}, heads=_HEADS_3, windows=_WINDOWS),
-    Reads("atom", (2, 4), _BOTH),
-    Reads("atom", (3,), _BOTH, heads=_HEADS_3),
-    Reads("hierarchical", (8,), _BOTH),
-    Reads("cross", (2, 4, 8), {"channel": (64, 128)}),
-    Reads("cross", (3,), {"channel": (64, 128)}, heads=_HEADS_3),
-    Reads("offset", (8,), _ONE, ("fp32",)),
-    Reads("offset", (4, 8), {"token": (32,)}),
-    Reads("folded", (4,), _ONE, ("fp32",)),
-    Reads("float", (8,), _ONE, ("fp32", "")),
-    Reads("float", (4,), {"token": (16,)}, ("e4m3",)),
-    Reads("levels", (4,), _ONE),
-    Reads("levels", (3,), _ONE, heads=_HEADS_3),
-    Reads("levels_read", (4,), _ONE),
-    Reads("levels_read", (3,), _ONE, heads=_HEADS_3),
+CUDA_KEYS = Rows(
+    (
+        EXACT,
+        Reads("affine", (2, 4, 8), _BOTH),
+        Reads("affine", (3,), _BOTH, heads=_HEADS_3),
+        Reads("affine", (2, 4, 8), {"channel": range(16, 256)}, windows=_WINDOWS),
+        Reads("affine", (3,), {"channel": range(16, 256)}, heads=_HEADS_3, windows=_WINDOWS),
+        Reads("atom", (2, 4), _BOTH),
+        Reads("atom", (3,), _BOTH, heads=_HEADS_3),
+        Reads("hierarchical", (8,), _BOTH),
+        Reads("cross", (2, 4, 8), {"channel": (64, 128)}),
+        Reads("cross", (3,), {"channel": (64, 128)}, heads=_HEADS_3),
+        Reads("offset", (8,), _ONE, ("fp32",)),
+        Reads("offset", (4, 8), {"token": (32,)}),
+        Reads("folded", (4,), _ONE, ("fp32",)),
+        Reads("float", (8,), _ONE, ("fp32", "")),
+        Reads("float", (4,), {"token": (16,)}, ("e4m3",)),
+        Reads("levels", (4,), _ONE),
+        Reads("levels", (3,), _ONE, heads=_HEADS_3),
+        Reads("levels_read", (4,), _ONE),
+        Reads("levels_read", (3,), _ONE, heads=_HEADS_3),
+    )
 )
 #: what the CUDA kernel reads of values: of the same kinds those per token, without levels
-CUDA_VALUES: Rows = (
-    EXACT,
-    *(
-        Reads(row.kind, row.bits, {"token": row.groups["token"]}, row.scales, row.heads)
-        for row in CUDA_KEYS
-        if "token" in row.groups and not row.kind.startswith("levels")
-    ),
-    Reads("cross", (2, 4, 8), _ONE),
-    Reads("cross", (3,), _ONE, heads=_HEADS_3),
+CUDA_VALUES = Rows(
+    (
+        EXACT,
+        *(
+            Reads(row.kind, row.bits, {"token": row.groups["token"]}, row.scales, row.heads)
+            for row in CUDA_KEYS
+            if "token" in row.groups and not row.kind.startswith("levels")
+        ),
+        Reads("cross", (2, 4, 8), _ONE),
+        Reads("cross", (3,), _ONE, heads=_HEADS_3),
+    )
 )
 
 _GROUPS = (32, 64, 128)
 #: what the Triton kernel reads of keys, and of values
-TRITON_KEYS: Rows = (
-    EXACT,
-    Reads("affine", (2, 4, 8), {"channel": _GROUPS, "token": _GROUPS}),
-    Reads("affine", (2, 4, 8), {"channel": range(16, 256)}, windows=_WINDOWS),
-    Reads("atom", (2, 4), {"channel": _GROUPS, "token": _GROUPS}),
-    Reads("hierarchical", (8,), {"channel": _GROUPS, "token": _GROUPS}),
+TRITON_KEYS = Rows(
+    (
+        EXACT,
+        Reads("affine", (2, 4, 8), {"channel": _GROUPS, "token": _GROUPS}),
+        Reads("affine", (2, 4, 8), {"channel": range(16, 256)}, windows=_WINDOWS),
+        Reads("atom", (2, 4), {"channel": _GROUPS, "token": _GROUPS}),
+        Reads("hierarchical", (8,), {"channel": _GROUPS, "token": _GROUPS}),
+    )
 )
-TRITON_VALUES: Rows = (
-    EXACT,
-    *(Reads(row.kind, row.bits, {"token": _GROUPS}) for row in TRITON_KEYS if "token" in row.groups),
+TRITON_VALUES = Rows(
+    (
+        EXACT,
+        *(Reads(row.kind, row.bits, {"token": _GROUPS}) for row in TRITON_KEYS if "token" in row.groups),
+    )
 )
 
 #: what the kernels for codebooks read (KVQuant): of keys, and of values
-LOOKED_UP_KEYS: Rows = (EXACT, Reads("codebook", (2, 3, 4), {"channel": (HEAD,)}))
-LOOKED_UP_VALUES: Rows = (EXACT, Reads("codebook", (2, 3, 4), {"token": (HEAD,)}))
+LOOKED_UP_KEYS = Rows((EXACT, Reads("codebook", (2, 3, 4), {"channel": (HEAD,)})))
+LOOKED_UP_VALUES = Rows((EXACT, Reads("codebook", (2, 3, 4), {"token": (HEAD,)})))
+
+#: what the kernels that return attention weights read
+OBSERVED = Rows((EXACT,))
 
 #: what at least one kernel reads of keys or of values
-ANY: Rows = (*CUDA_KEYS, *CUDA_VALUES, *TRITON_KEYS, *TRITON_VALUES, *LOOKED_UP_KEYS, *LOOKED_UP_VALUES)
+ANY = Rows((*CUDA_KEYS, *CUDA_VALUES, *TRITON_KEYS, *TRITON_VALUES, *LOOKED_UP_KEYS, *LOOKED_UP_VALUES))
 
 #: largest number of (sequence, KV head) pairs: CUDA's limit on the later dimensions of a grid
 LINES = 65535
@@ -115,10 +126,11 @@ def misfit(query: Tensor, work: Work, heads: Container[int], keys: Rows, values:
             ("keys", pair[0], keys, work.key_dim),
             ("values", pair[1], values, work.value_dim),
         ):
-            reason = unread(rows, part.format, channels)
-            if reason:
-                return f"{side} in {reason}"
-            if part.buffer is not None and part.buffer.dtype != query.dtype:
+            if part.buffer is None:
+                reason = unread(rows, part.format, channels)
+                if reason:
+                    return f"{side} in {reason}"
+            elif part.buffer.dtype != query.dtype:
                 return f"queries in {_name(query.dtype)}, but {side} in {_name(part.buffer.dtype)}"
     return None
 

@@ -34,7 +34,7 @@ KERNELS = {
     "triton": (triton_decode, AFFINE, (lists.TRITON_KEYS, lists.TRITON_VALUES)),
     "codebook": (looked_up_cuda, BOOK, (lists.LOOKED_UP_KEYS, lists.LOOKED_UP_VALUES)),
     "codebook-triton": (looked_up_triton, BOOK, (lists.LOOKED_UP_KEYS, lists.LOOKED_UP_VALUES)),
-    "observed": (observed, (FULL, FULL), ((lists.EXACT,), (lists.EXACT,))),
+    "observed": (observed, (FULL, FULL), (lists.OBSERVED, lists.OBSERVED)),
 }
 #: a value that no kernel knows, for each dimension of a format, and what the reason says
 UNKNOWN = [

@@ -15,7 +15,7 @@ from kvbench.cache.kernels import append as appending  # noqa: E402
 from kvbench.cache.kernels import at_once, evict, roll_together, thin_together  # noqa: E402
 from kvbench.cache.kernels.forms import Form  # noqa: E402
 from kvbench.cache.kernels.pack import served  # noqa: E402
-from kvbench.cache.kernels.reads import HEAD, Reads, refusal  # noqa: E402
+from kvbench.cache.kernels.reads import HEAD, Reads, Rows, refusal  # noqa: E402
 from kvbench.cache.segments.base import FullSegment  # noqa: E402
 from kvbench.cache.segments.codebook import NuqFormat, NuqSegment  # noqa: E402
 from kvbench.cache.segments.rolling import RollingSegment  # noqa: E402
@@ -33,10 +33,12 @@ ALL = slice(None)
 
 
 def test_a_format_is_read_if_one_row_has_all_of_it():
-    rows = (
-        Reads("a", (4,), {"token": (16, HEAD)}),
-        Reads("a", (8,), {"channel": (32,)}, ("", "fp32"), heads=(64,)),
-        Reads("w", (2,), {"channel": range(8, 65)}, windows=range(8, 100)),
+    rows = Rows(
+        (
+            Reads("a", (4,), {"token": (16, HEAD)}),
+            Reads("a", (8,), {"channel": (32,)}, ("", "fp32"), heads=(64,)),
+            Reads("w", (2,), {"channel": range(8, 65)}, windows=range(8, 100)),
+        )
     )
     for asked, reason in (
         (("a", 4, "token", 16, 64), None),

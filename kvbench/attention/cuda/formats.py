@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from kvbench.attention.cuda.storage import groups_met
 from kvbench.attention.work import FACTORED, Format
 
@@ -11,7 +9,6 @@ from kvbench.attention.work import FACTORED, Format
 VALUE_GROUPS = 8
 
 
-@lru_cache(maxsize=256)
 def unreadable(key: Format, value: Format, channels: int) -> str | None:
     """Return why the kernel cannot read keys and values in two formats of its list, or None if it can.
 

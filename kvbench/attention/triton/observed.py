@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 
 from kvbench.attention.phases import Work
-from kvbench.attention.reads import EXACT, misfit
+from kvbench.attention.reads import OBSERVED, misfit
 from kvbench.attention.triton.decode import HEAD_DIMS, INTERPRETED, LOG2E
 from kvbench.attention.triton.observed_kernel import attend_and_score, attend_and_score_one, merge_and_weigh
 
@@ -70,7 +70,7 @@ def refuses(query: Tensor, work: Work) -> str | None:
     rows = query.shape[1] // work.heads * query.shape[2]
     if rows > ROWS:
         return f"{query.shape[1] // work.heads} query heads a KV head x {query.shape[2]} tokens of observed attention"
-    return misfit(query, work, HEAD_DIMS, (EXACT,), (EXACT,))
+    return misfit(query, work, HEAD_DIMS, OBSERVED, OBSERVED)
 
 
 def attend(query: Tensor, work: Work, scaling: float, launch: Launch | None = None) -> Tensor:

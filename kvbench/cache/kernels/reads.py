@@ -45,7 +45,11 @@ class Reads:
     windows: Container[int] = (0,)
 
 
-Rows = tuple[Reads, ...]
+class Rows(tuple[Reads, ...]):
+    """A list of a kernel's formats, which steps ask for many times: its hash is that of the object."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
 
 
 @lru_cache(maxsize=1024)
@@ -73,6 +77,7 @@ def refusal(
             return channels % group == 0 and (group in sizes or (group == channels and HEAD in sizes))
         return group in sizes
 
+    left = list(rows)
     for reason, fits in (
         (f"codes of the kind {kind}", lambda row: row.kind == kind),
         (f"{bits}-bit codes", lambda row: bits in row.bits),
@@ -85,8 +90,8 @@ def refusal(
         ),
         (f"heads of {channels} channels", lambda row: row.heads is None or channels in row.heads),
     ):
-        rows = tuple(filter(fits, rows))
-        if not rows:
+        left = [row for row in left if fits(row)]
+        if not left:
             return reason
     return None
 
@@ -100,31 +105,35 @@ def uncopied(dtype: torch.dtype) -> str | None:
 _GROUPS = (8, 16, 32, 64, 128)
 _BOTH = {"channel": _GROUPS, "token": _GROUPS}
 #: what ``pack_kernel`` packs
-TILES: Rows = (
-    Reads("affine", (2, 3, 4, 8), _BOTH),
-    Reads("atom", (2, 3, 4, 8), _BOTH),
-    Reads("hierarchical", (8,), _BOTH),
+TILES = Rows(
+    (
+        Reads("affine", (2, 3, 4, 8), _BOTH),
+        Reads("atom", (2, 3, 4, 8), _BOTH),
+        Reads("hierarchical", (8,), _BOTH),
+    )
 )
 #: what ``pack_windows`` packs
-WINDOWS: Rows = (Reads("affine", (2, 4, 8), {"channel": range(8, 65)}, windows=range(1, 1 << 31)),)
+WINDOWS = Rows((Reads("affine", (2, 4, 8), {"channel": range(8, 65)}, windows=range(1, 1 << 31)),))
 #: what ``engine_kernel`` packs, by its rules: formats of inference engines, TurboQuant's among them
-ENGINES: Rows = (
-    Reads("int8", (8,), {"token": (HEAD,)}),
-    Reads("fp8_head", (8,), {"token": (HEAD,)}),
-    Reads("fp8", (8,), {"token": (HEAD,)}),
-    Reads("int4", (4,), {"token": (HEAD,)}),
-    Reads("q8_0", (8,), {"token": (32,)}),
-    Reads("q8_0_cpu", (8,), {"token": (32,)}),
-    Reads("q4_0", (4,), {"token": (32,)}),
-    Reads("nvfp4", (4,), {"token": (16,)}),
-    Reads("4over6", (4,), {"token": (16,)}),
-    Reads("levels", (3, 4), {"token": (HEAD,)}),
-    Reads("levels_write", (3, 4), {"token": (HEAD,)}),
-    Reads("grid", (3, 4), {"token": (HEAD,)}),
+ENGINES = Rows(
+    (
+        Reads("int8", (8,), {"token": (HEAD,)}),
+        Reads("fp8_head", (8,), {"token": (HEAD,)}),
+        Reads("fp8", (8,), {"token": (HEAD,)}),
+        Reads("int4", (4,), {"token": (HEAD,)}),
+        Reads("q8_0", (8,), {"token": (32,)}),
+        Reads("q8_0_cpu", (8,), {"token": (32,)}),
+        Reads("q4_0", (4,), {"token": (32,)}),
+        Reads("nvfp4", (4,), {"token": (16,)}),
+        Reads("4over6", (4,), {"token": (16,)}),
+        Reads("levels", (3, 4), {"token": (HEAD,)}),
+        Reads("levels_write", (3, 4), {"token": (HEAD,)}),
+        Reads("grid", (3, 4), {"token": (HEAD,)}),
+    )
 )
 #: what ``clipped_kernel`` packs (OSCAR)
-CLIPPED: Rows = (Reads("clipped", (2,), {"token": (HEAD,)}, heads=(16, 32, 64, 128, 256)),)
+CLIPPED = Rows((Reads("clipped", (2,), {"token": (HEAD,)}, heads=(16, 32, 64, 128, 256)),))
 #: what ``kvarn_kernel`` packs; groups are the tokens of a tile, on either axis of the rounding
-BALANCED: Rows = (Reads("balanced", (2, 3, 4, 8), {"channel": (64, 128)}, heads=(64, 128)),)
+BALANCED = Rows((Reads("balanced", (2, 3, 4, 8), {"channel": (64, 128)}, heads=(64, 128)),))
 #: what ``nuq_kernel`` packs (KVQuant)
-LOOKED_UP: Rows = (Reads("codebook", (2, 3, 4), {"channel": (HEAD,), "token": (HEAD,)}, heads=(16, 32, 64, 128, 256)),)
+LOOKED_UP = Rows((Reads("codebook", (2, 3, 4), {"channel": (HEAD,), "token": (HEAD,)}, heads=(16, 32, 64, 128, 256)),))
