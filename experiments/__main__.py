@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from experiments.plan import Plan
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.util.confdir import options
 from kvbench.util.door import enter
+from kvbench.util.requirements import check_writable
 
 
 def parser() -> argparse.ArgumentParser:
@@ -71,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print the runs, their expected time and memory, and the downloads, without running anything",
     )
+    add("--gpu", default="h200", metavar="NAME", help="with --dry-run: the GPU to predict for (default: %(default)s)")
     add("--fold-only", action="store_true", help="write the tables from existing runs, without running anything")
     add("--check", action="store_true", help="hold the numbers of README, docs and results to the files they come from")
     add("--reproduce", action="store_true", help="print docs/reproduce.md's table of all items and their claims")
@@ -151,6 +154,11 @@ def _do(arguments: argparse.Namespace) -> int:
         return check.main([f"--{name}" for name in ("write", "uncovered") if getattr(arguments, name)])
     if arguments.reproduce:
         return reproduce.main(list(items().values()), arguments.write, arguments.expect)
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", arguments.device):
+        raise ConfigError("--device", arguments.device, "is not a device", allowed="auto, cpu, cuda or cuda:N")
+    check_writable(str(arguments.out), "--out")
+    if arguments.runs != Path("results/runs"):
+        check_writable(str(arguments.runs), "--runs")
     plan = Plan(
         models=tuple(arguments.models),
         data=arguments.data,
@@ -174,7 +182,7 @@ def _do(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         from experiments.predict import predicted
 
-        print(predicted(picked, plan))
+        print(predicted(picked, plan, arguments.gpu))
         return 0
     status = session.make(picked, plan, arguments.launcher, arguments.jobs or -1, arguments.fold_only)
     if plan.write and plan.out.resolve() == reproduce.ROOT / "results":

@@ -47,7 +47,7 @@ class Work:
     batch: int = 1
 
 
-def predicted(items: Sequence[Item], plan: Plan) -> str:
+def predicted(items: Sequence[Item], plan: Plan, gpu: str = GPU) -> str:
     """Return the report: by item its runs, each once, with expected time and memory; then totals and downloads."""
     lines: list[str] = []
     seen: set[Run] = set()
@@ -58,7 +58,7 @@ def predicted(items: Sequence[Item], plan: Plan) -> str:
         seen |= set(fresh)
         lines.append(f"{item.id}: {len(runs)} runs, {len(runs) - len(fresh)} of which are shared with items above")
         for run in fresh:
-            expected = expect(run)
+            expected = expect(run, gpu)
             if expected is None:
                 unknown += 1
                 lines.append(f"  {run.command}")
@@ -67,12 +67,13 @@ def predicted(items: Sequence[Item], plan: Plan) -> str:
             lines.append(f"  {run.command}   # {duration(expected[0])}, {expected[1] / 2**30:.1f} GiB")
     if not seen:
         return "\n".join([*lines, "Nothing to run."])
-    lines += ["", f"{len(seen)} runs, expected on one {GPU} (roofline): {seconds / 3600:.1f} GPU hours, peak of"]
+    lines += ["", f"{len(seen)} runs, expected on one {gpu} (roofline): {seconds / 3600:.1f} GPU hours, peak of"]
     lines[-1] += f" {peak / 2**30:.1f} GiB" + (f"; {unknown} runs without an estimate" if unknown else "")
+    lines.append("--gpu NAME predicts for another GPU than this one, whatever this machine has.")
     return "\n".join([*lines, *downloads(sorted(seen, key=lambda run: run.overrides))])
 
 
-def expect(run: Run) -> tuple[float, float] | None:
+def expect(run: Run, name: str = GPU) -> tuple[float, float] | None:
     """Return the seconds and the peak bytes that a run is expected to take; None if its data or model are unknown."""
     try:
         from kvbench.bench.choices import shape_of
@@ -80,7 +81,7 @@ def expect(run: Run) -> tuple[float, float] | None:
         from kvbench.profiling.gpus import gpu_named
 
         setting = _setting(run)
-        shape, method, gpu = shape_of(run.model), setting.load(), gpu_named(GPU)
+        shape, method, gpu = shape_of(run.model), setting.load(), gpu_named(name)
         seconds, peak = 0.0, 0.0
         limit = 2**30 * (composed(run.overrides)["runtime"].get("memory_limit_gb") or gpu.memory_gib)
         for work in works(run):

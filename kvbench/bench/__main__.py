@@ -154,6 +154,20 @@ def measured(commands: Any) -> None:
         )
 
 
+def _place(top: argparse.ArgumentParser, args: argparse.Namespace) -> Path:
+    """Return ``--out`` as the command takes it; on the command line it names a folder, or a file that ends in .json."""
+    whole = args.command in ("latency", "goodput")
+    out: Path = args.out
+    if out.suffix != ".json":
+        return out / f"{args.command}.json" if whole else out
+    if whole:
+        return out
+    if args.name is not None:
+        top.error(f"--out {out} already names the file, so --name {args.name} cannot")
+    args.name = out.stem
+    return out.parent
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the subcommand named on the command line and return the process's exit status.
 
@@ -172,6 +186,8 @@ def main(argv: list[str] | None = None) -> int:
             f"(python -m kvbench.bench {args.command} --help lists its options)"
         )
     args.argv = given
+    if args.out is not None:
+        args.out = _place(top, args)
     args.contexts = [tokens(n) if isinstance(n, str) else n for n in args.contexts]
     if args.command == "predict":
         return predict.run(args)

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import yaml
 
-from kvbench.bench.choices import count, device, positive, rows, several
+from kvbench.bench.choices import count, device, method_of, positive, rows, several
 from kvbench.config.setting import SYNTAX
 from kvbench.errors import KvbenchError
 from kvbench.models.spec import Weights
@@ -208,6 +208,12 @@ def run(args: argparse.Namespace) -> int:
     The status is 2 if torchrun started several processes, or if there is no GPU and ``--device`` is not ``cpu``.
     Otherwise it is that of :func:`kvbench.bench.points.run`.
     """
+    try:
+        for setting in args.settings:  # a slip is told at once, and on a machine without a GPU
+            method_of(setting)
+    except KvbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     import torch
 
     if launch.size() > 1:

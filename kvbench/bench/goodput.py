@@ -50,7 +50,7 @@ def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int
     add("--requests", type=number, default=500, metavar="N", help="number of requests (default: 500)")
     add("--burstiness", type=positive, default=1.0, help="shape of the gaps' gamma distribution; 1: Poisson")
     add("--seed", type=int, default=0)
-    add("--out", type=Path, required=True, metavar="FILE", help="JSON file to write")
+    add("--out", type=Path, required=True, metavar="FILE", help="JSON file to write, or its folder")
     parser.set_defaults(contexts=[])
 
 

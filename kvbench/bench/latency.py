@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
         "latency", help="fold points of several processes: medians, spread, time as a line over length; needs no GPU"
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON files of tpot, one for each process")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON file to write")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON file to write, or its folder")
     parser.set_defaults(contexts=[])
 
 

@@ -44,7 +44,9 @@ def add_parser(commands: Any) -> None:
         help="models: presets, OWNER/NAME of the hub, folders with config.json, or YAML files of models",
     )
     add(
-        "--methods",
+        "--settings",
+        "--methods",  # its name until all commands had the same
+        dest="methods",
         nargs="+",
         default=["fp16", "kivi:int4", "kivi:int2"],
         metavar="METHOD[:QUANTIZER][:KEY=VALUE]",

@@ -45,10 +45,15 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     )
     options.add_argument("--sequences", type=int, default=16, help="number of sequences to read (default: %(default)s)")
     options.add_argument("--length", type=int, default=2048, help="tokens per sequence (default: %(default)s)")
-    options.add_argument(
+    fisher = options.add_mutually_exclusive_group()
+    fisher.add_argument(
         "--fisher",
-        action=argparse.BooleanOptionalAction,
-        help="kvquant: weight quantization errors by squared gradients (default: yes)",
+        action="store_true",
+        default=None,
+        help="kvquant: weight quantization errors by squared gradients (the default)",
+    )
+    fisher.add_argument(
+        "--no-fisher", action="store_false", dest="fisher", default=None, help="kvquant: weight all errors the same"
     )
     options.add_argument(
         "--per-head",
@@ -73,6 +78,10 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         help="file to write (default: results/calibration/MODEL-1pct.safetensors, or MODEL-oscar.safetensors)",
     )
     return options
+
+
+#: fewest tokens of a sequence from which anything is fitted
+SHORTEST = 16
 
 
 def code_sizes(text: str) -> tuple[int, ...]:
@@ -109,7 +118,7 @@ def check(arguments: argparse.Namespace) -> None:
     """
     for name, least, most in (
         ("sequences", len(arguments.text), MOST_ROWS),
-        ("length", 2, MOST_TOKENS),
+        ("length", SHORTEST, MOST_TOKENS),
         ("first_tokens", 0, arguments.length - 1),
     ):
         value = getattr(arguments, name)

@@ -107,6 +107,8 @@ class Composer:
         launcher = next((word.partition("=")[2] for word in texts if word.startswith("launcher=")), "local")
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             jobs = [job for variant in variants for job in self._jobs(variant, multirun, len(variants))]
+            if multirun and settings.chosen(texts, True) == []:
+                jobs = self._fitted(jobs)
             if here:
                 check_launcher(launcher, multirun)
             self._check_jobs(jobs, launcher if here else None)
@@ -125,9 +127,9 @@ class Composer:
         place = next((i for i, text in enumerate(own) if text.startswith(f"{settings.KEY}=")), None)
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             parsed = [self._parse(text) for i, text in enumerate(own) if i != place]
-        jobs = [list(job) for job in BasicSweeper.split_arguments(parsed, None)[0]]
-        if place is None:
-            return jobs
+            jobs = [list(job) for job in BasicSweeper.split_arguments(parsed, None)[0]]
+            if place is None:
+                return self._fitted(jobs)
         return [[*job[:place], f"{settings.KEY}={value.text}", *job[place:]] for value in values for job in jobs]
 
     def _jobs(self, texts: Sequence[str], multirun: bool, times: int) -> list[list[str]]:
@@ -167,6 +169,41 @@ class Composer:
         for text, override in zip(texts, parsed, strict=True):
             refuse_marks(text, override)
         return [list(job) for job in BasicSweeper.split_arguments(parsed, None)[0]] if multirun else [list(texts)]
+
+    def _fitted(self, jobs: Sequence[list[str]]) -> list[list[str]]:
+        """Return the jobs of a sweep over methods, in which fp16 runs without the quantizer that the others have.
+
+        Raises:
+            ConfigError: the sweep has one quantizer, and some of its methods do not take it.
+        """
+        chosen = [dict(text.split("=", 1) for text in job if "=" in text) for job in jobs]
+        quantizers = {one["quantizer"] for one in chosen if "quantizer" in one}
+        methods = dict.fromkeys(one["method"] for one in chosen if "method" in one)
+        if (
+            not quantizers - {"none"}
+            or len(methods) < 2
+            or any(method not in self.groups["method"] for method in methods)
+        ):
+            return [list(job) for job in jobs]
+        takes = {method: self._choices_alone((f"method={method}",))["method"].get("takes") or [] for method in methods}
+        refusing = [name for name, known in takes.items() if name != "fp16" and not quantizers & set(known)]
+        if len(quantizers) == 1 and refusing:
+            (quantizer,) = quantizers
+            kept = [method for method in methods if method not in refusing]
+            raise ConfigError(
+                "quantizer",
+                quantizer,
+                f"is not a quantizer of method={','.join(refusing)}; nothing was started",
+                allowed="; ".join(f"{name}: {', '.join(takes[name])}" for name in refusing),
+                hint=f"leave out {' and '.join(refusing)}"
+                + (f": method={','.join(kept)}" if kept else "")
+                + ", or name each with its own: setting=METHOD:QUANTIZER,...",
+            )
+        fitted = [
+            tuple(text for text in job if one["method"] != "fp16" or not text.startswith("quantizer="))
+            for job, one in zip(jobs, chosen, strict=True)
+        ]
+        return [list(job) for job in dict.fromkeys(fitted)]
 
     def shown(self, texts: Sequence[str], package: str | None = None, resolve: bool = False) -> str:
         """Return the configuration of a job as YAML text; this is what ``--cfg job`` prints.

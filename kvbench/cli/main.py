@@ -21,7 +21,7 @@ from kvbench.cli.arguments import Arguments
 from kvbench.cli.arguments import parse as arguments_of
 from kvbench.cli.choice_help import choice_help
 from kvbench.cli.compose import Composer
-from kvbench.cli.overrides import explain
+from kvbench.cli.overrides import explain, template
 from kvbench.cli.parser import help_as_text
 from kvbench.cli.usage import help_text
 from kvbench.errors import ConfigError, KvbenchError
@@ -122,7 +122,7 @@ def _main(argv: list[str]) -> int:
         show(choice_help(arguments.overrides, extra) or help_text(extra))
         return 0
     # the default, which Hydra does not accept as a choice
-    overrides = [text for text in arguments.overrides if text != "experiment=null"]
+    overrides = [template(text) for text in arguments.overrides if text != "experiment=null"]
     if arguments.hydra_help:
         return _hydra(arguments.argv(overrides))
     if arguments.multirun:

@@ -40,6 +40,18 @@ def bracketed(text: str) -> str:
     return f"{key}=[{given}]" if key == "method.layers" and "," in given and given[0] not in "[{'\"" else text
 
 
+def template(text: str) -> str:
+    """Return an override of ``dataset.template`` whose quotes the shell has removed with quotes; others as they are.
+
+    Hydra would read ``{question}`` as a dictionary, and a comma as a list for a sweep. A sweep lists quoted templates.
+    """
+    key, _, given = text.partition("=")
+    if key != "dataset.template" or "{" not in given or given[0] in "'\"" or given.startswith(("choice(", "${")):
+        return text
+    escaped = re.sub(r'(\\*)"', lambda match: match[1] * 2 + '\\"', given)
+    return f'{key}="{escaped}"'
+
+
 def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> None:
     """Raise ConfigError if an override sets an option of Hydra that kvbench does not let users set.
 

@@ -82,6 +82,8 @@ def begun(store: RunStore, code: Callable[[Mapping[str, Any]], codes.Code] = sou
 
 def find(stores: Sequence[RunStore], name: str) -> RunStore:
     """Return the run whose id, or its second half, begins with `name`; raise KvbenchError unless exactly one does."""
+    if not name:
+        raise KvbenchError("the name of a run is empty.\n  hint: python -m kvbench.report lists all runs")
     matches = [s for s in stores if s.run_id.startswith(name) or s.run_id.partition("-")[2].startswith(name)]
     exact = [s for s in matches if s.run_id == name]
     if len(exact or matches) == 1:

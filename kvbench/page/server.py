@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -98,6 +99,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("X-Mark", mark)
         self.end_headers()
         self.wfile.write(body)
+
+    def handle(self) -> None:
+        """Answer a client; one that has closed its connection early is no error."""
+        with suppress(ConnectionError):
+            super().handle()
+
+    def finish(self) -> None:
+        """Close the connection, as :meth:`handle`."""
+        with suppress(ConnectionError):
+            super().finish()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Show nothing: the page asks for new data every two seconds."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from kvbench.errors import ConfigError, nearest
 
@@ -66,25 +69,20 @@ class Gpu:
 
 
 _T = 1e12
-#: GPUs by name, with figures from NVIDIA's data sheets: half of rates "with sparsity"; "48 GB" there means GiB.
-GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        # NVIDIA RTX A6000 datasheet (PB-09939): 48 GB GDDR6, 768 GB/s, tensor 309.7 TFLOPS with sparsity
-        Gpu("a6000", 48, 0.768 * _T, 154.8 * _T),
-        # NVIDIA L40S datasheet: 48 GB GDDR6, 864 GB/s, BF16 362.05 TFLOPS (733 with sparsity)
-        Gpu("l40s", 48, 0.864 * _T, 362.05 * _T),
-        # NVIDIA A100 Tensor Core GPU datasheet: BF16 312 TFLOPS; 40 GB 1,555 GB/s; 80 GB SXM 2,039, PCIe 1,935
-        Gpu("a100-40gb", 40, 1.555 * _T, 312 * _T),
-        Gpu("a100-80gb", 80, 2.039 * _T, 312 * _T),
-        Gpu("a100-80gb-pcie", 80, 1.935 * _T, 312 * _T),
-        # NVIDIA H100 Tensor Core GPU datasheet: SXM 80 GB, 3.35 TB/s, BF16 1,979 TFLOPS with sparsity
-        Gpu("h100", 80, 3.35 * _T, 989.4 * _T),
-        # NVIDIA H200 Tensor Core GPU datasheet: 141 GB, 4.8 TB/s, BF16 1,979 TFLOPS with sparsity. Measured: reading
-        # 8 GiB with a Triton kernel 4.69 TB/s, a bf16 matmul of 8192^3 718 TFLOP/s
-        Gpu("h200", 141, 4.8 * _T, 989.4 * _T, measured_read=4.69 * _T, measured_matmul=718 * _T),
-    )
-}
+
+
+def _known() -> dict[str, Gpu]:
+    """Read the table of GPUs (``gpus.yaml`` beside this module), which says where its figures are from."""
+    table = yaml.safe_load(Path(__file__).with_name("gpus.yaml").read_text(encoding="utf-8"))
+    gpus = {}
+    for name, row in table.items():
+        rates = {f"measured_{key}": row[key] * _T for key in ("read", "matmul") if key in row}
+        gpus[name] = Gpu(name, row["memory_gib"], row["bandwidth_tb"] * _T, row["tflops"] * _T, **rates)
+    return gpus
+
+
+#: GPUs by name
+GPUS = _known()
 #: short names of GPUs that come in several variants -> the most common variant
 ALIASES = {"a100": "a100-80gb"}
 #: patterns for the results of `torch.cuda.get_device_name` -> GPU; the first that matches counts
@@ -96,6 +94,16 @@ _NAMES = (
     (r"A100.*40GB", "a100-40gb"),
     (r"H100(?!.*(PCIe|NVL|MIG))", "h100"),  # "NVIDIA H100 80GB HBM3"
     (r"H200(?!.*(NVL|MIG))", "h200"),
+    (r"B200", "b200"),
+    (r"GB10", "gb10"),
+    (r"T4\b", "t4"),
+    (r"L4\b", "l4"),
+    (r"A10\b", "a10"),
+    *(
+        (rf"{name[3:7]}{' Ti' if name.endswith('ti') else ''}(?! Ti| SUPER| Laptop| D)", name)
+        for name in GPUS
+        if name[:3] == "rtx"
+    ),
 )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -222,3 +224,23 @@ def test_goodput_names_a_file_that_cannot_be_written(tmp_path, capsys):
     path.write_text(json.dumps({"rows": [row]}))
     status, _, err = bench(capsys, "goodput", path, "--ttft-ms", 500, "--out", path / "goodput.json")
     assert status != 0 and "cannot be written" in err and "--out FILE" in err
+
+
+def test_a_slip_in_a_setting_is_told_before_the_missing_gpu(capsys):
+    assert command.main(["tpot", "--settings", "kivi:int9"]) == 2
+    said = capsys.readouterr().err
+    assert "int9" in said and "CUDA" not in said
+
+
+@pytest.mark.parametrize(
+    ("given", "out", "name"),
+    [
+        (["tpot", "--out", "a/tp.json"], "a", "tp"),
+        (["tpot", "--out", "a"], "a", None),
+        (["latency", "--out", "a/l.json"], "a/l.json", None),
+        (["latency", "--out", "a"], "a/latency.json", None),
+    ],
+)
+def test_out_is_a_folder_or_a_json_file_of_every_command(given, out, name):
+    args = argparse.Namespace(command=given[0], out=Path(given[2]), name=None)
+    assert command._place(argparse.ArgumentParser(), args) == Path(out) and args.name == name

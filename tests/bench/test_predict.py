@@ -291,8 +291,8 @@ def test_methods_as_typed():
 
 def test_an_option_of_another_command_is_refused_with_where_to_look(capsys):
     with pytest.raises(SystemExit):
-        command.main(["predict", "--settings", "kivi"])
-    assert "unknown arguments of predict: --settings kivi (python -m kvbench.bench predict" in capsys.readouterr().err
+        command.main(["predict", "--sequences", "3"])
+    assert "unknown arguments of predict: --sequences 3 (python -m kvbench.bench predict" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -305,6 +305,8 @@ def test_an_option_of_another_command_is_refused_with_where_to_look(capsys):
         (["--methods", "kivi:residul=64"], "did you mean 'residual'"),
         (["--methods", "cocktail"], "split=[10,30,60]"),
         (["--gpu", "h300"], "did you mean 'h200'"),
+        (["--gpu", "rtx4091"], "did you mean 'rtx4090'"),
+        (["--settings", "kiwi"], "did you mean 'kivi'"),
         (["--methods", "kivi:residual=["], "leaves a bracket or quote open"),
         (["--methods", "kivi:residual=64:residual=128"], "residual twice"),
         (["--bandwidth-TBs", "2"], "--tflops: is missing"),

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import initialize_config_dir
 
 from kvbench.cli import settings
 from kvbench.cli.compose import Composer
 from kvbench.cli.main import main
 from kvbench.errors import ConfigError
+from kvbench.util.confdir import conf_dir
 
 Config = Mapping[str, Any]
 
@@ -128,3 +130,31 @@ def test_a_map_of_formats_is_no_sweep_although_the_shell_removes_its_quotes():
     for same in ("method.layers=-1:fp16", "method.layers=[0:fp16,1:int4]", 'method.layers="0:fp16,1:int4"', "a=1,2"):
         assert settings.variants([same], multirun=False) == [[same]]
     assert settings.variants(texts, multirun=True) == [texts]
+
+
+def test_fp16_runs_as_it_is_beside_methods_with_a_quantizer(runs: list[Config]) -> None:
+    assert main(["--multirun", "method=fp16,kivi", "quantizer=int2,int4"]) == 0
+    ran = [(config["method"]["preset"], config["quantizer"]["name"]) for config in runs]
+    assert sorted(ran) == [("fp16", "none"), ("kivi", "int2"), ("kivi", "int4")]
+
+
+def test_methods_that_do_not_take_the_quantizer_are_refused_together(runs: list[Config], capsys: Any) -> None:
+    assert main(["--multirun", "method=fp16,kivi,atom,kvquant", "quantizer=int2"]) == 2
+    said = capsys.readouterr().err
+    assert not runs
+    assert "quantizer=int2: is not a quantizer of method=atom,kvquant; nothing was started" in said
+    assert "method=fp16,kivi" in said
+
+
+@pytest.mark.parametrize("multirun", [False, True])
+@pytest.mark.parametrize("text", ["{question}", 'Say "{a}", then {b}:', '"{question}"', "[{a}]"])
+def test_a_template_needs_no_quotes_of_its_own(text: str, multirun: bool) -> None:
+    from kvbench.cli.overrides import template
+
+    word = template(f"dataset.template={text}")
+    (job,) = Composer().check(["dataset=records", "dataset.path=README.md", word], multirun)
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        made = Composer().compose(job, fill=False)
+    assert made.dataset.template == (text if text != '"{question}"' else "{question}")
+    assert template("dataset.fields={question:q}") == "dataset.fields={question:q}"
+    assert template("dataset.template=null") == "dataset.template=null"

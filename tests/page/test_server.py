@@ -15,7 +15,7 @@ from kvbench.cli import report
 from kvbench.cli.report_page import reader
 from kvbench.errors import KvbenchError
 from kvbench.page.data import Report
-from kvbench.page.server import Server
+from kvbench.page.server import Server, _Handler
 from kvbench.results.store import find_runs
 from tests.page.report_support import data_of
 
@@ -104,3 +104,18 @@ def test_a_port_that_is_taken_is_said(tmp_path, capsys):
         assert f"port {port} cannot be used" in capsys.readouterr().err
     with pytest.raises(KvbenchError, match=r"port 70000 cannot be used: .*65535\.\n"):
         Server(Report(list, reader(), tmp_path, tmp_path), 70000)
+
+
+def test_a_client_that_leaves_early_is_no_error(tmp_path, capsys, monkeypatch):
+    write(tmp_path, 1, rows=[row(index, 1.0) for index in range(4)])
+
+    def closed(self, *given):
+        raise BrokenPipeError
+
+    with serving(tmp_path) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(_Handler, "_answer", closed)
+            with pytest.raises((http.client.HTTPException, OSError)):
+                get(server, "/")
+        assert get(server, "/")[0] == 200
+    assert capsys.readouterr().err == ""

@@ -279,7 +279,7 @@ def test_the_largest_batch_is_that_of_a_search_through_all(gib, chunk):
         ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", None),
         ("NVIDIA L40", None),
         ("NVIDIA RTX 6000 Ada Generation", None),
-        ("Tesla T4", None),
+        ("Tesla T4", "t4"),
     ],
 )
 def test_gpus_by_the_name_of_the_device(device, name):
@@ -290,6 +290,17 @@ def test_gpus_by_the_name_of_the_device(device, name):
 def test_gpus_by_name():
     assert gpu_named("H200").read == 4.69e12 and gpu_named("NVIDIA L40S") is GPUS["l40s"]
     assert gpu_named("A100") is GPUS["a100-80gb"]
+    for name, known in (
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA B200", "b200"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA GB10", "gb10"),
+    ):
+        assert gpu_of(name) is GPUS[known]
+    for name in ("NVIDIA GeForce RTX 4080 SUPER", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA L40", "NVIDIA A10G"):
+        assert gpu_of(name) is None, "its rates are others"
     with pytest.raises(ConfigError, match=r"did you mean 'a100-80gb'.*--bandwidth-TBs"):
         gpu_named("a100-80")
     own = own_gpu(2.0, 100, 24)
