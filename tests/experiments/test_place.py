@@ -31,7 +31,8 @@ ITEM = Grid(
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A repository of its own."""
+    """A repository of its own, without pictures."""
+    monkeypatch.setattr("experiments.write.draw", lambda *rest: "")
     monkeypatch.setattr(place, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
