@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="ITEM",
         help="ids of items, names of papers, or all; without an argument, all items are listed",
     )
+    add("--list", action="store_true", help="list all items, as without an argument")
     add(
         "--models",
         nargs="+",
@@ -159,6 +160,8 @@ def _do(arguments: argparse.Namespace) -> int:
     check_writable(str(arguments.out), "--out")
     if arguments.runs != Path("results/runs"):
         check_writable(str(arguments.runs), "--runs")
+        if (arguments.fold_only or not arguments.items) and not arguments.runs.is_dir():
+            raise ConfigError("--runs", arguments.runs, "is not a folder of runs", hint="--runs results/runs")
     plan = Plan(
         models=tuple(arguments.models),
         data=arguments.data,
@@ -175,7 +178,7 @@ def _do(arguments: argparse.Namespace) -> int:
         replace=arguments.replace,
     )
     check_models(plan.models)
-    if not arguments.items:
+    if arguments.list or not arguments.items:
         print(session.listing(list(items().values()), plan), flush=True)
         return 0
     picked = chosen(arguments.items)

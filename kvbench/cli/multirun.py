@@ -137,7 +137,10 @@ def _folder(argv: Sequence[str], planned: Sequence[Job], launcher: str, named: s
         folder = folder if named is not None or before is None else sweep.new_folder()
         current = Sweep(folder, replace(manifest, id=folder.name))
         current.manifest.write(folder)
-        say(f"sweep {current.name}: {sweeps.in_words(len(planned))}; `python -m kvbench.report --sweep ID` shows them")
+        say(
+            f"sweep {current.name}: {sweeps.in_words(len(planned))}; "
+            f"`python -m kvbench.report --sweep {current.name}` shows them"
+        )
     with suppress(OSError):  # it only informs those who watch
         atomic.write(current.folder / sweeps.DRIVER, (json.dumps(sweeps.here()) + "\n").encode())
     return current

@@ -240,7 +240,7 @@ def test_a_folder_that_cannot_be_written_is_named(plan, capsys, monkeypatch, tmp
     cell = Cell(model="tiny", row="FP16", column="QMSum", ours=1.0, n=1)
     known = Folded(headings=[Heading(name="QMSum")], rows=["FP16"], models=["tiny"], cells=[cell])
     monkeypatch.setattr(session, "folded_of", lambda *rest: known)
-    assert main([ITEM.id, "--fold-only", "--out", str(tmp_path / "file")]) == 1
+    assert main([ITEM.id, "--fold-only", "--out", str(tmp_path / "file")]) == 2
     assert str(tmp_path / "file") in capsys.readouterr().err
 
 
