@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> str:
     """
     method = arguments.method.removeprefix("method=")
     check_options(method, arguments)
-    bits = code_sizes(arguments.bits or "2,3,4")
+    bits = code_sizes("2,3,4" if arguments.bits is None else arguments.bits)
     outliers = 0.01 if arguments.outliers is None else arguments.outliers
     check(arguments)
     chosen = model_config(arguments.model, arguments.path, arguments.dtype, arguments.random)
