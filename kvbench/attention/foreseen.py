@@ -83,7 +83,8 @@ def attend(
     plain = fused.plain(layer, mask, count)
     stored_keys, stored_values = layer.rotated(keys, values)
     if layer.rope is not None:
-        stored_keys = rotated_columns(layer, last - count, keys).to(query.dtype)
+        stored_keys = rotated_columns(layer, last - count, keys)
+    stored_keys, stored_values = stored_keys.to(query.dtype), stored_values.to(query.dtype)
     layer.seen = last - count
     # copies: the buffers change below
     before = [_with(_slots(layer, rows, query.dtype), stored_keys[rows], stored_values[rows]) for rows in groups]

@@ -85,6 +85,7 @@ def attend_rows(
     observed = layer.method.observe_steps
     if full_keys is not None and full_values is not None and logits.plain and not observed and not layer.rope:
         layer.paths.add("sdpa")
+        full_keys, full_values = full_keys.to(query.dtype), full_values.to(query.dtype)
         if mask is None and query.shape[2] == 1 and query.device.type == "cpu":
             return one_token(query, full_keys, full_values, scaling)
         return sdpa_attention_forward(module, query, full_keys, full_values, mask, scaling=scaling)[0]

@@ -136,8 +136,9 @@ def prompt(
     prompt_keys, values = layer.extend_prompt(stored, values)
     if prompt_keys is not stored or layer.rope is None:  # of a prompt in one piece, `keys` are the rotated ones
         keys = rotated_prompt(layer, prompt_keys)
+    keys = keys.to(query.dtype)
     out, layer.progress.prefill.path = prefill.attend(
-        module, query, keys, values, mask, scaling, kwargs, layer.progress.options.prefill
+        module, query, keys, values.to(query.dtype), mask, scaling, kwargs, layer.progress.options.prefill
     )
     for member in layer.chain():
         if member.method.observe_prompt:

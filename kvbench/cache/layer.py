@@ -121,6 +121,8 @@ class KVLayer(PromptPhase, CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Accept the keys and values of new tokens from the model; kvbench's attention stores and reads them later.
 
+        They are rounded to the layer's dtype here, so that whatever attends to them reads what is stored.
+
         Once the prompt is complete, the method first packs or drops older tokens (:meth:`settle`), except while drafts
         may still be rejected.
 
@@ -139,7 +141,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
             if self.index == 0:
                 self.progress.watches.poll()
             self.settle()
-        handle = Handle(self, (key_states, value_states))
+        handle = Handle(self, (key_states.to(self.dtype), value_states.to(self.dtype)))
         self.seen += key_states.shape[2]
         return handle, handle
 

@@ -139,6 +139,8 @@ class Progress:
         padding: left padding of the rows.
         positions: RoPE position of each column; recorded only if the cache holds pre-RoPE keys.
         rope_from: index of the first layer that holds pre-RoPE keys, if any does.
+        storage: dtype of what is stored in full precision, to which new keys and values are rounded before anything
+            reads them; None: the dtype in which they arrive.
         method_state: what the method itself remembers about this cache (Cocktail's plans, KVQuant's calibration file,
             ...); None if nothing.
         frozen: True while nothing may be packed or dropped, because the newest tokens may still be taken back
@@ -169,6 +171,7 @@ class Progress:
     padding: Padding = field(default_factory=Padding)
     positions: RopePositions = field(default_factory=RopePositions)
     rope_from: int = 0
+    storage: torch.dtype | None = None
     method_state: MethodState | None = None
     frozen: bool = False
     upper: bool = False

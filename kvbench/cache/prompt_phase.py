@@ -20,7 +20,7 @@ class PromptPhase(Rollback):
     """The prefill part of a layer of the cache: it collects the prompt, then has the method store it."""
 
     def initialize(self, keys: Tensor, values: Tensor) -> None:
-        """Take the layer's sizes, dtype and device from the first keys and values that arrive.
+        """Take the layer's sizes and device from the first keys and values, and its dtype too if none was set.
 
         Args:
             keys: first keys, ``[B, H, q, D]``.
@@ -29,7 +29,7 @@ class PromptPhase(Rollback):
         self.batch, self.heads = keys.shape[:2]
         if self.progress.prefill.group is not None:
             self.batch = self.progress.prefill.group[1]
-        self.dtype, self.device = keys.dtype, keys.device
+        self.dtype, self.device = self.progress.storage or keys.dtype, keys.device
         self.key_dim, self.value_dim = keys.shape[-1], values.shape[-1]
         self.order, self.firm = [None] * self.batch, [0] * self.batch
         self.is_initialized = True

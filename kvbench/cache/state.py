@@ -31,8 +31,8 @@ class LayerState:
         window: the layer's sliding window: how many tokens a query sees, including its own. None if it sees all.
 
     Attributes:
-        batch, heads, key_dim, value_dim, dtype, device: sizes, dtype and device of the keys and values; set when the
-            first tokens arrive.
+        batch, heads, key_dim, value_dim, dtype, device: sizes, dtype and device of the stored keys and values; set when
+            the first tokens arrive. Queries may have a wider dtype.
         sealed: True once the whole prompt is in the stores.
         seen: number of columns seen: tokens of a row, including padding and tokens dropped since.
         prompt: while a prompt arrives in chunks, its keys and its values so far, in full precision; else None.

@@ -86,6 +86,10 @@ class RuntimeConfig:
             samples, keep their answers and scores, and replace times and memory peaks; ``all`` to make everything anew.
         mix_code: what to do if samples are missing, other stored samples were made by older code, and `rerun` does not
             repeat them: True adds the missing samples and marks the run in tables; False raises an error.
+        arithmetic: dtype of weights, activations and queries: ``storage`` (``model.dtype``, in which the cache stores
+            what is in full precision), ``float32``, or ``auto``: float32 on CPUs that are slower in 16 bits, which is
+            tried out once. A run with stored samples keeps theirs, and a run compared with fp16 takes that of fp16's
+            samples. What the cache stores and its bytes do not depend on it; each row records it.
         kernels: implementation of decode attention on a GPU: ``auto`` (the fastest that supports the case), ``cuda``,
             ``triton`` or ``reference`` (plain torch).
         graphs: whether decode steps are replayed as CUDA graphs: ``auto`` (if a step can be captured and the answer is
@@ -112,6 +116,7 @@ class RuntimeConfig:
     retry: Literal["oom"] | None = None
     rerun: bool | Literal["times", "all"] = False
     mix_code: bool = False
+    arithmetic: Literal["auto", "storage", "float32"] = "auto"
     kernels: Literal["auto", "cuda", "triton", "reference"] = "auto"
     graphs: Literal["auto", "always", "never"] = "auto"
     compile: bool = False

@@ -273,6 +273,7 @@ class Method(Stores):
         attach(model)
         check_speculation(self.speculation, kinds, type(model).__name__)
         cache = KVCache(self, len(kinds), prompts, max_length, kinds=kinds)
+        cache.progress.storage = placement(model).storage
         for layer, own in zip(cache.kv_layers, methods, strict=True):
             layer.method = own
         team = placement(model).team

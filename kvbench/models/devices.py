@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from kvbench.errors import ConfigError
 
@@ -33,6 +33,10 @@ class Runtime(Protocol):
     @property
     def seed(self) -> int:
         """Seed of random weights."""
+
+    @property
+    def arithmetic(self) -> Literal["auto", "storage", "float32"]:
+        """Dtype in which the model computes (:mod:`kvbench.models.arithmetic`)."""
 
 
 def joined(runtime: Runtime) -> Team | None:

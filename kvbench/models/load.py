@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvbench.errors import KvbenchError, ModelError
@@ -16,14 +16,15 @@ from kvbench.models.locate import Source
 from kvbench.models.random_weights import byte_tokenizer, hf_config, random_model
 from kvbench.models.spec import ModelConfig
 from kvbench.models.verify import check_complete, check_served, refusal
-from kvbench.util.attachment import placement
+from kvbench.util.attachment import placement, record_placement
 from kvbench.util.failures import is_out_of_memory
 
-__all__ = ["LoadedModel", "Shape", "load", "load_tokenizer", "resolve_device", "resolve_dtype", "shape_of"]
+__all__ = ["LoadedModel", "Shape", "load", "load_tokenizer", "resolve_device", "shape_of"]
 
 if TYPE_CHECKING:
     import torch
 
+    from kvbench.models.arithmetic import Dtypes
     from kvbench.parallel.team import Team
 
 
@@ -55,10 +56,10 @@ class LoadedModel:
     """A model in evaluation mode with its tokenizer.
 
     Args:
-        model: a transformers causal LM on `device`, in `dtype`.
+        model: a transformers causal LM on `device`.
         tokenizer: a fast tokenizer that pads on the left and has a pad token.
         name: name of the model in the configuration.
-        dtype: dtype of the parameters.
+        dtypes: dtypes of what its caches store, and of weights and activations.
         device: device on which inputs must be: the first device of the model, or this rank's device with
             ``tensor_parallel``.
         max_length: maximum sequence length in tokens, prompt and answer together.
@@ -76,7 +77,7 @@ class LoadedModel:
     model: Any
     tokenizer: Any
     name: str
-    dtype: torch.dtype
+    dtypes: Dtypes
     device: torch.device
     max_length: int
     architecture: Shape
@@ -86,6 +87,16 @@ class LoadedModel:
     devices: tuple[str, ...] = ()
     layout: str = "one device"
     weights: dict[str, Any] | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the parameters."""
+        return self.dtypes.arithmetic
+
+    @property
+    def storage(self) -> torch.dtype:
+        """Dtype of what caches store in full precision."""
+        return self.dtypes.storage
 
 
 def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
@@ -112,18 +123,19 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
     if model.random:
         tokenizer = _random_tokenizer(model)
         check_served(model, hf_config(model), tokenizer)
-        loaded = _random(model, spread, runtime)
+        loaded, widths = _random(model, spread, runtime)
         if model.rounding:
             from kvbench.models.quantized.loading import round_model
 
             round_model(loaded, model.rounding)
     else:
-        loaded, tokenizer = _pretrained(model, source, spread, runtime.device_map, team)
+        loaded, tokenizer, widths = _pretrained(model, source, spread, runtime, team)
+    record_placement(loaded, replace(placement(loaded), storage=widths.storage))
     return LoadedModel(
         model=loaded,
         tokenizer=tokenizer,
         name=model.name,
-        dtype=loaded.dtype,
+        dtypes=replace(widths, arithmetic=loaded.dtype),
         device=loaded.device,
         max_length=model.max_length,
         architecture=shape_of(loaded.config),
@@ -156,22 +168,6 @@ def load_tokenizer(model: ModelConfig) -> Any:
         raise refusal(model, source, error, "tokenizer") from error
 
 
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the torch dtype for a value of ``model.dtype``.
-
-    Args:
-        name: torch's name of the dtype, or ``auto``. ``auto`` is bfloat16 on a CUDA GPU and float32 on other devices,
-            where float32 is faster. Only random weights use it on a GPU: a checkpoint keeps its own dtype there.
-        device: device of the model.
-    """
-    import torch
-
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
 def shape_of(config: Any) -> Shape:
     """Return the dimensions of a model's decoder from its transformers config."""
     text = config.get_text_config(decoder=True)
@@ -187,39 +183,44 @@ def shape_of(config: Any) -> Shape:
     )
 
 
-def _random(model: ModelConfig, devices: Sequence[torch.device], runtime: Runtime) -> Any:
-    """Return a model with random weights on `devices`; each rank of a team draws all weights and keeps its slices."""
-    config, dtype, team = hf_config(model), resolve_dtype(model.dtype, devices[0]), joined(runtime)
+def _random(model: ModelConfig, devices: Sequence[torch.device], runtime: Runtime) -> tuple[Any, Dtypes]:
+    """Return a model with random weights on `devices`; each rank of a team draws all weights and keeps its slices.
+
+    The weights are drawn in the storage dtype, so that they do not depend on the arithmetic.
+    """
+    from kvbench.models.arithmetic import dtypes
+
+    config, team = hf_config(model), joined(runtime)
+    widths = dtypes(model.dtype, runtime, devices[0], config, drawn=True)
     if runtime.device_map:
         from kvbench.parallel.spread import random_spread
 
-        return random_spread(config, dtype, devices, runtime.seed)
-    whole = random_model(config, dtype, devices[0], runtime.seed)
+        return random_spread(config, widths.storage, devices, runtime.seed).to(widths.arithmetic), widths
+    whole = random_model(config, widths.storage, devices[0], runtime.seed).to(widths.arithmetic)
     if team is not None:
         from kvbench.parallel.shard import shard
 
         shard(whole, team)
-    return whole
+    return whole, widths
 
 
 def _pretrained(
-    model: ModelConfig, source: Source, devices: Sequence[torch.device], device_map: str | None, team: Team | None
-) -> tuple[Any, Any]:
-    """Return model and tokenizer; the ranks of a team load in turn, so that only one at a time holds all weights."""
+    model: ModelConfig, source: Source, devices: Sequence[torch.device], runtime: Runtime, team: Team | None
+) -> tuple[Any, Any, Dtypes]:
+    """Return model, tokenizer and dtypes; the ranks of a team load in turn, so that one at a time holds all weights."""
     from transformers import AutoConfig
     from transformers.utils import logging
 
-    from kvbench.models.quantized.plan import check_whole, plan_of
+    from kvbench.models.arithmetic import dtypes
+    from kvbench.models.quantized.plan import check_whole, plan_of, safetensors
 
     assert source.name is not None
-    device = devices[0]
+    device, device_map = devices[0], runtime.device_map
     common = {
         "revision": source.revision,
         "local_files_only": source.local,
         "trust_remote_code": model.trust_remote_code,
     }
-    # except on a CPU, auto is the checkpoint's own dtype
-    dtype = "auto" if model.dtype == "auto" and device.type != "cpu" else resolve_dtype(model.dtype, device)
     bars, loud = logging.is_progress_bar_enabled(), logging.get_verbosity()
     if source.local:
         logging.disable_progress_bar()
@@ -234,11 +235,12 @@ def _pretrained(
                 tokenizer = _tokenizer(source.name, common)
                 check_served(model, config, tokenizer)
                 part = "weights"
+                widths = dtypes(model.dtype, runtime, device, config, safetensors(source))
                 plan = plan_of(model, source, config)
                 if plan is not None:
                     check_whole(model, team is not None)
                     common |= plan.arguments(config)
-                loaded, report = _weights(source.name, devices, device_map, dtype, common)
+                loaded, report = _weights(source.name, devices, device_map, widths.arithmetic, common)
             except Exception as error:  # damaged files raise whatever the libraries that read them raise
                 if is_out_of_memory(error) or isinstance(error, KvbenchError):
                     raise
@@ -256,7 +258,7 @@ def _pretrained(
         logging.set_verbosity(loud)
         if bars:
             logging.enable_progress_bar()
-    return loaded, tokenizer
+    return loaded, tokenizer, widths
 
 
 def _weights(

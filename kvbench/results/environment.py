@@ -5,28 +5,33 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from kvbench.util.processor import cpu_name as cpu_name
 from kvbench.util.version import __version__
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "triton")
 
 
-def environment(device: str | None = None, device_name: str | None = None, dtype: str | None = None) -> dict[str, Any]:
+def environment(
+    device: str | None = None, device_name: str | None = None, dtypes: Mapping[str, str | None] | None = None
+) -> dict[str, Any]:
     """Describe the machine and the software versions: the content of `env.json` and of ``env`` in `metrics.json`.
 
     Args:
         device: torch's name of the device, for example ``cuda:0``; None before a model is loaded.
         device_name: product name of the device; None for the name of the CPU.
-        dtype: actual dtype of the model, for example ``bfloat16``; None before a model is loaded.
+        dtypes: ``dtype`` (storage) and ``arithmetic`` of the model, and what else :class:`Env` says of them; None
+            before a model is loaded.
     """
     return {
         "device": device,
         "device_name": device_name or cpu_name(),
-        "dtype": dtype,
+        **(dtypes or {"dtype": None}),
         "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
         "platform": platform.platform(),
@@ -35,18 +40,6 @@ def environment(device: str | None = None, device_name: str | None = None, dtype
         "commit": commit(),
         **{name: _version(name) for name in _PACKAGES},
     }
-
-
-@cache
-def cpu_name() -> str:
-    """Return the processor's model name."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 @cache

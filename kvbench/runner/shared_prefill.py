@@ -18,6 +18,7 @@ from kvbench.runner.span_rows import SHARE, free_bytes
 from kvbench.tasks.base import Sample
 from kvbench.tasks.work import Generate
 from kvbench.util.failures import is_out_of_memory
+from kvbench.util.processor import free_memory
 from kvbench.util.progress import say
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def predicted(strategies: Sequence[Answers], batch: PromptBatch) -> tuple[int, i
     loaded, runtime = strategies[0].loaded, strategies[0].config.runtime
     shape, width = loaded.architecture, loaded.dtype.itemsize
     count, tokens = batch.input_ids.shape
-    exact = 2 * shape.layers * count * shape.kv_heads * shape.head_dim * width
+    exact = 2 * shape.layers * count * shape.kv_heads * shape.head_dim * loaded.storage.itemsize
     observed = 0
     for strategy in strategies:
         queries = strategy.config.method.observe_prompt
@@ -168,8 +169,4 @@ def memory(device: torch.device) -> float | None:
     """Return the free bytes of a GPU or of the host; None if they are unknown."""
     if device.type == "cuda":
         return free_bytes(device, None)
-    try:
-        with open("/proc/meminfo", encoding="ascii") as handle:
-            return next(float(line.split()[1]) * 1024 for line in handle if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return None
+    return free_memory()

@@ -36,7 +36,7 @@ def rows_at_once(method: Method, loaded: LoadedModel, span: ScoreText, limit_gb:
     fixed = min(SCORED, most * width) * shape.vocab_size * 3 * 4  # scores in fp32, and what cross_entropy makes of them
     config = loaded.model.config.get_text_config(decoder=True)
     inner = getattr(config, "intermediate_size", None) or 4 * shape.hidden_size
-    per_row = cache_bytes(method, shape, span, element)
+    per_row = cache_bytes(method, shape, span, loaded.storage.itemsize)
     per_row += pass_bytes(shape, inner, width, 1 if stepped else size, element)
     room = SHARE * free_bytes(device, limit_gb) - fixed
     return max(1, min(most, int(room // per_row)))

@@ -17,12 +17,15 @@ class Placement:
         devices: devices over which whole layers are distributed; empty if the model is on one device.
         probe: a few weights gathered from all slices, by which the complete model can be recognised
             (:func:`kvbench.calibration.file.probe`); None until they have been gathered.
+        storage: torch's dtype in which caches of this model store what is in full precision
+            (:mod:`kvbench.models.arithmetic`); None: the dtype of the weights.
     """
 
     team: Any = None
     parameters: int | None = None
     devices: tuple[Any, ...] = ()
     probe: dict[str, Any] | None = None
+    storage: Any = None
 
 
 @dataclass
@@ -75,6 +78,11 @@ def placement(model: Any) -> Placement:
 def record_placement(model: Any, placement: Placement) -> None:
     """Record on `model` where its weights are."""
     attachment(model).placement = placement
+
+
+def storage_of(model: Any) -> Any:
+    """Return torch's dtype in which caches of `model` store what is in full precision; by default that of the model."""
+    return placement(model).storage or model.dtype
 
 
 def release(model: Any) -> None:

@@ -66,15 +66,17 @@ def fingerprint(
     return digest.hexdigest()[:16]
 
 
-def cache_file() -> Path:
-    """Return the path of the file that remembers the checksums of large weight files, so that each is read only once.
-
-    It is in the folder that the environment variable ``KVBENCH_CACHE`` names, or else in the user's cache folder.
-    """
+def cache_folder() -> Path:
+    """Return the folder that ``KVBENCH_CACHE`` in the environment names, or else one in the user's cache folder."""
     root = os.environ.get("KVBENCH_CACHE") or os.path.join(
         os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "kvbench"
     )
-    return Path(root) / "weights.json"
+    return Path(root)
+
+
+def cache_file() -> Path:
+    """Return the path of the file that remembers the checksums of large weight files, so that each is read once."""
+    return cache_folder() / "weights.json"
 
 
 def _digests(files: list[Path], folder: Path, say: Say) -> dict[Path, str]:

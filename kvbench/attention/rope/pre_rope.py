@@ -155,4 +155,4 @@ def stored(
         expected = keys[:, :, -1:]
         if not alike(layer.rope(before[:, :, -1:], newest), expected) and bool(torch.isfinite(expected).all()):
             raise ModelError(OTHERWISE.format(name))
-    return before
+    return before.to(layer.dtype)

@@ -44,7 +44,7 @@ def plan_of(model: ModelConfig, source: Source, config: Any) -> Plan | None:
         )
     from kvbench.models.quantized.loading import Plan
 
-    files = _safetensors(source)
+    files = safetensors(source)
     if layout is not None and not files:
         raise ModelError(
             f"model {model.name}: {source.name} has {layout.method.upper()} weights that are not in safetensors files."
@@ -69,7 +69,7 @@ def check_whole(model: ModelConfig, split: bool) -> None:
         )
 
 
-def _safetensors(source: Source) -> list[Path]:
+def safetensors(source: Source) -> list[Path]:
     """Return the weight files of a checkpoint on this machine; an empty list if they are not safetensors files."""
     files = _files(source)
     return files if all(file.suffix == ".safetensors" for file in files) else []
