@@ -118,8 +118,7 @@ def run(arguments: argparse.Namespace, given: Sequence[str] = ()) -> str:
     outcome = analyse(loaded, prompts, methods, chosen, lambda name: say(f"{loaded.name}: {name}"))
     table = f"{markdown(outcome)}\n\n{findings(outcome)}\n"
     if arguments.out is not None:
-        dtype = str(loaded.dtype).removeprefix("torch.")
-        place = environment(str(loaded.device), device_name(loaded.device), dtype)
+        place = environment(str(loaded.device), device_name(loaded.device), loaded.dtypes.names())
         command = "python -m kvbench.analysis " + " ".join(given)
         outcome.save(arguments.out, {"command": command, "weights": model.weights, "environment": place})
         (arguments.out / "table.md").write_text(page(outcome, command), encoding="utf-8")

@@ -14,6 +14,7 @@ from kvbench.attention import prefill
 from kvbench.attention.served import check_served
 from kvbench.errors import ModelError
 from kvbench.models.layers import attending
+from kvbench.util.attachment import storage_of
 
 NAME = "kvbench-calibration"
 
@@ -35,7 +36,7 @@ def attended(model: PreTrainedModel, sequences: Tensor, visit: Visit, tell: Call
         ModelError: kvbench does not support the model's attention, or a query, key or value is NaN or Inf.
     """
     check_served(model)
-    places = attending(model.config)
+    places, storage = attending(model.config), storage_of(model)
 
     def attention(
         module: torch.nn.Module,
@@ -47,6 +48,7 @@ def attended(model: PreTrainedModel, sequences: Tensor, visit: Visit, tell: Call
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         layer = places.index(module.layer_idx)  # type: ignore[arg-type]
+        key, value = (x.to(storage).to(query.dtype) for x in (key, value))  # as a cache would get them
         for name, x in (("queries", query), ("keys", key), ("values", value)):
             if not bool(torch.isfinite(x).all()):
                 raise ModelError(

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from kvbench.errors import ModelError
 from kvbench.models.projections import Source, attentions, head_dim, key_source, value_source
+from kvbench.util.attachment import storage_of
 
 
 @dataclass
@@ -60,14 +61,14 @@ def collect(
     Raises:
         ModelError: keys before RoPE cannot be read, or an activation or gradient is NaN or Inf.
     """
-    modules, channels = attentions(model), head_dim(model)
+    modules, channels, storage = attentions(model), head_dim(model), storage_of(model)
     collected = {layer: (Collected(), Collected()) for layer in layers}
     hooks = []
     for layer in layers:
         for source, side in zip(
             (key_source(model, modules[layer]), value_source(model, modules[layer])), collected[layer], strict=True
         ):
-            hooks.append(source.module.register_forward_hook(_keeper(source, side, channels, fisher)))
+            hooks.append(source.module.register_forward_hook(_keeper(source, side, channels, fisher, storage)))
     try:
         with _frozen(model), torch.set_grad_enabled(fisher):
             for ids in sequences.to(model.device):
@@ -83,13 +84,13 @@ def collect(
     return collected
 
 
-def _keeper(source: Source, side: Collected, channels: int, fisher: bool) -> Callable[..., None]:
+def _keeper(source: Source, side: Collected, channels: int, fisher: bool, storage: torch.dtype) -> Callable[..., None]:
     def flat(out: Tensor) -> Tensor:
         part = source.cut(out.detach(), channels)[0].transpose(0, 1).flatten(1)
         return part.to("cpu", torch.float32, copy=True)  # never the tensor that flows on
 
     def keep(module: nn.Module, inputs: object, out: Tensor) -> None:
-        side.activations.append(flat(out))
+        side.activations.append(flat(out.to(storage)))  # as a cache would get it
         if fisher:
             out.register_hook(lambda gradient: side.weights.append(flat(gradient).square_()))
 

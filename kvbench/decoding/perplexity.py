@@ -15,6 +15,8 @@ from kvbench.decoding.forced import forced_nll
 from kvbench.decoding.graphs import Graphs
 from kvbench.decoding.passes import check_cache, forward, prefill
 from kvbench.decoding.simulated import simulated_logits
+from kvbench.methods.fp16 import FP16
+from kvbench.util.attachment import storage_of
 
 #: default number of tokens of a forward pass: with more, it is hardly faster, and logits take more memory
 PASS = 128
@@ -178,7 +180,10 @@ def foreseen(cache: KVCache) -> bool:
 
 @torch.inference_mode()
 def forward_nll(model: PreTrainedModel, ids: Tensor, first: First) -> Tensor:
-    """Return the negative log-likelihood of the tokens ``first`` to ``T - 1`` of a text, computed without a cache.
+    """Return the negative log-likelihood of the tokens ``first`` to ``T - 1`` of a text, computed in one pass.
+
+    No cache is needed, except where the model computes in a wider dtype than caches store: keys and values are then
+    those of the full-precision cache.
 
     Args:
         model: causal language model.
@@ -193,7 +198,11 @@ def forward_nll(model: PreTrainedModel, ids: Tensor, first: First) -> Tensor:
         ValueError: `first` is not between 1 and T - 1.
     """
     firsts = _check_first(ids, first)
-    logits = model(input_ids=ids, use_cache=False).logits
+    if storage_of(model) == model.dtype:
+        logits = model(input_ids=ids, use_cache=False).logits
+    else:
+        positions = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)
+        logits = forward(model, FP16().new_cache(model), ids, None, positions, all_logits=True)
     return nll(logits[:, :-1], ids[:, 1:], firsts, 1).float()
 
 

@@ -104,7 +104,7 @@ class CachedLM(HFLM):  # type: ignore[misc]
             think_end_token=think_end_token,
         )
         self.loaded = loaded
-        self.machine = Machine(device_name(loaded.device) or cpu_name(), str(loaded.dtype).removeprefix("torch."))
+        self.machine = Machine(device_name(loaded.device) or cpu_name(), **loaded.dtypes.names())
         self.figures = Figures()
         self.results_dir = results_dir
         #: arguments of lm-eval's own that change what the model reads or how its answers are cut

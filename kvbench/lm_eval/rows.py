@@ -64,7 +64,7 @@ def store(logs: Logs, model: CachedLM, folder: Path) -> Path | None:
     run = RunStore(folder, name, say)
     current = sources.code(config)
     on_gpu = model.loaded.device.type == "cuda"
-    where = environment(str(model.loaded.device), model.machine.device, model.machine.dtype)
+    where = environment(str(model.loaded.device), model.machine.device, model.machine.dtypes())
     for row in rows:
         row[MEASURED]["code"] = codes.used(current, on_gpu=on_gpu)
     with run.hold():

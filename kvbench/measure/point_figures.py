@@ -19,6 +19,7 @@ from kvbench.profiling.gpus import gpu_of
 from kvbench.profiling.roofline import Shape, predict
 from kvbench.profiling.timing import median, percentile
 from kvbench.results.round_times import round_times
+from kvbench.util.attachment import storage_of
 
 Figures = dict[str, Any]
 
@@ -252,7 +253,7 @@ def layer_bytes(model: Any, prompt: int, batch: int) -> int:
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * batch * heads * channels * prompt * model.dtype.itemsize)
+    return int(2 * batch * heads * channels * prompt * storage_of(model).itemsize)
 
 
 def per_sequence(figures: Figures) -> Figures:

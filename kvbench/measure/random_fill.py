@@ -20,7 +20,7 @@ from kvbench.decoding.drafting import prepare
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.stopping import Stopping
 from kvbench.models.layers import attending
-from kvbench.util.attachment import placement
+from kvbench.util.attachment import placement, storage_of
 
 
 def random_layers(
@@ -47,7 +47,9 @@ def random_layers(
         device = next(layers[index].parameters()).device
         generator = torch.Generator(device).manual_seed(seed + number)
         shape = (batch, heads, tokens, channels)
-        keys, values = (torch.randn(shape, generator=generator, dtype=model.dtype, device=device) for _ in range(2))
+        keys, values = (
+            torch.randn(shape, generator=generator, dtype=storage_of(model), device=device) for _ in range(2)
+        )
         take(index, keys, values)
 
 

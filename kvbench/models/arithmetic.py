@@ -91,7 +91,8 @@ def dtypes(
     wanted = os.environ.get(VARIABLE, "auto") if wanted == "auto" else wanted
     if wanted == "float32" or storage == torch.float32:
         return Dtypes(storage, usual, torch.float32)
-    if wanted == "storage" or device.type != "cpu" or not faster_in_float32(storage):
+    team = getattr(runtime, "tensor_parallel", None) is not None  # its ranks could not agree
+    if wanted == "storage" or device.type != "cpu" or team or not faster_in_float32(storage):
         return Dtypes(storage, usual, storage)
     slower = ""
     if any(kind.states for kind in layer_kinds(config)):

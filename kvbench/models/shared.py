@@ -163,4 +163,5 @@ def _key(model: ModelConfig, runtime: LimitedRuntime) -> str:
     settings = {name: value for name, value in asdict(model).items() if not name.startswith("_")}
     files = None if model.random else fingerprint(model.folder())
     seed = runtime.seed if model.random else None
-    return json.dumps([settings, files, seed, runtime.device_map, list(map(str, homes(runtime)))], default=str)
+    places = [runtime.device_map, runtime.arithmetic, *map(str, homes(runtime))]
+    return json.dumps([settings, files, seed, places], default=str)

@@ -32,6 +32,18 @@ def of(row: Row) -> Code | None:
     return dict(code) if isinstance(code, Mapping) else None
 
 
+def outdated_storage(config: Mapping[str, Any], dtype: str | None) -> bool:
+    """Return True if ``model.dtype=auto`` stored in another dtype when a row was made than it would today.
+
+    Until ``auto`` became a 16-bit dtype on every device, it was float32 on CPUs.
+
+    Args:
+        config: configuration of the run.
+        dtype: dtype that the row, or the run's environment, records.
+    """
+    return (config.get("model") or {}).get("dtype", "auto") == "auto" and dtype == "float32"
+
+
 def used(code: Code, *, on_gpu: bool) -> Code:
     """Select the parts of the code that can affect a result on a GPU (all) or on a CPU (all but the GPU kernels).
 

@@ -132,6 +132,7 @@ class Source:
     kind: Literal["stored", "live"]
     device: str | None = None
     dtype: str | None = None
+    arithmetic: str | None = key(optional=True)
     batch_rows: int | None = key(default=None, minimum=1)
     compile: bool | None = key(optional=True)
     prefill_chunk: int | None = key(optional=True, minimum=1)

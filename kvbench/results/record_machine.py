@@ -50,11 +50,19 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class Env:
-    """Machine and software versions of a run, and how its model was loaded."""
+    """Machine and software versions of a run, and how its model was loaded.
+
+    Of the dtypes, ``dtype`` is that of what the cache stores in full precision, ``usual_dtype`` the one of
+    ``model.dtype=auto``, and ``arithmetic`` that of weights and activations; ``slower`` says why the latter has 16 bits
+    where float32 would be faster. Records without ``arithmetic`` are from versions that computed in what they stored.
+    """
 
     device: str | None = None
     device_name: str | None = None
     dtype: str | None = None
+    arithmetic: str | None = key(optional=True)
+    usual_dtype: str | None = key(optional=True)
+    slower: str | None = key(optional=True)
     cpu: str | None = None
     cpu_count: int | None = key(default=None, minimum=0)
     platform: str | None = None

@@ -121,7 +121,7 @@ def build(
 
 def baseline(store: RunStore) -> RunStore | None:
     """Return the fp16 run with the same model, data, decoding options and seed; None if there is no such run."""
-    for other in _same_setting(store):
+    for other in same_setting(store):
         config = other.config()
         if config is not None and is_baseline(config) and other.samples_path.is_file():
             return other
@@ -145,7 +145,7 @@ def pair_siblings(store: RunStore) -> int:
         return 0
     rows = store.samples().rows
     count = 0
-    for other in _same_setting(store):
+    for other in same_setting(store):
         metrics = other.metrics()
         if metrics is None or other.run_id == store.run_id:
             continue
@@ -190,7 +190,8 @@ def _pair(metrics: dict[str, Any], counted: Sequence[Row], baseline: RunStore, r
         add_speedups(metrics, baseline.metrics())
 
 
-def _same_setting(store: RunStore) -> list[RunStore]:
+def same_setting(store: RunStore) -> list[RunStore]:
+    """Return the runs of the same results directory with the same model, data, decoding options and seed."""
     setting = store.run_id.split("-", 1)[0]
     paths = sorted(store.path.parent.glob(f"{setting}-*"))
     return [store.sibling(path.name) for path in paths if path.is_dir()]

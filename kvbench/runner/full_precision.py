@@ -67,7 +67,7 @@ class FullPrecision:
         stored: list[Reference | None] = [None] * len(samples)
         if work.reference == "stored":
             stored = [self.store.read(sample.id, name) for sample, name in zip(samples, names, strict=True)]
-        source: dict[str, Any] = {"kind": work.reference, "device": self.machine.device, "dtype": self.machine.dtype}
+        source: dict[str, Any] = {"kind": work.reference, "device": self.machine.device, **self._dtypes()}
         how = {key: getattr(self.config.runtime, key) for key in ("compile", "prefill_chunk")}
         if any(reference is None for reference in stored):
             # all rows of the batch, so that states of one batch have been made in one batch
@@ -140,15 +140,21 @@ class FullPrecision:
         data = {"identity": self.task.reference_identity()}
         plain = {"model": model, "method": {}, "decoding": self._decoding(), "runtime": {}}
         setting = identity(plain, data, self.config.model.folder(), say)["setting"]
-        key = content_digest({"setting": setting, "device": self.machine.device, "dtype": self.machine.dtype})
+        key = content_digest({"setting": setting, "device": self.machine.device, **self._dtypes()})
         on_gpu = self.loaded.device.type == "cuda"
         stamp = {
             **digests(self.loaded.model),
-            "dtype": self.machine.dtype,
+            **self._dtypes(),
             "device": self.machine.device,
             "code": codes.digest(codes.used(sources.shared(), on_gpu=on_gpu)),
         }
         return References(Path(self.config.runtime.results_dir) / FOLDER / key, stamp, say)
+
+    def _dtypes(self) -> dict[str, str]:
+        """Return the dtypes on which the predictions depend; the arithmetic's only where it is not the storage's."""
+        named = self.machine.dtypes()
+        differs = named["arithmetic"] != named["dtype"]
+        return {key: named[key] for key in ("dtype", *(["arithmetic"] if differs else []))}
 
     def _decoding(self) -> dict[str, Any]:
         """Return the options of decoding on which fp16's answers depend."""

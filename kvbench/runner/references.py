@@ -35,6 +35,7 @@ _NAMES = {
     "head": "another output head",
     "norm": "another last norm",
     "dtype": "another dtype",
+    "arithmetic": "another arithmetic",
     "device": "another device",
     "code": "older code",
     "prompt": "another prompt or other tokens",

@@ -12,10 +12,30 @@ from kvbench.tasks.base import Sample
 
 @dataclass(frozen=True)
 class Machine:
-    """Names of a run's device and dtype, which are copied into each row."""
+    """Names of a run's device and of its model's dtypes, which are copied into each row.
+
+    Args:
+        device: product name of the device.
+        dtype: dtype of what the cache stores in full precision.
+        arithmetic: dtype of weights and activations; None for `dtype`.
+        usual_dtype: storage of ``model.dtype=auto``; None for `dtype`.
+        slower: why the arithmetic has 16 bits where float32 would be faster; empty if it would not be.
+    """
 
     device: str
     dtype: str
+    arithmetic: str | None = None
+    usual_dtype: str | None = None
+    slower: str = ""
+
+    def dtypes(self) -> dict[str, str]:
+        """Return the dtypes as rows and ``env.json`` record them."""
+        named = {
+            "dtype": self.dtype,
+            "arithmetic": self.arithmetic or self.dtype,
+            "usual_dtype": self.usual_dtype or self.dtype,
+        }
+        return named | ({"slower": self.slower} if self.slower else {})
 
     def measured(
         self,
@@ -41,7 +61,7 @@ class Machine:
         """
         return {
             "device": self.device,
-            "dtype": self.dtype,
+            **{key: name for key, name in self.dtypes().items() if key != "usual_dtype"},
             "warm_up": warm_up,
             "batch_rows": batch_rows,
             "ttft_s": ttft_s,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvbench import loggers
@@ -205,6 +206,23 @@ class RunSteps(RunState):
         )
         return True
 
+    def _settle_arithmetic(self) -> None:
+        """Take over the arithmetic of the stored rows, or of the runs that this one is compared with."""
+        runtime = self.checked.runtime
+        own = [row for row in self.rows.values() if MEASURED in row]
+        if self.team is not None or (runtime.arithmetic != "auto" and not own):
+            return
+        kept = stored.kept_arithmetic(own, self.store, self.config)
+        if kept is None or kept == runtime.arithmetic:
+            return
+        if runtime.arithmetic != "auto":
+            say(
+                f"{self.label}: computes in runtime.arithmetic={kept}, as for its {len(own)} stored samples, not in "
+                f"{runtime.arithmetic}\n  hint: set runtime.rerun=all to make them anew"
+            )
+        self.checked = replace(self.checked, runtime=replace(runtime, arithmetic=kept))
+        self.config = {**self.config, "runtime": {**self.config["runtime"], "arithmetic": kept}}
+
     def _rescore(self) -> None:
         """Score stored predictions again if the scorer's version or code has changed."""
         fresh = rescored(self.task, self.samples, self.rows, self.code[codes.SCORER])
@@ -220,6 +238,7 @@ class RunSteps(RunState):
         from kvbench.models.devices import homes
         from kvbench.profiling.device import device_name
 
+        self._settle_arithmetic()
         self.checked.method.ready()
         origins.settle(self.store, self.checked, self.task)  # before weights are loaded, if they are on this machine
         several = workers.number(self.checked)
@@ -244,11 +263,8 @@ class RunSteps(RunState):
                 return
             origins.settle(self.store, self.checked, self.task)
             machine = session.machine
-            self.environment = environment(str(session.device), machine.device, machine.dtype) | session.layout()
+            self.environment = environment(str(session.device), machine.device, machine.dtypes()) | session.layout()
             self.device = machine.device
-            others = {row[MEASURED].get("dtype") for row in self.rows.values() if MEASURED in row} - {machine.dtype}
-            if others:
-                say(f"{self.label}: earlier samples ran in {', '.join(map(str, others))}, these run in {machine.dtype}")
             self.store.write_environment(self.environment)
             stack.callback(self._note_load, load.Moment(), session)
             done = len(self.samples) - len(missing)

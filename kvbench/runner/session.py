@@ -51,7 +51,7 @@ class Session:
         name = device_name(loaded.device) or cpu_name()
         if len(loaded.devices) > 1:  # times of one device and of several are kept apart by this name
             name = f"{len(loaded.devices)} x {name} ({loaded.layout})"
-        self.machine = Machine(name, str(loaded.dtype).removeprefix("torch."))
+        self.machine = Machine(name, **loaded.dtypes.names())
         self.report: Report | None = None
         self._strategies = strategies(config, loaded, task, self.machine)
         self._first = True

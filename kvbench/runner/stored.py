@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from kvbench.config.run_config import RunConfig
 from kvbench.errors import KvbenchError
 from kvbench.quantizers.spec import QuantizerSpec
 from kvbench.results import code as codes
+from kvbench.results import summary
 from kvbench.results.code import UNKNOWN, Code
-from kvbench.results.samples import Row
+from kvbench.results.samples import MEASURED, Row
+from kvbench.results.store import RunStore
 
 #: number of a digest's characters that messages show
 SHOWN = 8
@@ -35,6 +38,31 @@ def split(rows: Mapping[str, Row], now: Code) -> tuple[dict[str, Row], dict[str,
     """
     older = {name: changed for name, row in rows.items() if (changed := codes.changed(codes.of(row), now))}
     return {name: row for name, row in rows.items() if name not in older}, older
+
+
+def kept_arithmetic(rows: Iterable[Row], store: RunStore, config: Mapping[str, Any]) -> str | None:
+    """Return the arithmetic that a run with ``runtime.arithmetic=auto`` must keep, because others are compared with it.
+
+    It is that of the run's own rows, else that of the fp16 run with the same setting, else that of any other such run.
+
+    Args:
+        rows: the run's own rows.
+        store: the run.
+        config: its configuration.
+
+    Returns:
+        ``float32`` or ``storage``; None if there are neither rows nor other runs.
+    """
+    records: list[Mapping[str, Any]] = [row[MEASURED] for row in rows if MEASURED in row]
+    if not records:
+        pair = summary.baseline(store)
+        others = [*([] if pair is None else [pair]), *summary.same_setting(store)]
+        records = [other.environment() or {} for other in others if other.run_id != store.run_id]
+    for record in records:
+        dtype = record.get("dtype")
+        if dtype and not codes.outdated_storage(config, dtype):
+            return "float32" if record.get("arithmetic", dtype) == "float32" else "storage"
+    return None
 
 
 def check(

@@ -50,7 +50,7 @@ class Workers:
             raise answer
         self._batches = [[self._samples[name] for name in names] for names in answer]
         facts = next(iter(crew.facts.values()))
-        self.device, self.machine = facts["device"], Machine(*facts["machine"])
+        self.device, self.machine = facts["device"], Machine(**facts["machine"])
 
     def layout(self) -> dict[str, Any]:
         """Return the devices of all workers, and the description of their model (:meth:`Session.layout`)."""
@@ -164,7 +164,7 @@ class _Served:
         self._samples = {sample.id: sample for sample in task.samples()}
         self.facts = {
             "device": str(session.device),
-            "machine": (self._device, session.machine.dtype),
+            "machine": {"device": self._device, **session.machine.dtypes()},
             "layout": session.layout(),
         }
 
