@@ -21,6 +21,9 @@ def _gpu() -> bool:
 if not _gpu():  # must be known before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# the same arithmetic on every CPU; tests of the choice take this away
+os.environ["KVBENCH_ARITHMETIC"] = "storage"
+
 # tests start kvbench a hundred times; without bytecode on disk each of them, and each worker, compiles all source again
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -43,7 +43,9 @@ def marked(
     if config is None or any(not isinstance(config.get(group), dict) for group in GROUPS):
         return metrics
     counts = metrics["code"] or ({codes.UNKNOWN: metrics["samples"]["done"]} if metrics["samples"]["done"] else {})
-    older = codes.older(counts, metrics["sources"], code(config))
+    dtype = codes.storage((metrics.get("env") or {}).get("dtype"))
+    parts = {name: {codes.STORAGE: dtype, **known} for name, known in metrics["sources"].items()}
+    older = codes.older(counts, parts, code(config))
     status = metrics["status"]
     if status in DONE:
         status = "older" if older else "ok"
@@ -134,7 +136,7 @@ class Code:
         """Return the digests for a configuration (:func:`kvbench.runner.sources.code`)."""
         quantizer = (config.get("quantizer") or {}).get("name")
         targets = (str(config[group].get("_target_")) for group in ("method", "dataset"))
-        key = (*targets, str(quantizer in (None, "none")))
+        key = (*targets, str(quantizer in (None, "none")), str(codes.storage_now(config)))
         if key not in self._known:
             self._known[key] = sources.code(config)
         return self._known[key]

@@ -20,6 +20,8 @@ UNKNOWN = "unknown"
 SCORER = "scorer"
 #: the part that matters only on a GPU
 KERNELS = "kernels"
+#: dtype of what caches store in full precision, under ``model.dtype=auto``: no code, but rows of another one are older
+STORAGE = "storage"
 #: parts that may differ between a method's run and the fp16 run it is paired with
 _OWN = ("method", "quantizer", SCORER, KERNELS)
 
@@ -27,21 +29,24 @@ _DIGITS = 12
 
 
 def of(row: Row) -> Code | None:
-    """Return the code digests recorded in a row, one per part of kvbench; None if the row records none."""
-    code = row.get(MEASURED, {}).get("code")
-    return dict(code) if isinstance(code, Mapping) else None
+    """Return the code digests recorded in a row, one per part of kvbench, and its storage; None if it has none."""
+    measured = row.get(MEASURED, {})
+    code = measured.get("code")
+    return {**code, STORAGE: storage(measured.get("dtype"))} if isinstance(code, Mapping) else None
 
 
-def outdated_storage(config: Mapping[str, Any], dtype: str | None) -> bool:
-    """Return True if ``model.dtype=auto`` stored in another dtype when a row was made than it would today.
+def storage(dtype: str | None) -> str | None:
+    """Return what the part :data:`STORAGE` is for a row that records a dtype; None if it records none."""
+    return None if dtype is None else "float32" if dtype == "float32" else "16 bits"
 
-    Until ``auto`` became a 16-bit dtype on every device, it was float32 on CPUs.
 
-    Args:
-        config: configuration of the run.
-        dtype: dtype that the row, or the run's environment, records.
+def storage_now(config: Mapping[str, Any]) -> str | None:
+    """Return what the part :data:`STORAGE` is today; None if the configuration names a dtype.
+
+    ``model.dtype=auto`` is part of run ids as typed. It is a 16-bit dtype on every device, but was float32 on CPUs in
+    earlier versions, so rows of both may have one id.
     """
-    return (config.get("model") or {}).get("dtype", "auto") == "auto" and dtype == "float32"
+    return "16 bits" if (config.get("model") or {}).get("dtype") == "auto" else None
 
 
 def used(code: Code, *, on_gpu: bool) -> Code:
@@ -57,14 +62,14 @@ def used(code: Code, *, on_gpu: bool) -> Code:
 def digest(code: Code | None) -> str:
     """Hash the digests of all parts of the code into one, which identifies the version of the code that made a row.
 
-    The scorer does not count, because stored predictions are scored again when it changes.
+    The scorer does not count, because stored predictions are scored again when it changes; nor does the storage.
 
     Args:
         code: digests by name of the part. None: the result is :data:`UNKNOWN`.
     """
     if code is None:
         return UNKNOWN
-    text = "\n".join(f"{part} {value}" for part, value in sorted(code.items()) if part != SCORER)
+    text = "\n".join(f"{part} {value}" for part, value in sorted(code.items()) if part not in (SCORER, STORAGE))
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from kvbench.results import code as codes
 from kvbench.results.code import Code
 from kvbench.runner import modules
 from kvbench.runner.modules import below, own
@@ -84,18 +85,19 @@ def code(config: Mapping[str, Any]) -> Code:
     """Return the digest of each part of the source code on which the outputs of a run depend.
 
     Args:
-        config: the composed configuration. Only three things matter: the class of `method`, the class of `dataset`, and
-            whether there is a quantizer.
+        config: the composed configuration. Only four things matter: the class of `method`, the class of `dataset`,
+            whether there is a quantizer, and whether ``model.dtype`` is ``auto``.
 
     Returns:
         Digests by part of the code. ``method`` covers the method's class and base classes, and the modules of kvbench's
         methods and of the user that they import. ``task`` does the same for the data set, without its scoring. The
-        other parts are ``quantizer``, ``scorer``, and those in :data:`SHARED`. A digest is None if the part has no
-        source file.
+        other parts are ``quantizer``, ``scorer``, those in :data:`SHARED`, and the storage, which is no digest. A digest
+        is None if the part has no source file.
     """
     quantizer = config.get("quantizer") or {}
     method, task = (str(config[group].get("_target_") or "") for group in ("method", "dataset"))
-    return {**_method(method, quantizer.get("name") not in (None, "none")), **_task(task), **shared()}
+    own = {**_method(method, quantizer.get("name") not in (None, "none")), **_task(task)}
+    return {**own, **shared(), codes.STORAGE: codes.storage_now(config)}
 
 
 def shared() -> Code:

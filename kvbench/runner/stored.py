@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from kvbench.config.run_config import RunConfig
 from kvbench.errors import KvbenchError
@@ -40,7 +40,9 @@ def split(rows: Mapping[str, Row], now: Code) -> tuple[dict[str, Row], dict[str,
     return {name: row for name, row in rows.items() if name not in older}, older
 
 
-def kept_arithmetic(rows: Iterable[Row], store: RunStore, config: Mapping[str, Any]) -> str | None:
+def kept_arithmetic(
+    rows: Iterable[Row], store: RunStore, config: Mapping[str, Any]
+) -> Literal["storage", "float32"] | None:
     """Return the arithmetic that a run with ``runtime.arithmetic=auto`` must keep, because others are compared with it.
 
     It is that of the run's own rows, else that of the fp16 run with the same setting, else that of any other such run.
@@ -60,7 +62,7 @@ def kept_arithmetic(rows: Iterable[Row], store: RunStore, config: Mapping[str, A
         records = [other.environment() or {} for other in others if other.run_id != store.run_id]
     for record in records:
         dtype = record.get("dtype")
-        if dtype and not codes.outdated_storage(config, dtype):
+        if dtype and codes.storage(dtype) in (codes.storage_now(config), None):
             return "float32" if record.get("arithmetic", dtype) == "float32" else "storage"
     return None
 

@@ -7,34 +7,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from transformers import GPTNeoXConfig, Lfm2Config, LlamaConfig
 
 from kvbench.errors import ModelError
 from kvbench.models import checkpoint
 from kvbench.models.checkpoint import DamagedFile, context, has_chat_template, layer_of, longest
 from kvbench.models.download import announcement, wanted
-from kvbench.models.load import Shape, resolve_dtype, shape_of
+from kvbench.models.load import Shape, shape_of
 from kvbench.models.locate import Source
 from kvbench.models.spec import ModelConfig
 from kvbench.models.verify import check_complete, check_served, check_vocabulary, refusal
 
 MODEL = ModelConfig(name="m", hub_id="some/model", max_length=64)
 HERE = Source("the folder", local=True)
-
-
-@pytest.mark.parametrize(
-    ("name", "device", "dtype"),
-    [
-        ("auto", "cpu", torch.float32),
-        ("auto", "cuda", torch.bfloat16),
-        ("auto", "mps", torch.float32),
-        ("float16", "cpu", torch.float16),
-        ("bfloat16", "cuda", torch.bfloat16),
-    ],
-)
-def test_the_dtype_of_a_device(name: str, device: str, dtype: torch.dtype) -> None:
-    assert resolve_dtype(name, torch.device(device)) is dtype
 
 
 def config(**changes: Any) -> Any:
