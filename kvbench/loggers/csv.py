@@ -120,7 +120,7 @@ def flat_row(metrics: Mapping[str, Any]) -> dict[str, Any]:
         row.update(flatten(part, prefix))
     row["tokens_per_s"] = metrics["tokens_per_s"]
     row["error"] = (metrics["error"] or "").splitlines()[0] if metrics["error"] else None
-    for name in ("device_name", "torch", "transformers", "python", "kvbench", "commit"):
+    for name in ("device_name", "dtype", "arithmetic", "torch", "transformers", "python", "kvbench", "commit"):
         row[f"env.{name}"] = metrics["env"].get(name)
     return row
 

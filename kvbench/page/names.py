@@ -7,6 +7,7 @@ from typing import Any
 
 from kvbench.page.entry import Entry
 from kvbench.page.numbers import cut, plain
+from kvbench.results.labels import named
 
 #: groups whose settings are part of a name; model, data and machine have columns of their own
 _NAMED = ("method.", "decoding.", "runtime.seed")
@@ -21,10 +22,10 @@ def names(entries: Sequence[Entry]) -> list[str]:
     changes = []
     for i, entry in enumerate(entries):
         config = entry.metrics["config"]
-        alike.setdefault((entry.metrics["label"], config.get("model"), config.get("dataset")), []).append(i)
-        named = {key: plain(value) for key, value in entry.changes.items() if key.startswith(_NAMED)}
-        changes.append({key: value for key, value in named.items() if key != "method.layers"})  # labels show it
-    texts = [str(entry.metrics["label"]) for entry in entries]
+        alike.setdefault((named(entry.metrics), config.get("model"), config.get("dataset")), []).append(i)
+        changed = {key: plain(value) for key, value in entry.changes.items() if key.startswith(_NAMED)}
+        changes.append({key: value for key, value in changed.items() if key != "method.layers"})  # labels show it
+    texts = [named(entry.metrics) for entry in entries]
     for places in alike.values():
         absent = object()
         keys = sorted({key for i in places for key in changes[i]})

@@ -15,6 +15,7 @@ from kvbench.results import aggregate, points
 from kvbench.results import code as codes
 from kvbench.results.columns import UNFINISHED
 from kvbench.results.identity import BASELINE_TARGET
+from kvbench.results.labels import named
 from kvbench.results.samples import Row
 
 #: parts of the bill, in the order of the page's arrays
@@ -125,7 +126,7 @@ def _identity(entry: Entry, metrics: Mapping[str, Any]) -> dict[str, Any]:
     target = (config.get("method") or {}).get("_target_")
     return {
         "id": entry.store.run_id,
-        "label": cut(metrics["label"], 120),
+        "label": cut(named(metrics), 120),
         "model": cut(config.get("model") or "?", 120),
         "data": cut(config.get("dataset") or "?", 120),
         "status": metrics["status"],

@@ -332,7 +332,14 @@ COLUMNS: list[Column[RunLine]] = [
         {"tpot_s": lambda line: line.run.tpot_s.median, "tpot_p99_s": lambda line: line.run.tpot_s.p99},
     ),
     Column("tokens/s", "tokens per second", csv={"tokens_per_s": lambda line: line.run.tokens_per_s}),
-    Column("device", csv={"device": lambda line: line.run.env.device_name}),
+    Column(
+        "device",
+        csv={
+            "device": lambda line: line.run.env.device_name,
+            "dtype": lambda line: line.run.env.dtype,
+            "arithmetic": lambda line: line.run.env.arithmetic or line.run.env.dtype,
+        },
+    ),
     Column(
         "accepted",
         "share of drafts",

@@ -15,9 +15,9 @@ from kvbench.metrics import intervals
 from kvbench.results import aggregate
 from kvbench.results.compare_tables import ANSWERS, FIDELITY, answer_lines, fidelity_lines
 from kvbench.results.fidelity import answers_left, flips_of, pair
+from kvbench.results.labels import labels, named
 from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
-from kvbench.results.tables import labels
 from kvbench.util.cells import Cell, printable
 from kvbench.util.table import Grid
 
@@ -214,7 +214,8 @@ def _names(a: RunStore, b: RunStore) -> tuple[str, str]:
     """Return headings of the two runs: run id, name with the settings that differ, model and data set."""
     runs = [(store.metrics() or {}, store.config() or {}) for store in (a, b)]
     whole = [metrics for metrics, _ in runs if metrics]
-    names = labels(whole, beside=("model", "dataset")) if len(whole) == 2 else [m.get("label", "?") for m, _ in runs]
+    fallback = [named(metrics) if metrics else "?" for metrics, _ in runs]
+    names = labels(whole, beside=("model", "dataset")) if len(whole) == 2 else fallback
     headings = []
     for store, (_, config), name in zip((a, b), runs, names, strict=True):
         choices = (config.get(group) for group in ("model", "dataset"))

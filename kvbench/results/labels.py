@@ -15,6 +15,19 @@ UNSAID = ("_target_", "takes", "preset")
 SHOWN = ("layers",)
 
 
+def named(run: Metrics) -> str:
+    """Return a run's label, and the storage dtype if it is not the model's usual one: ``kivi int2 dtype=float32``.
+
+    Args:
+        run: content of `metrics.json`; only ``label`` and ``env`` are read. Versions that record no usual dtype had
+            float32 where ``model.dtype=auto`` met a CPU.
+    """
+    env = run.get("env") or {}
+    dtype, usual = env.get("dtype"), env.get("usual_dtype")
+    unusual = dtype is not None and (dtype == "float32" if usual is None else dtype != usual)
+    return f"{run['label']} dtype={dtype}" if unusual else str(run["label"])
+
+
 def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
     """Name the runs of a table so that they can be told apart, for example ``kivi int2 residual=64``.
 
@@ -22,20 +35,20 @@ def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
     control characters in it are escaped.
 
     Args:
-        runs: contents of `metrics.json`; only ``label`` and ``config`` are read.
+        runs: contents of `metrics.json`; only ``label``, ``config`` and ``env`` are read.
         beside: options never put into names because another column shows them, for example ``model`` or ``dataset``.
     """
     alike: dict[str, list[dict[str, Any]]] = {}
     settings = [{key: value for key, value in _settings(run).items() if key not in beside} for run in runs]
     for run, mine in zip(runs, settings, strict=True):
-        alike.setdefault(str(run["label"]), []).append(mine)
+        alike.setdefault(named(run), []).append(mine)
     differing = {}
     for label, group in alike.items():  # one that differs from any other differs from the first, or the first does
         keys = dict.fromkeys(key for one in group for key in one)
         differing[label] = {key for key in keys if any(one.get(key) != group[0].get(key) for one in group)}
     names = []
     for run, mine in zip(runs, settings, strict=True):
-        label = str(run["label"])
+        label = named(run)
         settings_shown = [f"{key.rsplit('.', 1)[-1]}={_typed(mine[key])}" for key in mine if key in differing[label]]
         names.append(printable(" ".join([label, *settings_shown])))
     return names

@@ -43,7 +43,7 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
     ]
     if any(map(has_points, runs)):
         devices = sorted({run["env"]["device_name"] for run in runs if run["env"].get("device_name")})
-        return [*_of_points(runs), *weights(runs), "device: " + ("; ".join(devices) or "unknown")]
+        return [*_of_points(runs), *weights(runs), *_dtypes(runs), "device: " + ("; ".join(devices) or "unknown")]
     kinds = {run["peak_bytes"]["kind"] for run in runs} - {None}
     described = {
         "cpu_live_tensors": "live tensors including weights, counted on the longest prompt",
@@ -60,8 +60,6 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
         lines.append(
             f"batches of {sizes} prompts: TTFT, TPOT and peak are those of a whole batch, KV is that of one sequence"
         )
-    if any(run["env"].get("dtype") == "float32" for run in runs):
-        lines.append("the model runs in float32, so method=fp16 uses 4 bytes per element, and ratios refer to that")
     lines += weights(runs)
     modes = sorted({e["perplexity"]["mode"] for run in runs for e in run["scores"].values() if e.get("perplexity")})
     if modes:
@@ -87,6 +85,7 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
             " increase dataset.limit or reduce runtime.batch_size"
         )
     lines += _shared(runs)
+    lines += _dtypes(runs)
     lines += _doubts(runs)
     truncated = {run["samples"]["truncated"] for run in runs} - {0}
     if truncated:
@@ -111,7 +110,7 @@ def weights(runs: Sequence[Metrics]) -> list[str]:
         source = (
             "rounded while loaded" if form["source"] == "rounded" else f"of the {form['source'].upper()} checkpoint"
         )
-        exact = 32 if run["env"].get("dtype") == "float32" else 16
+        exact = 32 if _arithmetic(run) == "float32" else 16
         groups, head = " and ".join(map(str, form["groups"])), form["bits"] if form["head"] else exact
         lines.append(
             f"weights of {run['config']['model']}: {form['bits']} bits, {source}, groups of {groups}, output head "
@@ -155,6 +154,30 @@ def _doubts(runs: Sequence[Metrics]) -> list[str]:
         if busy and timed(run):
             doubts.setdefault(f"{busy}; set runtime.rerun=times to measure them again", []).append(name)
     return [f"{_some(names)}: {doubt}" for doubt, names in doubts.items()]
+
+
+def _arithmetic(run: Metrics) -> str | None:
+    """Return the dtype in which a run's model computed; older versions computed in what the cache stored."""
+    env = run.get("env") or {}
+    dtype: str | None = env.get("arithmetic") or env.get("dtype")
+    return dtype
+
+
+def _dtypes(runs: Sequence[Metrics]) -> list[str]:
+    """Return notes about caches in float32, arithmetic that differs between runs, and arithmetic that is slow."""
+    lines, names, dtypes = [], labels(runs), [_arithmetic(run) for run in runs]
+    wide = [name for run, name in zip(runs, names, strict=True) if (run.get("env") or {}).get("dtype") == "float32"]
+    if wide:
+        lines.append(f"{_some(wide)}: stored in float32, so ratios refer to method=fp16 with 4 bytes per element")
+    known = list(dict.fromkeys(dtype for dtype in dtypes if dtype is not None))
+    if len(known) > 1:
+        groups = ((dtype, [name for name, own in zip(names, dtypes, strict=True) if own == dtype]) for dtype in known)
+        lines.append("arithmetic: " + "; ".join(f"{dtype} for {_some(own)}" for dtype, own in groups))
+    slower: dict[str, list[str]] = {}
+    for run, name in zip(runs, names, strict=True):
+        if reason := (run.get("env") or {}).get("slower"):
+            slower.setdefault(f"arithmetic in {_arithmetic(run)}, slow on this CPU: {reason}", []).append(name)
+    return lines + [f"{_some(own)}: {text}" for text, own in slower.items()]
 
 
 def _shared(runs: Sequence[Metrics]) -> list[str]:

@@ -91,8 +91,8 @@ def code(config: Mapping[str, Any]) -> Code:
     Returns:
         Digests by part of the code. ``method`` covers the method's class and base classes, and the modules of kvbench's
         methods and of the user that they import. ``task`` does the same for the data set, without its scoring. The
-        other parts are ``quantizer``, ``scorer``, those in :data:`SHARED`, and the storage, which is no digest. A digest
-        is None if the part has no source file.
+        other parts are ``quantizer``, ``scorer``, those in :data:`SHARED`, and the storage, which is no digest. One is
+        None if the part has no source file.
     """
     quantizer = config.get("quantizer") or {}
     method, task = (str(config[group].get("_target_") or "") for group in ("method", "dataset"))
