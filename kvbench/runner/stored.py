@@ -60,9 +60,10 @@ def kept_arithmetic(
         pair = summary.baseline(store)
         others = [*([] if pair is None else [pair]), *summary.same_setting(store)]
         records = [other.environment() or {} for other in others if other.run_id != store.run_id]
+    today = codes.storage_now(config)
     for record in records:
         dtype = record.get("dtype")
-        if dtype and codes.storage(dtype) in (codes.storage_now(config), None):
+        if dtype and today in (codes.storage(dtype), None):
             return "float32" if record.get("arithmetic", dtype) == "float32" else "storage"
     return None
 
