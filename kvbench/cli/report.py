@@ -139,7 +139,7 @@ def _list(stores: Sequence[RunStore]) -> int:
             print(f"skipped: {problem}", file=sys.stderr)
             continue
         run = marked(store, metrics, code=code) if metrics else begun(store, code)
-        named.append({"label": run["label"], "config": run["config"]})
+        named.append({"label": run["label"], "config": run["config"], "env": run.get("env")})
         runs.append(record.read({**run, **_UNLISTED}))
     if not runs:
         raise KvbenchError(

@@ -43,8 +43,8 @@ def marked(
     if config is None or any(not isinstance(config.get(group), dict) for group in GROUPS):
         return metrics
     counts = metrics["code"] or ({codes.UNKNOWN: metrics["samples"]["done"]} if metrics["samples"]["done"] else {})
-    dtype = codes.storage((metrics.get("env") or {}).get("dtype"))
-    parts = {name: {codes.STORAGE: dtype, **known} for name, known in metrics["sources"].items()}
+    storage = codes.stored_in((metrics.get("env") or {}).get("dtype"))
+    parts = {name: {**storage, **known} for name, known in metrics["sources"].items()}
     older = codes.older(counts, parts, code(config))
     status = metrics["status"]
     if status in DONE:

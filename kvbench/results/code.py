@@ -32,21 +32,21 @@ def of(row: Row) -> Code | None:
     """Return the code digests recorded in a row, one per part of kvbench, and its storage; None if it has none."""
     measured = row.get(MEASURED, {})
     code = measured.get("code")
-    return {**code, STORAGE: storage(measured.get("dtype"))} if isinstance(code, Mapping) else None
+    return {**code, **stored_in(measured.get("dtype"))} if isinstance(code, Mapping) else None
 
 
-def storage(dtype: str | None) -> str | None:
-    """Return what the part :data:`STORAGE` is for a row that records a dtype; None if it records none."""
-    return None if dtype is None else "float32" if dtype == "float32" else "16 bits"
+def stored_in(dtype: str | None) -> Code:
+    """Return the part :data:`STORAGE` of a row that records a dtype; empty for the 16-bit dtypes of today."""
+    return {STORAGE: dtype} if dtype == "float32" else {}
 
 
-def storage_now(config: Mapping[str, Any]) -> str | None:
-    """Return what the part :data:`STORAGE` is today; None if the configuration names a dtype.
+def storage_now(config: Mapping[str, Any]) -> Code:
+    """Return the part :data:`STORAGE` of a configuration; empty if it names a dtype.
 
     ``model.dtype=auto`` is part of run ids as typed. It is a 16-bit dtype on every device, but was float32 on CPUs in
     earlier versions, so rows of both may have one id.
     """
-    return "16 bits" if (config.get("model") or {}).get("dtype") == "auto" else None
+    return {STORAGE: "16 bits"} if (config.get("model") or {}).get("dtype") == "auto" else {}
 
 
 def used(code: Code, *, on_gpu: bool) -> Code:

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from kvbench.runner.workers import Outcome, Workers
 
 
+#: keys of `env.json` that some runs lack
+OPTIONAL = ("weights", "arithmetic", "usual_dtype", "slower")
+
+
 def run(config: Mapping[str, Any], begun: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Run the samples of one configuration that have no stored row yet, and return the run's metrics.
 
@@ -85,8 +89,8 @@ class RunSteps(RunState):
             Each batch of samples whose rows the caller must compute and send (:mod:`kvbench.runner.steps`).
         """
         before = dict(self.store.metrics() or {})
-        if before.get("env"):  # a key that is only there for 4-bit weights is read as None where it is missing
-            before["env"] = {key: value for key, value in before["env"].items() if key != "weights" or value}
+        if before.get("env"):  # optional keys are read as None where they are missing
+            before["env"] = {key: value for key, value in before["env"].items() if value or key not in OPTIONAL}
         self.store.start(self.config)
         self.rows = self.store.recover()
         if not self.rows and before.get("status") != "oom":
@@ -265,6 +269,11 @@ class RunSteps(RunState):
             machine = session.machine
             self.environment = environment(str(session.device), machine.device, machine.dtypes()) | session.layout()
             self.device = machine.device
+            others = {row[MEASURED].get("arithmetic") for row in self.rows.values() if MEASURED in row}
+            others -= {None, machine.dtypes()["arithmetic"]}
+            if others:
+                now = machine.dtypes()["arithmetic"]
+                say(f"{self.label}: earlier samples ran in {', '.join(map(str, others))}, these run in {now}")
             self.store.write_environment(self.environment)
             stack.callback(self._note_load, load.Moment(), session)
             done = len(self.samples) - len(missing)

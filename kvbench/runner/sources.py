@@ -97,7 +97,7 @@ def code(config: Mapping[str, Any]) -> Code:
     quantizer = config.get("quantizer") or {}
     method, task = (str(config[group].get("_target_") or "") for group in ("method", "dataset"))
     own = {**_method(method, quantizer.get("name") not in (None, "none")), **_task(task)}
-    return {**own, **shared(), codes.STORAGE: codes.storage_now(config)}
+    return {**own, **shared(), **codes.storage_now(config)}
 
 
 def shared() -> Code:

@@ -63,7 +63,7 @@ def kept_arithmetic(
     today = codes.storage_now(config)
     for record in records:
         dtype = record.get("dtype")
-        if dtype and today in (codes.storage(dtype), None):
+        if dtype and not codes.changed(codes.stored_in(dtype), today):
             return "float32" if record.get("arithmetic", dtype) == "float32" else "storage"
     return None
 

@@ -17,6 +17,7 @@ from kvbench.analysis.observe import Observation, Options
 from kvbench.decoding.passes import forward, prefill
 from kvbench.errors import CacheError, ConfigError, NonFiniteError
 from kvbench.methods import load_method
+from kvbench.models.arithmetic import Dtypes
 from kvbench.models.load import LoadedModel, shape_of
 from tests import zoo
 from tests.analysis import full_matrix
@@ -41,7 +42,7 @@ def loaded_of(name="llama", model=None):
         model=model,
         tokenizer=None,
         name=name,
-        dtype=model.dtype,
+        dtypes=Dtypes(model.dtype, model.dtype, model.dtype),
         device=torch.device("cpu"),
         max_length=4096,
         architecture=shape_of(model.config),

@@ -112,16 +112,17 @@ def test_runs_of_one_name_are_told_apart_by_their_settings(runs, tmp_path, capsy
     ids = copies(runs, tmp_path, 4)
     assert report.main(["--results", str(tmp_path)]) == 0
     lines = {line.split()[0]: " ".join(line.split()[1:]) for line in capsys.readouterr().out.splitlines()}
-    expected = ("alpha=0.0 beta=0", "alpha=0.0 beta=1", "alpha=0.1 beta=0", "alpha=0.1 beta=1")
+    wide = "dtype=float32 alpha="  # the first has no environment yet
+    expected = ("alpha=0.0 beta=0", f"{wide}0.0 beta=1", f"{wide}0.1 beta=0", f"{wide}0.1 beta=1")
     for run_id, settings in zip(ids, expected, strict=True):
         assert lines[run_id].startswith(f"mine int2 {settings} toy toy "), lines
     assert "unfinished" in lines[ids[0]] and " ok " in lines[ids[1]]
     assert report.main(["--results", str(tmp_path), "--show", *ids[1:]]) == 0
     printed = capsys.readouterr().out
-    assert "mine int2 alpha=0.1 beta=1" in printed
+    assert "mine int2 dtype=float32 alpha=0.1 beta=1" in printed
     assert report.main(["--results", str(tmp_path), "--compare", ids[2], ids[3]]) == 0
     printed = capsys.readouterr().out
-    assert "mine int2 beta=0, toy, toy" in printed and "mine int2 beta=1, toy, toy" in printed
+    assert all(f"mine int2 dtype=float32 beta={beta}, toy, toy" in printed for beta in (0, 1))
 
 
 def test_the_code_that_made_the_samples_is_a_column(runs, tmp_path, capsys, monkeypatch):
@@ -143,7 +144,7 @@ def test_the_code_that_made_the_samples_is_a_column(runs, tmp_path, capsys, monk
     names = [f"0123456789-{number:010}" for number in range(4)]
     assert report.main(["--results", str(tmp_path), "--show", *names]) == 0
     message = " ".join(capsys.readouterr().out.split())
-    assert "kivi int2: the samples were made by different versions of the code" in message
+    assert "kivi int2 dtype=float32: the samples were made by different versions of the code" in message
     assert f"code {now} (2 samples), unknown (2 samples)" in message
 
 
@@ -175,7 +176,8 @@ def test_samples_that_cannot_be_read_cost_no_other_run(runs, tmp_path, capsys, k
         RunStore(tmp_path, ids[0]).recover()
 
 
-def test_names_are_escaped_wherever_they_are_printed(runs, tmp_path, capsys):
+def test_names_are_escaped_wherever_they_are_printed(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     odd = "mine\x1b[31m\n\ud83d\u202e"
     ids = copies(runs, tmp_path, 3)
     for name in ids[1:]:

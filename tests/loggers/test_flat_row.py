@@ -97,6 +97,8 @@ def test_a_row_has_every_figure_under_a_dotted_key() -> None:
         "tokens_per_s": 80.0,
         "error": "first line",
         "env.device_name": "A GPU",
+        "env.dtype": None,
+        "env.arithmetic": None,
         "env.torch": "2",
         "env.transformers": None,
         "env.python": "3",

@@ -124,6 +124,8 @@ def test_the_csv_has_every_figure_as_a_plain_number() -> None:
         "tpot_p99_s": "1.5",
         "tokens_per_s": "80.5",
         "device": "a GPU",
+        "dtype": "bfloat16",
+        "arithmetic": "bfloat16",
         "acceptance_rate": "0.75",
         "acceptance_stderr": "0.0625",
         "tokens_per_round": "3.5",

@@ -17,8 +17,9 @@ from kvbench.util.version import __version__
 
 
 def test_the_environment_has_the_device_the_machine_and_the_versions() -> None:
-    computed = environment("cuda:0", "A GPU", "bfloat16")
-    assert (computed["device"], computed["device_name"], computed["dtype"]) == ("cuda:0", "A GPU", "bfloat16")
+    computed = environment("cuda:0", "A GPU", {"dtype": "bfloat16", "arithmetic": "float32"})
+    assert (computed["device"], computed["device_name"]) == ("cuda:0", "A GPU")
+    assert (computed["dtype"], computed["arithmetic"]) == ("bfloat16", "float32")
     assert (computed["cpu"], computed["cpu_count"]) == (cpu_name(), os.cpu_count())
     assert (computed["platform"], computed["python"]) == (platform.platform(), platform.python_version())
     assert (computed["kvbench"], computed["commit"]) == (__version__, commit())

@@ -33,7 +33,14 @@ def test_a_plain_run_has_three_notes() -> None:
     [
         ({"peak_bytes": {"kind": "cpu_live_tensors"}}, PEAK + "live tensors including weights, counted on the longest"),
         ({"config": {"batch_size": 4}}, "batches of 4 prompts: TTFT, TPOT and peak are those of a whole batch"),
-        ({"env": {"dtype": "float32"}}, "the model runs in float32, so method=fp16 uses 4 bytes per element"),
+        (
+            {"env": {"dtype": "float32", "arithmetic": "bfloat16"}},
+            "kivi int2 dtype=float32: stored in float32, so ratios refer to method=fp16 with 4 bytes per element",
+        ),
+        (
+            {"env": {"dtype": "bfloat16", "arithmetic": "bfloat16", "slower": "no room"}},
+            "kivi int2: arithmetic in bfloat16, slow on this CPU: no room",
+        ),
         ({"speculation": {"rounds": 1}}, "accepted: share of drafts that were accepted"),
         ({"samples": {"truncated": 3}}, "3 prompts exceeded the model's limit and were cut in the middle"),
         (
@@ -81,10 +88,18 @@ def test_runs_over_given_tokens_are_not_said_to_lack_samples_or_quiet(kind: str)
     assert "other programs" in "\n".join(notes([with_(env=busy)]))
 
 
+def test_arithmetic_is_named_where_it_differs() -> None:
+    wide, narrow = {"dtype": "bfloat16", "arithmetic": "float32"}, {"dtype": "bfloat16"}  # older runs name only one
+    text = notes([with_(env=wide), with_(label="kivi int4", env=wide), with_(label="atom", env=narrow)])
+    assert "arithmetic: float32 for kivi int2, kivi int4; bfloat16 for atom" in text
+    assert not any(line.startswith("arithmetic") for line in notes([with_(env=wide), with_(label="atom", env=wide)]))
+
+
 def test_an_exact_head_has_the_bits_of_the_dtype() -> None:
     form = {"source": "rounded", "bits": 4, "groups": [128], "head": False, "bytes": 2**20}
-    (line,) = [x for x in notes([with_(env={"dtype": "float32", "weights": form})]) if x.startswith("weights of")]
-    assert "output head 32 bits" in line
+    for env, bits in (({"dtype": "float32"}, 32), ({"dtype": "bfloat16", "arithmetic": "float32"}, 32), ({}, 16)):
+        (line,) = [x for x in notes([with_(env={**env, "weights": form})]) if x.startswith("weights of")]
+        assert f"output head {bits} bits" in line
 
 
 def test_the_times_of_a_round_are_explained_if_there_are_any() -> None:

@@ -63,6 +63,7 @@ def test_the_figures_of_a_generation(warm_up: bool) -> None:
     assert generation_figures(MACHINE, cache, peaks, warm_up, 3, whole) == {
         "device": "a cpu",
         "dtype": "float32",
+        "arithmetic": "float32",
         "warm_up": warm_up,
         "batch_rows": 3,
         "ttft_s": 1.123457,

@@ -114,6 +114,7 @@ def test_spans_are_decoded_together_and_each_row_is_its_own(monkeypatch) -> None
         MEASURED: {
             "device": "a cpu",
             "dtype": "float32",
+            "arithmetic": "float32",
             "warm_up": False,
             "batch_rows": 2,
             "ttft_s": None,

@@ -124,6 +124,7 @@ def test_the_row_of_a_point(monkeypatch) -> None:
         MEASURED: {
             "device": "a cpu",
             "dtype": "float32",
+            "arithmetic": "float32",
             "warm_up": False,
             "batch_rows": 4,
             "ttft_s": None,

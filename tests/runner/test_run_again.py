@@ -81,7 +81,8 @@ def test_samples_of_another_precision_are_said(tmp_path, capsys):
     capsys.readouterr()
     store = next(iter(tmp_path.glob("*/samples.jsonl")))
     rows = list(samples.read(store).rows.values())
-    rows[0][MEASURED]["dtype"] = "bfloat16"
+    for row in rows:
+        row[MEASURED] |= {"dtype": "bfloat16", "arithmetic": "bfloat16"}
     store.unlink()
     samples.append(store, rows)
     run(config(tmp_path, dataset={"limit": 3}))

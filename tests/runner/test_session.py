@@ -10,6 +10,7 @@ import torch
 
 from kvbench.cache.options import Options
 from kvbench.errors import ConfigError
+from kvbench.models.arithmetic import Dtypes
 from kvbench.results.environment import cpu_name
 from kvbench.runner import session as module
 from kvbench.runner.answers import Answers
@@ -17,6 +18,7 @@ from kvbench.runner.fidelity import Comparisons
 from kvbench.runner.perplexity import TextSpans
 from kvbench.runner.points import Points
 from kvbench.runner.questions import SharedTexts
+from kvbench.runner.rows import Machine
 from kvbench.runner.session import Session, strategies
 from kvbench.tasks.base import Sample
 from kvbench.tasks.work import AskQuestions, CompareTokens, Generate, MeasurePoint, ScoreText, Work
@@ -44,7 +46,7 @@ def opened(monkeypatch):
             model="the model",
             device=torch.device(device),
             devices=devices,
-            dtype=torch.bfloat16,
+            dtypes=Dtypes(torch.bfloat16, torch.float16, torch.float32),
             layout="device_map",
             weights=weights,
         )
@@ -77,7 +79,7 @@ def opened(monkeypatch):
 
 def test_the_machine_is_named_after_its_devices(opened) -> None:
     session, config, prepared, loads = opened()
-    assert (session.machine.device, session.machine.dtype) == (cpu_name(), "bfloat16")
+    assert session.machine == Machine(cpu_name(), "bfloat16", "float32", "float16")
     assert session.device == torch.device("cpu") and session.report is None
     assert loads == [("toy", config.runtime)] and prepared == [("the model", "the method's speculation")]
     assert opened(("cuda:0",), "cuda")[0].machine.device == "A GPU"

@@ -35,7 +35,12 @@ def on_gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: ((free - 1) * GIB, 0))
         model = zoo.model()
         loaded: Any = SimpleNamespace(
-            model=model, device=torch.device("cuda"), dtype=torch.bfloat16, architecture=SHAPE, layout="one device"
+            model=model,
+            device=torch.device("cuda"),
+            dtype=torch.bfloat16,
+            storage=torch.bfloat16,
+            architecture=SHAPE,
+            layout="one device",
         )
         return rows_at_once(load_method(name).alone(), loaded, work or span(), limit)
 

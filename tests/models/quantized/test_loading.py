@@ -78,7 +78,7 @@ def zoo_like(model: LoadedModel) -> Any:
 def test_the_answers_are_those_of_the_dequantized_model(tmp_path) -> None:
     weights = packer.checkpoint(tmp_path / "m", "awq")
     model = loaded(tmp_path / "m", dtype="float32").model
-    exact = zoo_like(loaded(tmp_path / "m")).to_empty(device="cpu")
+    exact = zoo_like(loaded(tmp_path / "m")).to_empty(device="cpu").float()
     state = dict(model.state_dict())
     exact.load_state_dict(state | {f"{name}.weight": weight for name, weight in weights.items()})
     exact.model.rotary_emb = model.model.rotary_emb
