@@ -36,7 +36,7 @@ from kvbench.cli.overrides import (
     refuse_marks,
     value,
 )
-from kvbench.config.prerequisites import check_here, check_launcher
+from kvbench.config.prerequisites import check_here, check_launcher, check_path
 from kvbench.config.run_config import check
 from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.load import true_name
@@ -347,7 +347,10 @@ class Composer:
             if time.monotonic() - began > CHECK_SECONDS:
                 break
             try:
-                checked = check(run_config(self.compose(job)))
+                plain = run_config(self.compose(job))
+                if launcher is not None:  # first: other keys of a data set depend on what is in its file
+                    check_path(plain["dataset"].get("path"))
+                checked = check(plain)
                 if launcher is not None:
                     check_here(checked, launcher)
                 tried.append((job, None))

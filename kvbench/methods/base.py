@@ -126,7 +126,7 @@ class Method(Stores):
             max_length: largest number of tokens that the model accepts; None if not known yet.
         """
         name = self.quantizer.name if self.quantizer else "none"
-        check_taken(type(self).__name__, self.takes, name, self.needs_quantizer)
+        check_taken(type(self).__name__, self.takes, name, self.needs_quantizer, self.widths)
         if self.quantizer:
             self.quantizer.check("quantizer", head_dim)
         self.rotation.check(head_dim)

@@ -90,6 +90,7 @@ class Cocktail(Method):
     seed: int = 0
 
     needs_prompts: ClassVar[bool] = True
+    widths: ClassVar[tuple[str, ...]] = ("alpha", "beta", "split")
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if the encoder is unknown, or if a hyper-parameter or a combination of two is not valid.

@@ -77,6 +77,8 @@ class Engine(TokenMethod):
     #: share of a head's channels to which the model applies RoPE, set when the model is known
     rope_share: float = field(default=1.0, init=False, repr=False, compare=False)
 
+    widths: ClassVar[tuple[str, ...]] = ("format",)
+
     # -- formats of single layers -----------------------------------------------------------------------------------
 
     def in_format(self, form: str) -> Method:

@@ -26,7 +26,7 @@ Table 1; Concyclics/LogQuantKV, src/LogQuant.py.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.errors import ConfigError, ModelError
 from kvbench.methods.base import SIDES, Method, Reach, Side
@@ -78,6 +78,8 @@ class HFQuantized(Method):
     axis_key: int = 0
     axis_value: int = 0
     sinks: int = 0
+
+    widths: ClassVar[tuple[str, ...]] = ("backend", "bits")
 
     @property
     def by_token(self) -> bool:  # type: ignore[override]

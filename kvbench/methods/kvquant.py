@@ -87,6 +87,7 @@ class KVQuant(RecencyMethod):
     calibration_file: Path | None = field(default=None, init=False, repr=False, compare=False)
 
     needs_quantizer: ClassVar[bool] = False
+    widths: ClassVar[tuple[str, ...]] = ("bits",)
     by_token: ClassVar[bool] = True
 
     def exact(self, n: int) -> int:

@@ -6,7 +6,9 @@ from kvbench.errors import ConfigError
 from kvbench.quantizers.spec import preset
 
 
-def check_taken(method: str, takes: tuple[str, ...], quantizer: str, needed: bool) -> None:
+def check_taken(
+    method: str, takes: tuple[str, ...], quantizer: str, needed: bool, widths: tuple[str, ...] = ()
+) -> None:
     """Raise ConfigError if a method does not accept the chosen quantizer, or needs a quantizer and has none.
 
     Args:
@@ -14,6 +16,7 @@ def check_taken(method: str, takes: tuple[str, ...], quantizer: str, needed: boo
         takes: names of the quantizer presets that the method accepts (``takes`` in its YAML).
         quantizer: name of the chosen quantizer; ``none`` for no quantizer.
         needed: True if the method cannot run without a quantizer.
+        widths: the method's own keys that set its bits (:attr:`kvbench.methods.base.Method.widths`).
     """
     chosen = preset(quantizer)
     if needed and set(takes) <= {"none"}:  # no choice of a quantizer helps: the YAML must name those that it takes
@@ -24,6 +27,8 @@ def check_taken(method: str, takes: tuple[str, ...], quantizer: str, needed: boo
         hint += f" (from Python: load_method(..., quantizer='{wanted}', takes=['{wanted}']))"
     elif takes:
         hint = f"quantizer={next(name for name in takes if not needed or name != 'none')}"
+        if widths:
+            hint += f"; the bits of method={method.lower()} are set by {', '.join(f'method.{key}' for key in widths)}"
     else:
         hint = f"add takes: [{chosen}] to the YAML of method={method.lower()}"
     if needed and chosen == "none" and chosen in takes:

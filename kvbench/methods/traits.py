@@ -17,6 +17,8 @@ class Traits:
     version: ClassVar[int] = 1
     #: the method packs in the formats of a quantizer (conf/quantizer) and cannot run without one
     needs_quantizer: ClassVar[bool] = False
+    #: the method's own keys that set its bits, for the message about a quantizer that it does not take
+    widths: ClassVar[tuple[str, ...]] = ()
     #: a cache can only be made for known prompts (``new_cache(model, prompts)`` with their ids and text)
     needs_prompts: ClassVar[bool] = False
     #: the method packs or drops tokens of the prompt only, so a text that is fed token by token stays exact

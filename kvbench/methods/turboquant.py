@@ -86,6 +86,8 @@ class TurboQuant(TokenMethod):
     #: True if the model also has layers without softmax attention, set when the model is known
     hybrid: bool = field(default=False, init=False, repr=False, compare=False)
 
+    widths: ClassVar[tuple[str, ...]] = ("format",)
+
     # -- layers -----------------------------------------------------------------------------------------------------
 
     def boundaries(self, layers: int | None) -> int:

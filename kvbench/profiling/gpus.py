@@ -99,11 +99,7 @@ _NAMES = (
     (r"T4\b", "t4"),
     (r"L4\b", "l4"),
     (r"A10\b", "a10"),
-    *(
-        (rf"{name[3:7]}{' Ti' if name.endswith('ti') else ''}(?! Ti| SUPER| Laptop| D)", name)
-        for name in GPUS
-        if name[:3] == "rtx"
-    ),
+    *((rf"RTX {name[3:]}$", name) for name in GPUS if name[:3] == "rtx"),  # to the end: Ti, SUPER, D and Laptop differ
 )
 
 

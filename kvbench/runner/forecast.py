@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,19 +26,62 @@ def peak_bytes(checked: RunConfig) -> int | None:
     Args:
         checked: configuration of the run.
     """
-    try:
-        shape = roofline.Shape.of(checked.model.dimensions())
-    except (ConfigError, KeyError, TypeError):
+    shape = _shape(checked)
+    if shape is None:
         return None
-    runtime, width = checked.runtime, 4 if checked.model.dtype == "float32" else 2
+    runtime, width = checked.runtime, _width(checked)
     prompt, new, batch = longest(checked)
-    bits = 4 if checked.model.rounding else 16
-    head = None if checked.model.rounding != "int4" else 16
-    weights = shape.weight_bytes(bits, 128 if bits < 16 else None, head) * (width // 2 if bits == 16 else 1)
+    weights = _weights(checked, shape)
     at_once = roofline.tokens_of_a_pass(batch, prompt, runtime.prefill_chunk, runtime.prefill_rows)
     alive = roofline.live_elements(shape, at_once, runtime.mlp_chunk) * width
     logits = batch * shape.vocabulary * (width + 4)
     return round(weights + batch * _cache_bytes(checked, shape, prompt, new, width) + max(alive, logits) + CONTEXT)
+
+
+def check_fits(checked: RunConfig) -> None:
+    """Raise ConfigError if the weights alone take more than ``runtime.memory_limit_gb``.
+
+    Nothing is refused where the size of the weights is not known: no sizes are on this machine, a checkpoint is
+    quantized, or the weights are spread over several devices.
+
+    Args:
+        checked: configuration of the run.
+    """
+    limit, model, runtime = checked.runtime.memory_limit_gb, checked.model, checked.runtime
+    if limit is None or runtime.device_map is not None or runtime.tensor_parallel is not None:
+        return
+    shape = _shape(checked)
+    if shape is None or not (model.random or (model.folder() and not model.dimensions().get("quantization_config"))):
+        return
+    needed = _weights(checked, shape) / 2**30
+    if needed <= limit:
+        return
+    smaller = "" if model.rounding else f", or model.weights={'random_int4' if model.random else 'int4'}"
+    raise ConfigError(
+        "runtime.memory_limit_gb",
+        limit,
+        f"the weights of {model.name} alone take {needed:.1f} GiB, before any keys, values or activations",
+        allowed=f"more than {needed:.1f}",
+        hint=f"runtime.memory_limit_gb={math.ceil(1.2 * needed)}{smaller}, or choose a smaller model",
+    )
+
+
+def _shape(checked: RunConfig) -> roofline.Shape | None:
+    try:
+        return roofline.Shape.of(checked.model.dimensions())
+    except (ConfigError, KeyError, TypeError):
+        return None
+
+
+def _width(checked: RunConfig) -> int:
+    return 4 if checked.model.dtype == "float32" else 2
+
+
+def _weights(checked: RunConfig, shape: roofline.Shape) -> int:
+    """Return the bytes of the weights on the device; with ``model.dtype=auto`` they have 16 bits."""
+    if not checked.model.rounding:
+        return shape.weight_bytes() * (_width(checked) // 2)
+    return shape.weight_bytes(4, 128, 16 if checked.model.rounding == "int4" else None)
 
 
 def longest(checked: RunConfig) -> tuple[int, int, int]:

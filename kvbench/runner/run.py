@@ -19,6 +19,7 @@ from kvbench.results.samples import MEASURED, DiskError, Row
 from kvbench.results.store import RunStore
 from kvbench.runner import origins, ranks, remarks, resolve, stored, workers
 from kvbench.runner.batching import check_any, check_ids
+from kvbench.runner.forecast import check_fits
 from kvbench.runner.rerun import Rerun
 from kvbench.runner.run_state import RunState
 from kvbench.runner.scoring import rescored
@@ -239,11 +240,12 @@ class RunSteps(RunState):
 
     def _generate(self, missing: list[Sample]) -> Generator[Batch, list[Row], None]:
         """Load the model and run the missing samples; the first batch warms up, and its live tensors are counted."""
+        self.checked.method.ready()  # this and the next refuse at once, without torch
+        check_fits(self.checked)
         from kvbench.models.devices import homes
         from kvbench.profiling.device import device_name
 
         self._settle_arithmetic()
-        self.checked.method.ready()
         origins.settle(self.store, self.checked, self.task)  # before weights are loaded, if they are on this machine
         several = workers.number(self.checked)
         if several == 1:

@@ -209,7 +209,17 @@ def convert(hint: Any, value: Any, key: str, limits: Mapping[str, Any] = types.M
             return {name: convert(item, part, join(key, str(name)), limits) for name, part in value.items()}
     else:
         raise TypeError(f"{key}: kvbench.util.schema cannot check the annotation {hint!r}")
-    raise ConfigError(key, _shown(value), f"must be {describe(hint)}", hint=f"try {key}={example(hint)}")
+    raise ConfigError(key, _shown(value), f"must be {describe(hint)}", hint=f"try {_instead(hint, value, key, limits)}")
+
+
+def _instead(hint: Any, value: Any, key: str, limits: Mapping[str, Any]) -> str:
+    """Return what to type in place of a value of the wrong type: of a fraction, the whole numbers on either side."""
+    if hint is int and isinstance(value, float) and abs(value) < MOST:
+        low, high = limits.get("minimum", -MOST), limits.get("maximum", MOST)
+        near = [number for number in (math.floor(value), math.ceil(value)) if low <= number <= high]
+        if near:
+            return " or ".join(f"{key}={number}" for number in dict.fromkeys(near))
+    return f"{key}={example(hint)}"
 
 
 class _OutOfRange(ConfigError):

@@ -47,6 +47,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     # wrong types and values
     (["method=kivi", "method.residual=abc"], ["method.residual=abc", "a whole number"]),
     (["method=kivi", "method.residual=64.5"], ["method.residual=64.5", "a whole number"]),
+    (["dataset.limit=2.5"], ["a whole number", "try dataset.limit=2 or dataset.limit=3"]),
+    (["dataset.limit=0.5"], ["try dataset.limit=1\n"]),
     (["method=kivi", "method.residual=true"], ["method.residual=true", "a whole number"]),
     (["method=kivi", "method.residual=-32"], ["method.residual=-32", "positive"]),
     (["method=kivi", "method.residual=null"], ["method.residual=null", "a whole number"]),
@@ -75,11 +77,18 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["decoding.stop=['']"], ["decoding.stop", "empty"]),
     (["dataset.limit=0"], ["dataset.limit=0", "at least 1"]),
     (["dataset=text", "--cfg", "job"], ["dataset.path", "dataset.path=FILE_OR_FOLDER"]),
+    (["dataset=records", "dataset.path=/nope.jsonl"], ["dataset.path=/nope.jsonl", "does not exist"]),
+    (["dataset=records"], ["dataset.path", "no file with records"]),
     (["dataset=perplexity/text"], ["dataset.path", "dataset.path=FILE_OR_FOLDER"]),
     (["logger=wandb", "logger.mode=sometimes"], ["logger.mode=sometimes", "offline"]),
     (["logger=wandb", "logger.project=''"], ["logger.project", "logger.project=kvbench"]),
     # wrong combinations
     (["method=fp16", "quantizer=int2"], ["quantizer=int2", "none"]),
+    (
+        ["method=cocktail", "quantizer=int3"],
+        ["quantizer=none; the bits of method=cocktail are set by method.alpha, method.beta, method.split"],
+    ),
+    (["method=engine", "quantizer=int3"], ["are set by method.format"]),
     (["method=kivi", "quantizer=none"], ["quantizer=none", "int2"]),
     (["method=atom", "quantizer=int2"], ["quantizer=int2", "int4_token"]),
     (["method=kivi", "method.residual=33"], ["method.residual=33", "quantizer.key.group_size=32"]),

@@ -72,6 +72,13 @@ def test_a_model_that_is_not_here_is_refused_without_torch(tmp_path: Path) -> No
     assert "meta-llama/Llama-2-7b-hf" in said and "model.weights=random" in said and said.count("error: ") == 1
 
 
+def test_an_encoder_that_is_not_here_is_refused_without_torch(tmp_path: Path) -> None:
+    hub = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "0"}
+    status, names, said = imported("kvbench method=cocktail dataset=mini/key_value logger=none", tmp_path, **hub)
+    assert status == 1 and names <= LIGHT | HTTP | {"tokenizers"}
+    assert "method.encoder=bm25" in said and said.count("error: ") == 1
+
+
 def test_a_run_imports_no_large_package_that_it_does_not_use(tmp_path: Path) -> None:
     data = "dataset=mini/key_value_hex dataset.lengths=[512] dataset.limit=1 decoding.max_new_tokens=1"
     status, names, _ = imported(f"kvbench method=fp16 runtime.device=cpu logger=none {data}", tmp_path)

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from kvbench.errors import ConfigError
 from kvbench.methods.takes import check_taken
+from kvbench.util.confdir import options
+from kvbench.util.schema import field_names, load_class
 
 PACKS, REFUSED = "Mine packs keys and values, so it needs a quantizer", "method mine does not accept this quantizer"
+
+
+def test_widths_are_keys_of_their_methods() -> None:
+    named = {}
+    for name in options("method"):
+        method = load_class("method._target_", yaml.safe_load(options("method")[name].read_text())["_target_"], "")
+        named[name] = method.widths
+        assert set(method.widths) <= set(field_names(method))
+    own = {name: keys for name, keys in named.items() if keys}
+    assert set(own) == {"cocktail", "engine", "hf_quantized", "kvquant", "turboquant"}
 
 
 @pytest.mark.parametrize(

@@ -299,8 +299,11 @@ def test_gpus_by_name():
         ("NVIDIA GB10", "gb10"),
     ):
         assert gpu_of(name) is GPUS[known]
-    for name in ("NVIDIA GeForce RTX 4080 SUPER", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA L40", "NVIDIA A10G"):
+    boards = ("4080 SUPER", "4090 Laptop GPU", "4090 D", "5090 D v2", "3080 Ti", "3080 Ti Laptop GPU", "5070 Ti")
+    for name in (*(f"NVIDIA GeForce RTX {board}" for board in boards), "NVIDIA L40", "NVIDIA A10G", "NVIDIA GB200"):
         assert gpu_of(name) is None, "its rates are others"
+    for name, gpu in GPUS.items():
+        assert name[:3] != "rtx" or gpu_of(f"NVIDIA GeForce RTX {name[3:]}") is gpu
     with pytest.raises(ConfigError, match=r"did you mean 'a100-80gb'.*--bandwidth-TBs"):
         gpu_named("a100-80")
     own = own_gpu(2.0, 100, 24)

@@ -285,6 +285,24 @@ def test_what_is_fetched_of_an_encoder(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert os.path.basename(probe) == probe
 
 
+def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub
+
+    asked: list[Any] = []
+
+    def refuse(address: Any, **_: Any) -> None:
+        asked.append(address)
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("socket.create_connection", refuse)
+    encoder = encoders.SentenceTransformer("minilm", "org/minilm", EmbeddingStore(None))
+    with pytest.raises(ModelError, match="the hub cannot be reached"):
+        encoder.ready()
+    assert len(asked) == 1
+
+
 def test_an_encoder_in_the_hubs_cache_is_ready_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kvbench.config.run_config import check
-from kvbench.runner.forecast import CONTEXT, longest, peak_bytes
+from kvbench.errors import ConfigError
+from kvbench.runner.forecast import CONTEXT, check_fits, longest, peak_bytes
 from tests.run_support import ARCHITECTURE, config
 
 PARAMETERS = 2 * 259 * 64 + 2 * (64 * 32 * (2 * 2 + 2 * 1) + 3 * 64 * 64 + 2 * 64) + 64
@@ -27,6 +28,23 @@ def test_weights_cache_and_activations_are_added(tmp_path: Path) -> None:
     hidden, inner, heads = 64, 64, (3 * 2 + 4 * 1) * 32
     alive = 508 * max(3 * inner + 4 * hidden, 2 * hidden + heads) * 4
     assert one == PARAMETERS * 4 + cache + alive + CONTEXT
+
+
+def test_weights_above_the_limit_are_refused(tmp_path: Path) -> None:
+    def of(limit: float, weights: str = "random", **groups: Any) -> None:
+        wide = {"architecture": {**ARCHITECTURE, "intermediate_size": 400_000}, "weights": weights, **groups}
+        check_fits(check(config(tmp_path, "fp16", model=wide, runtime={"memory_limit_gb": limit})))
+
+    size = (2 * 3 * 64 * 400_000 + PARAMETERS - 2 * 3 * 64 * 64) * 4 / 2**30  # 0.57 GiB in float32
+    of(size + 1e-6)
+    with pytest.raises(ConfigError, match=r"limit_gb=0\.57: the weights of .* alone take 0\.6 GiB.*(\n.*)*random_int4"):
+        of(0.57)
+    of(size / 2 + 1e-6, dtype="auto")  # 16 bits
+    with pytest.raises(ConfigError):
+        of(size / 2 - 1e-3, dtype="auto")
+    of(0.12, "random_int4")  # a little more than an eighth of float32: scales and the table of tokens
+    with pytest.raises(ConfigError, match="limit_gb=1, or choose a smaller model"):
+        of(size / 8, "random_int4")
 
 
 def test_more_takes_more(tmp_path: Path) -> None:

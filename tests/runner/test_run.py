@@ -184,11 +184,15 @@ def test_out_of_memory_is_a_result_and_final(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux counts private memory")
-def test_memory_really_runs_out(tmp_path):
-    big = {"architecture": {**ARCHITECTURE, "intermediate_size": 2_000_000}}
+def test_memory_really_runs_out(tmp_path, monkeypatch):
+    big = {"architecture": {**ARCHITECTURE, "intermediate_size": 160_000}, "dtype": "float32"}  # 0.23 GiB of weights
     metrics = run(config(tmp_path, model=big, runtime={"memory_limit_gb": 0.25}))
     assert on_disk(metrics)["status"] == "oom"
-    assert metrics["oom"]["bytes_asked"] == 2_000_000 * 64 * 4
+    assert metrics["oom"]["bytes_asked"] > 160_000 * 4
+    bigger = {"architecture": {**ARCHITECTURE, "intermediate_size": 2_000_000}}
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match=r"limit_gb=0\.25: the weights of .* alone"):
+        no_model(patch)
+        run(config(tmp_path, model=bigger, runtime={"memory_limit_gb": 0.25}))
     assert run(config(tmp_path, runtime={"memory_limit_gb": 4.0}))["status"] == "ok"
 
 
