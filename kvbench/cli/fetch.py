@@ -17,6 +17,7 @@ from hydra import initialize_config_dir
 
 from kvbench import tasks
 from kvbench.cli.compose import Composer, run_config
+from kvbench.cli.usage import folded
 from kvbench.config.prerequisites import check_path
 from kvbench.errors import ConfigError, KvbenchError, ModelError
 from kvbench.hub.repository import HubError
@@ -46,11 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        print(
-            "usage: python -m kvbench.fetch [dataset=NAME[,NAME]] [model=NAME[,OWNER/NAME]] [method=cocktail] "
-            "[KEY=VALUE ...]"
-        )
+        usage = "[dataset=NAME[,NAME]] [model=NAME[,OWNER/NAME]] [method=cocktail] [KEY=VALUE ...]"
+        print(folded(f"{__doc__}\nusage: python -m kvbench.fetch {usage}"))
         return 0 if arguments else 2
     try:
         _check(arguments)
@@ -73,15 +71,14 @@ def _check(arguments: Sequence[str]) -> None:
     """Raise ConfigError if the command line has an option, or names nothing to fetch."""
     for text in arguments:
         if text.startswith("-"):
-            raise ConfigError(
-                text, None, "fetch has no options", hint="list several names without --multirun: dataset=NAME,NAME"
-            )
+            several = "; several names are a list: dataset=gsm8k,longbench" if text in ("--multirun", "-m") else ""
+            raise ConfigError(text, None, "is no option of kvbench.fetch", hint=f"leave it out{several}")
     if not named(arguments):
         raise ConfigError(
             " ".join(arguments),
             None,
             "does not name anything to fetch",
-            hint="add dataset=NAME, model=NAME or method=cocktail",
+            hint="say what to fetch, for example dataset=longbench, model=llama2-7b or method=cocktail",
         )
 
 

@@ -23,7 +23,7 @@ from kvbench.cli.choice_help import choice_help
 from kvbench.cli.compose import Composer
 from kvbench.cli.overrides import explain, template
 from kvbench.cli.parser import help_as_text
-from kvbench.cli.usage import help_text
+from kvbench.cli.usage import folded, help_text
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.parallel import launch
 from kvbench.results.sweeps import SWEEPS, TOKEN, named, read_manifest
@@ -119,7 +119,7 @@ def _main(argv: list[str]) -> int:
         sys.path.insert(0, str(extra))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(extra), os.environ.get("PYTHONPATH")]))
     if arguments.help:
-        show(choice_help(arguments.overrides, extra) or help_text(extra))
+        show(folded(choice_help(arguments.overrides, extra) or help_text(extra)))
         return 0
     # the default, which Hydra does not accept as a choice
     overrides = [template(text) for text in arguments.overrides if text != "experiment=null"]

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import sys
+import textwrap
 from pathlib import Path
 
 from kvbench.util.confdir import groups, options, summary
+
+#: fewest characters of a line of help, however narrow the terminal
+NARROWEST = 40
 
 #: order of the groups in the help, the most used first
 ORDER = ("method", "quantizer", "model", "dataset", "experiment", "runtime", "logger", "launcher")
@@ -78,6 +85,26 @@ def help_text(extra: Path | None = None) -> str:
     parts.append("decoding\n  decoding.max_new_tokens, .temperature, .top_p, .stop: how answers are generated\n")
     parts.append(EXAMPLES)
     return "\n".join(parts)
+
+
+def folded(text: str) -> str:
+    """Break the lines of a help text that are wider than the terminal, or than the variable ``COLUMNS``.
+
+    What follows a gap of two spaces goes on in its column, if that is in the left half. Without a terminal and
+    ``COLUMNS`` the text is returned as it is.
+
+    Args:
+        text: the text, with columns made of spaces.
+    """
+    width = max(NARROWEST, shutil.get_terminal_size((sys.maxsize, 24)).columns)
+    lines = []
+    for line in text.split("\n"):
+        column = re.match(r"( *\S.*? {2,}| +|)(?=\S)", line)
+        indent = len(column[0]) if column and len(column[0]) <= width // 2 else 4
+        hanging = textwrap.TextWrapper(width, subsequent_indent=" " * indent, break_on_hyphens=False)
+        hanging.break_long_words = False
+        lines += hanging.wrap(line) if len(line) > width else [line]
+    return "\n".join(lines)
 
 
 def group_text(group: str, extra: Path | None = None) -> str:

@@ -218,7 +218,10 @@ def read(content: Any) -> Metrics:
         if entry.points is None:
             continue
         if not name.rpartition("@")[2].isdigit():
-            raise ShapeError(f"scores.{name} contains points, but its name does not end in @LENGTH")
+            raise ShapeError(
+                f"scores.{name} has points of time and memory, but its name does not end in the length of their "
+                f"prompts, as in {name.partition('@')[0]}@4096"
+            )
         for batch, point in entry.points.batches.items():
             if not batch.isdigit():
                 raise ShapeError(f"scores.{name}.points.batches.{batch}: {batch} is not a batch size")

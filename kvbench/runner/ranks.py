@@ -7,10 +7,11 @@ batch the ranks exchange their rows and errors, so that an error on any rank is 
 
 from __future__ import annotations
 
+import io
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import TYPE_CHECKING, Any
 
 from kvbench.config.run_config import RunConfig
@@ -108,7 +109,8 @@ def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
         from kvbench.models.load import load_tokenizer
 
         task.bind(load_tokenizer(checked.model))
-    samples = {sample.id: sample for sample in task.samples()}
+    with redirect_stderr(io.StringIO()):  # rank 0 has read the data too, and said what is odd
+        samples = {sample.id: sample for sample in task.samples()}
     try:
         with opened(checked, task, team) as session:
             for planned in session.plan([samples[name] for name in wanted]):

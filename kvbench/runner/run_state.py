@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvbench import loggers
 from kvbench.config.run_config import RunConfig
 from kvbench.results import code as codes
-from kvbench.results import load, summary, tables
+from kvbench.results import load, summary
 from kvbench.results.environment import environment
 from kvbench.results.identity import content_digest, short_name
 from kvbench.results.samples import MEASURED, DiskError, Row
@@ -21,7 +21,7 @@ from kvbench.runner.failures import Failures, lost
 from kvbench.runner.rerun import Rerun
 from kvbench.tasks.base import Sample, Task
 from kvbench.util.failures import is_out_of_memory
-from kvbench.util.progress import Progress, say
+from kvbench.util.progress import Progress
 
 if TYPE_CHECKING:
     from kvbench.parallel.team import Team
@@ -88,7 +88,7 @@ class RunState:
         return True
 
     def _note_load(self, start: load.Moment, session: Session | Workers) -> None:
-        """Record how busy the machine was since `start`, with a message if that distorts times.
+        """Record how busy the machine was since `start`; the notes below a table say if that distorts times.
 
         Args:
             start: state of the machine when the session began.
@@ -101,10 +101,6 @@ class RunState:
         self.environment["load"] = load.between(start, replace(end, own=end.own + load.cpu_seconds(pids)))
         with suppress(DiskError):  # metrics.json holds it too, and raises if it cannot be written
             self.store.write_environment(self.environment)
-        busy = load.busyness(self.environment["load"])
-        timed = any(not (row.get("window") or row.get("fidelity")) for row in self.rows.values())
-        if busy and timed:  # predictions of given tokens are not timed
-            say(f"{self.label}: {busy}; set runtime.rerun=times to measure them again")
 
     def _lost(self, failure: Mapping[str, Any]) -> None:
         """Record that another rank failed; this process then ends, as its main thread would wait for that rank forever.
@@ -154,8 +150,6 @@ class RunState:
         metrics["untouched"] = remarks.untouched(
             self.checked.method, [self.rows[sample.id] for sample in self.samples if sample.id in self.rows]
         )
-        if metrics["untouched"]:
-            say(f"{self.label}: {tables.untouched(metrics)}")
         self.store.write_metrics(metrics)
         summary.pair_siblings(self.store)
         self._deliver(metrics)

@@ -6,9 +6,10 @@ The workers load the model and run batches. The batches are those of a single pr
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 from kvbench.config.run_config import RunConfig, check
@@ -161,7 +162,8 @@ class _Served:
         self._session, self._device = session, session.machine.device
         if session.device.type == "cpu" and count > 1:  # such times are kept apart from those of the whole processor
             self._device = f"{self._device} (shared by {count} workers)"
-        self._samples = {sample.id: sample for sample in task.samples()}
+        with redirect_stderr(io.StringIO()):  # the parent has read the data too, and said what is odd
+            self._samples = {sample.id: sample for sample in task.samples()}
         self.facts = {
             "device": str(session.device),
             "machine": {"device": self._device, **session.machine.dtypes()},

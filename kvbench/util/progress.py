@@ -81,7 +81,10 @@ class Progress:
         self._bar: Any = None
         self._task: Any = None
         self._started = self._said = time.monotonic()
-        self._before, self._estimated, self._under_way = done, False, ""
+        self._said_within, self._under_way = False, ""
+        # moment and samples from which the rest is estimated: the first pass, then the first batch, warm up
+        self._since: tuple[float, float] | None = None
+        self._batches = 0
 
     def __enter__(self) -> Progress:
         if interactive():
@@ -109,6 +112,9 @@ class Progress:
         """Count `count` more samples as finished, and show `note` behind the bar or in the next printed line."""
         self.done += count
         self._under_way = ""
+        self._batches += 1
+        if self._batches == 1:
+            self._since = (time.monotonic(), self.done)
         if self._bar is not None:
             self._bar.update(self._task, total=self.total, completed=self.done, note=note)
         elif time.monotonic() - self._said >= self.every_s and self.done < self.total:
@@ -126,12 +132,15 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, total=self.total, completed=self.done + share, note=note)
             return
-        now = time.monotonic()
-        if now - self._said < (self.every_s if self._estimated else FIRST_S):
+        now, at = time.monotonic(), self.done + share
+        if self._since is None and share:
+            self._since = (now, at)
+        if now - self._said < (self.every_s if self._said_within else FIRST_S):
             return
-        self._said, self._estimated = now, True
-        left = (now - self._started) * (self.total - self.done - share) / max(self.done - self._before + share, 1e-9)
-        say(f"{self.title}: {self.done}/{self.total}  {note}, about {duration(left)} left")
+        self._said, self._said_within = now, True
+        begin, first = self._since or (now, at)
+        left = f", about {duration((now - begin) * (self.total - at) / (at - first))} left" if at > first else ""
+        say(f"{self.title}: {self.done}/{self.total}  {note}{left}")
 
     def say(self, line: str) -> None:
         """Print a message to standard error, above the bar if there is one."""

@@ -63,6 +63,20 @@ def test_help_names_every_group_and_choice(capsys: pytest.CaptureFixture[str]) -
     assert sorted(headings) == sorted(groups()), "each of them once"
 
 
+def test_the_help_honours_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = usage.help_text()
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert usage.folded(whole) == whole, "without a terminal nothing is broken"
+    for columns in (60, 100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        for typed in (["--help"], ["--help", "method=cocktail"]):
+            assert main(typed) == 0
+            text = capsys.readouterr().out
+            assert max(map(len, text.splitlines())) <= columns
+        assert usage.folded(whole).split() == whole.split(), "nothing is lost"
+    assert usage.folded("  a=b  " + "word " * 30).splitlines()[1].startswith("       word"), "under its column"
+
+
 def test_the_help_has_the_groups_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of its order first; a new one behind them."""
     monkeypatch.setattr(usage, "groups", lambda: ["zeta", "model", "method"])

@@ -59,8 +59,30 @@ def test_without_a_terminal_lines_are_far_apart(monkeypatch, capsys):
         "fp16: 9 samples",
         "fp16: 4/9  at 120",
         "fp16: 8/9  at 140",
-        "fp16: 8/9  first, about 3 s left",  # 8.5 samples in 43 s
+        "fp16: 8/9  first, about 2 s left",  # 6.5 samples in 23.1 s: the first two are left out
         "fp16: 9/9 in 62.9 s",
+    ]
+
+
+def test_the_first_pass_is_no_part_of_the_estimate(monkeypatch, capsys):
+    """It loads and compiles: here it takes 300 s, and those after it 1 s each."""
+    clock = [0.0]
+    monkeypatch.setattr("kvbench.util.progress.time.monotonic", lambda: clock[0])
+    with Progress("fp16", 80, every_s=0) as bar:
+        clock[0] = 10
+        bar.within(0, "before the first")
+        for clock[0], done in ((300, 1), (301, 2), (302, 3)):
+            bar.within(done, f"pass {done}")
+        bar.advance(10)
+        clock[0] = 303
+        bar.within(0.5, "pass 11")
+    said = [line.partition("  ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert [line for line in said if line] == [
+        "before the first",
+        "pass 1",
+        "pass 2, about 78 s left",
+        "pass 3, about 77 s left",
+        "pass 11, about 2 min left",  # 69.5 at half a sample a second, as since the first batch
     ]
 
 
@@ -134,8 +156,8 @@ def test_a_long_sample_shows_where_it_is_and_what_an_interruption_costs(monkeypa
         bar.within(0.5, "text@8/2: 50%")
         raise KeyboardInterrupt
     assert capsys.readouterr().err.splitlines()[1:5] == [
-        "fp16: 1/3  text@8/1: 40%, about 16 s left",  # 0.4 samples in 4 s, and 1.6 are left
-        "fp16: 1/3  text@8/1: 90%, about 37 s left",
+        "fp16: 1/3  text@8/1: 40%, about 16 s left",  # 0.3 samples in 3 s, and 1.6 are left
+        "fp16: 1/3  text@8/1: 90%, about 40 s left",
         "fp16: 2/3  text@8/2: 50%, about 20 s left",
         "fp16: stopped at text@8/2: 50%; the next run repeats unfinished samples",
     ]

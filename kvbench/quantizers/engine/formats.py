@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvbench.errors import ConfigError
+from kvbench.errors import ConfigError, nearest
 
 Side = Literal["key", "value"]
 #: channels per block of octave's keys
@@ -169,10 +169,15 @@ def parse(text: str, name: str = "method.format") -> tuple[EngineFormat, EngineF
         ConfigError: a name is unknown, or only one of the two is an octave format.
     """
     names = text.split("/")
-    if len(names) > 2 or any(name not in FORMATS for name in names):
-        raise ConfigError(
-            name, text, "is not a format of keys and values, nor two of them as KEY/VALUE", allowed=FORMATS
-        )
+    unknown = [part for part in names if part not in FORMATS]
+    if len(names) > 2 or unknown:
+        problem = "is not a format" if unknown else "names more than two formats"
+        if unknown and len(names) > 1:
+            problem = f"'{unknown[0]}' {problem}"
+        near = nearest(unknown[0], FORMATS) if unknown else None
+        hint = f"did you mean '{near}'? " if near else ""
+        hint += "Name one format for keys and values, or one for each, such as q8_0/q4_0"
+        raise ConfigError(name, text, problem, allowed=FORMATS, hint=hint)
     key, value = FORMATS[names[0]], FORMATS[names[-1]]
     if key != value and (key.octave or value.octave):
         raise ConfigError(
