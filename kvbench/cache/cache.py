@@ -102,6 +102,22 @@ class KVCache(Cache):
         if self.follower is not None:
             self.follower.options = options
 
+    @property
+    def storage(self) -> torch.dtype | None:
+        """Dtype of what the cache holds in full precision; None: that of the keys that the model computes.
+
+        Keys and values are rounded to it once, so a model may compute in float32 over a cache in bfloat16. It can be
+        set while the cache is empty; CacheError if it is not.
+        """
+        return self.progress.storage
+
+    @storage.setter
+    def storage(self, dtype: torch.dtype) -> None:
+        for cache in (self, *([] if self.follower is None else [self.follower])):
+            if any(layer.is_initialized for layer in cache.kv_layers):
+                raise CacheError("the cache holds tokens already: set its storage before the first forward pass")
+            cache.progress.storage = dtype
+
     # -- a draft's own cache ----------------------------------------------------------------------------------------
 
     def lead(self, follower: KVCache | None) -> None:

@@ -71,7 +71,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         "--device", default="auto", help="device: auto, cpu, mps, cuda or cuda:N (default: %(default)s)"
     )
     options.add_argument(
-        "--dtype", choices=("float32", "float16", "bfloat16"), help="data type of the model (default: the model's own)"
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        help="data type that caches store (default: the model's own)",
     )
     options.add_argument(
         "--out",

@@ -29,6 +29,7 @@ KEYS = {
     "weights": "model.weights",
     "trust_remote_code": "model.trust_remote_code",
     "device": "runtime.device",
+    "arithmetic": "runtime.arithmetic",
     "prefill_chunk": "runtime.prefill_chunk",
     "graphs": "runtime.graphs",
     "compile": "runtime.compile",

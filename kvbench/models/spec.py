@@ -40,8 +40,8 @@ class ModelConfig:
         weights: ``pretrained`` loads the checkpoint. ``int4`` loads it too, and rounds the weights of all linear layers
             but the output head to 4 bits; ``int4_all`` rounds those of the head too. ``random`` draws random weights
             from the seed ``runtime.seed`` and downloads nothing; ``random_int4`` and ``random_int4_all`` round these.
-        dtype: dtype of the weights. ``auto`` is the checkpoint's dtype on a GPU (bfloat16 for random weights), and
-            float32 on a CPU, where it is faster.
+        dtype: dtype of what a cache stores in full precision. ``auto`` is the checkpoint's own if it has 16 bits, else
+            bfloat16. The weights have it too, unless the machine computes in float32 (``runtime.arithmetic``).
         max_length: maximum sequence length in tokens, prompt and answer together.
         prompt_limit: maximum length of a prompt in tokens; the middle of longer prompts is cut out. None for
             `max_length` minus the number of tokens to generate.

@@ -29,13 +29,13 @@ def peak_bytes(checked: RunConfig) -> int | None:
     shape = _shape(checked)
     if shape is None:
         return None
-    runtime, width = checked.runtime, _width(checked)
+    runtime, width, stored = checked.runtime, _width(checked), 4 if checked.model.dtype == "float32" else 2
     prompt, new, batch = longest(checked)
     weights = _weights(checked, shape)
     at_once = roofline.tokens_of_a_pass(batch, prompt, runtime.prefill_chunk, runtime.prefill_rows)
     alive = roofline.live_elements(shape, at_once, runtime.mlp_chunk) * width
     logits = batch * shape.vocabulary * (width + 4)
-    return round(weights + batch * _cache_bytes(checked, shape, prompt, new, width) + max(alive, logits) + CONTEXT)
+    return round(weights + batch * _cache_bytes(checked, shape, prompt, new, stored) + max(alive, logits) + CONTEXT)
 
 
 def check_fits(checked: RunConfig) -> None:
@@ -74,7 +74,8 @@ def _shape(checked: RunConfig) -> roofline.Shape | None:
 
 
 def _width(checked: RunConfig) -> int:
-    return 4 if checked.model.dtype == "float32" else 2
+    """Return the bytes of a weight or an activation; with ``runtime.arithmetic=auto`` those of the storage."""
+    return 4 if "float32" in (checked.model.dtype, checked.runtime.arithmetic) else 2
 
 
 def _weights(checked: RunConfig, shape: roofline.Shape) -> int:

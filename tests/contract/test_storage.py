@@ -10,6 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from kvbench.cache.segments.base import FullSegment
+from kvbench.decoding import generate
+from kvbench.errors import CacheError
 from kvbench.util.attachment import Placement, record_placement
 from tests import zoo
 from tests.contract.test_methods import ANSWERS, LENGTHS, PLAIN, answer, held, make
@@ -23,6 +25,18 @@ def wide() -> PreTrainedModel:
     model = copy.deepcopy(zoo.model(LLAMA, torch.bfloat16)).float()
     record_placement(model, Placement(storage=torch.bfloat16))
     return model
+
+
+def test_a_users_model_in_float32_can_have_a_cache_in_16_bits() -> None:
+    ids, mask = zoo.padded_batch([40])
+    plain, narrow = (make("quantspec:draft", None).new_cache(zoo.model(LLAMA)) for _ in range(2))
+    narrow.storage = torch.bfloat16
+    for kv in (plain, narrow):
+        generate(zoo.model(LLAMA), kv, ids, mask, max_new_tokens=2)
+    assert (plain.storage, plain.bill().width, narrow.storage, narrow.bill().width) == (None, 4, torch.bfloat16, 2)
+    assert narrow.bill().used.window * 2 == plain.bill().used.window
+    with pytest.raises(CacheError, match="set its storage before the first forward pass"):
+        narrow.storage = torch.float16
 
 
 @pytest.mark.parametrize(("name", "quantizer"), PLAIN)
