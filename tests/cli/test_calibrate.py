@@ -22,8 +22,10 @@ from kvbench.models import load
     [
         (["--bits", "2,x"], "--bits=2,x: is not a list of whole numbers"),
         (["--bits", "2,5"], "--bits=2,5: a codebook must have 2, 3 or 4 bits"),
+        (["--bits", ""], "--bits=: is not a list of whole numbers"),
         (["--sequences", "0"], "--sequences=0: is out of range"),
         (["--length", "1"], "--length=1: is out of range"),
+        (["--length", "15"], "allowed: 16 to"),
         (["--first-tokens", "-1"], "--first-tokens=-1: is out of range"),
         (["--first-tokens", "64", "--length", "64"], "allowed: 0 to 63"),
         (["--outliers", "-0.1"], "--outliers=-0.1: is not a valid share of outliers"),
@@ -175,14 +177,22 @@ def test_oscar_is_calibrated_with_its_own_options(calls, monkeypatch, capsys) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["method=oscar", "--length", "2"], "--length=2: is out of range"),
         (["method=oscar", "--bits", "2"], "--bits=2: has no effect on a calibration for method=oscar"),
         (["method=oscar", "--no-fisher"], "--no-fisher: has no effect on a calibration for method=oscar"),
         (["--per-head"], "--per-head: has no effect on a calibration for method=kvquant"),
     ],
 )
-def test_options_of_the_other_method_are_refused(words, said, calls, capsys) -> None:
+def test_what_a_methods_calibration_cannot_do_is_refused(words, said, calls, capsys) -> None:
     assert command.main([*words, "--model", "tiny", "--text", "a.txt"]) != 0
     assert said in capsys.readouterr().err and not calls
+
+
+def test_an_option_and_its_opposite_contradict_each_other(calls, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        command.main(["--model", "tiny", "--text", "a.txt", "--fisher", "--no-fisher"])
+    assert end.value.code == 2 and not calls
+    assert "--no-fisher: not allowed with argument --fisher" in capsys.readouterr().err
 
 
 def test_the_help_says_the_defaults(capsys) -> None:

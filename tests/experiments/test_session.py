@@ -345,3 +345,13 @@ def test_a_missing_calibration_is_made(monkeypatch, tmp_path):
     assert typed == [["--model", "tiny", "--text", "mini", "python", "--device", "auto"]]
     runs.calibrate({}, run_of("kivi", "tiny", ["dataset=mini"], Plan()))
     assert len(typed) == 1
+
+
+def test_items_are_listed_with_and_without_the_option(monkeypatch, capsys):
+    monkeypatch.setattr(registry, "items", lambda: {ITEM.id: ITEM})
+    for typed in ([], ["--list"]):
+        assert main(typed) == 0
+        listed = capsys.readouterr().out
+        assert ITEM.id in listed and "`python -m experiments ITEM` makes one, `--dry-run` says how" in listed
+    assert "without an argument, all items are listed" in " ".join(parser().format_help().split())
+    assert main(["--list", "--runs", "/nope"]) == 2 and "--runs=/nope: is not a folder" in capsys.readouterr().err

@@ -212,7 +212,7 @@ def test_channels_of_three_and_of_four_bits_are_stored_in_one_segment():
     ("options", "message"),
     [
         ({"format": "q9_9"}, "method.format=q9_9: is not a format"),
-        ({"format": "q8_0/q4"}, r"'q4' is not a format\.(\n.*)*did you mean 'q4_0'\? .*such as q8_0/q4_0"),
+        ({"format": "q8_0/q4"}, r"'q4' is not a format\.(\n.*)*did you mean 'q4_1'\? .*such as q8_0/q4_0"),
         ({"format": "q8_0/q4_0/q4_0"}, "names more than two formats"),
         ({"format": "q8_0/octave_k3v4"}, "mixes an octave format"),
         ({"key_scale": 2.0}, "method.key_scale=2.0: has no effect"),

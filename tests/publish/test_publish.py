@@ -202,6 +202,7 @@ def test_a_run_that_is_being_worked_on_waits(tmp_path, sent, capsys):
         ([], ["name the runs to send", "--sweep ID"]),
         (["nothing"], ["there is no run nothing"]),
         (["0000000000"], ["matches 2 runs"]),
+        ([""], ["the name of a run is empty", "kvbench.report"]),
         (["nothing", "--results", "none"], ["there are no runs in none"]),
         (["--sweep", "mine"], ["there is no sweep mine"]),
         (["--sweep", "damaged"], ["is not the manifest of a sweep"]),

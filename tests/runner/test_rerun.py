@@ -192,3 +192,41 @@ def test_points_are_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert measured == [(32, 1), (32, 2)]
     run({**settings, "runtime": {**settings["runtime"], "rerun": "times"}})
     assert measured == [(32, 1), (32, 2)] * 2
+
+
+@pytest.mark.parametrize("kind", ["perplexity", "fidelity"])
+def test_predictions_of_given_tokens_are_repeated_for_their_memory(
+    tmp_path: Path, ran: list[str], capsys: Any, kind: str
+) -> None:
+    """Their rows have no times; peaks are measured anew, and another likelihood or divergence is named."""
+    file = tmp_path / "text.txt"
+    file.write_text(" ".join(f"word{(7 * k * k + 3 * k) % 61}" for k in range(120)), encoding="utf-8")
+    options: dict[str, Any] = {
+        "perplexity": {"_target_": "kvbench.tasks.perplexity.Perplexity", "path": str(file), "window": 96},
+        "fidelity": {
+            "_target_": "kvbench.tasks.fidelity.Fidelity",
+            "text": str(file),
+            "window": 80,
+            "prefill": 64,
+        },
+    }[kind]
+    plain = {**config(tmp_path), "dataset": {**options, "name": kind, "limit": 2}}
+    first = run(plain)
+    rows = store_of(first).samples().rows
+    name, row = next(iter(rows.items()))
+    if kind == "perplexity":
+        other: dict[str, Any] = {"nll": {key: 1.01 * value for key, value in row["nll"].items()}}
+    else:
+        other = {"fidelity": {**row["fidelity"], "kld": [value + 0.01 for value in row["fidelity"]["kld"]]}}
+    rewrite(first, **{name: other})
+    ran.clear()
+    done = run({**plain, "runtime": {**plain["runtime"], "rerun": "times"}})
+    after = store_of(done).samples().rows
+    assert len(ran) == 2 and done["status"] == "ok"
+    assert {key: outputs(one) for key, one in after.items()} == {
+        key: outputs({**one, **(other if key == name else {})}) for key, one in rows.items()
+    }
+    assert all(one[MEASURED].get("ttft_s") != 77.0 for one in after.values())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 of 2 samples gave another answer than the stored one, which is kept" in said
+    assert f"their times are those of the other: {name} hint:" in said

@@ -17,8 +17,9 @@ from kvbench.errors import CombinationError, ConfigError
 from kvbench.models import devices
 from kvbench.parallel.crew import WorkerDiedError
 from kvbench.results import load, samples
-from kvbench.results.samples import outputs
+from kvbench.results.samples import MEASURED, outputs
 from kvbench.runner import workers
+from kvbench.runner.rerun import MARK
 from kvbench.runner.run import run
 from tests.run_files import read
 from tests.run_support import config
@@ -66,6 +67,15 @@ def test_two_workers_of_which_one_is_killed_give_the_rows_of_one_process(tmp_pat
     before = rows_of(two)
     more = run(settings(tmp_path / "two", 3, limit=9))
     assert rows_of(more)[:7] == before and more["samples"]["done"] == 9, "only the missing ones are made"
+
+
+def test_times_are_repeated_on_two_workers(tmp_path: Path, light: None) -> None:
+    plain = settings(tmp_path, 2)
+    first = run(plain)
+    done = run({**plain, "runtime": {**plain["runtime"], "rerun": "times"}})
+    assert rows_of(done) == rows_of(first) and done["scores"] == first["scores"]
+    rows = samples.read(Path(done["run_dir"]) / "samples.jsonl").rows.values()
+    assert len({row[MEASURED].get(MARK) for row in rows}) == 1 and next(iter(rows))[MEASURED][MARK]
 
 
 def test_errors_and_memory_of_a_worker_end_a_run_as_those_of_one_process(
