@@ -7,7 +7,11 @@ from kvbench.util.door import enter
 
 
 def main() -> int:
-    """Run ``python -m kvbench`` with the arguments in ``sys.argv``, and return the exit status."""
+    """Run ``python -m kvbench``, or the script ``kvbench``, with the arguments in ``sys.argv``; return the status."""
+    return enter(_command)
+
+
+def _command() -> int:
     # Threads that wait by spinning make a busy machine five times slower; torch reads this when it is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # imported here, so that a spawned worker that re-imports this module starts nothing
@@ -17,4 +21,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(enter(main))
+    sys.exit(main())

@@ -43,6 +43,8 @@ def enter(main: Callable[[], int | None]) -> int:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         return main() or 0
     except KeyboardInterrupt:
+        if guarded:  # a second Ctrl-C
+            signal.signal(signal.SIGINT, _end)
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     finally:

@@ -38,6 +38,15 @@ def test_while_modules_are_imported(tmp_path, module):
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
 
 
+def test_while_the_script_imports_modules(tmp_path):
+    """The script that pip installs imports kvbench.__main__ and calls its function."""
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPT)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}", "MODULE": "kvbench.cli"}
+    script = "import sys; from kvbench.__main__ import main; sys.exit(main())"
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+
+
 def test_inside_a_command_it_is_an_exception_and_afterwards_the_end(capsys):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
