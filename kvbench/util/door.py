@@ -48,5 +48,8 @@ def enter(main: Callable[[], int | None]) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     finally:
+        # an interruption inside a text that is executed, as dataclasses do, leaves a mark with which Python ends by the
+        # signal in place of the status; executing another text clears it
+        exec("")
         if guarded:  # what follows is the end of the interpreter
             signal.signal(signal.SIGINT, _end)

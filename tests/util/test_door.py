@@ -47,6 +47,16 @@ def test_while_the_script_imports_modules(tmp_path):
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
 
 
+def test_an_interruption_of_executed_text_has_the_status_too(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import sys; from kvbench.util.door import enter\n"
+        "sys.exit(enter(lambda: exec('import os, signal; os.kill(os.getpid(), signal.SIGINT)')))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"}
+    ended = subprocess.run([sys.executable, "-m", "mine"], env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+
+
 def test_inside_a_command_it_is_an_exception_and_afterwards_the_end(capsys):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
