@@ -171,7 +171,15 @@ def explain(error: Exception, texts: Sequence[str]) -> ConfigError:
     Args:
         error: the error.
         texts: the overrides that caused it, shown in the message.
+
+    Raises:
+        KeyboardInterrupt: the error is what OmegaConf has made of an interruption.
     """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        cause = cause.__cause__ or cause.__context__
     problem = cut(first_line(error))
     hint = "install the launcher's plugin: pip install 'kvbench[launch]'" if "hydra/launcher" in str(error) else ""
     return ConfigError(" ".join(texts) or "configuration", None, problem, hint=hint)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.cli.compose import Composer
+from kvbench.cli.overrides import explain
 from kvbench.errors import ConfigError
 
 SWEEP = ["method=kivi", "runtime.seed=1,2"]
@@ -47,3 +49,12 @@ def test_what_is_not_for_the_command_line(typed: list[str], multirun: bool, said
         Composer().check([*(SWEEP if multirun else SWEEP[:1]), *typed], multirun=multirun)
     assert said in str(caught.value)
     assert "hydra.sweep.dir=DIR with --multirun, hydra.launcher.KEY=VALUE with launcher=joblib" in str(caught.value)
+
+
+def test_an_interruption_that_omegaconf_has_wrapped_is_one() -> None:
+    error = OmegaConfBaseException("")
+    assert "method=kivi: OmegaConfBaseException" in str(explain(error, ["method=kivi"]))
+    error.__cause__ = OmegaConfBaseException("inner")
+    error.__cause__.__context__ = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        explain(error, ["method=kivi"])
