@@ -16,11 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from filelock import FileLock, Timeout
 
+from kvbench.errors import ConfigError
 from kvbench.models.devices import Runtime
 from kvbench.models.layers import layer_kinds
 from kvbench.util import atomic
@@ -88,7 +89,8 @@ def dtypes(
     usual = torch.bfloat16 if drawn else usual_storage(config, files)
     storage: torch.dtype = usual if name == "auto" else getattr(torch, name)
     wanted = getattr(runtime, "arithmetic", "auto")
-    wanted = os.environ.get(VARIABLE, "auto") if wanted == "auto" else wanted
+    if wanted == "auto" and (wanted := os.environ.get(VARIABLE) or "auto") not in get_args(Arithmetic):
+        raise ConfigError(VARIABLE, wanted, "is not an arithmetic", allowed=get_args(Arithmetic))
     if wanted == "float32" or storage == torch.float32:
         return Dtypes(storage, usual, torch.float32)
     team = getattr(runtime, "tensor_parallel", None) is not None  # its ranks could not agree
@@ -99,7 +101,8 @@ def dtypes(
         # the states of hybrids are transformers' own, so they would take twice the bytes on such a machine
         slower = "the model's states would take the bytes of float32"
     else:
-        slower = _too_large(files, getattr(runtime, "memory_limit_gb", None))
+        count = _drawn(config) if drawn else sum(math.prod(shape) for _, shape in _tensors(files))
+        slower = _too_large(count, getattr(runtime, "memory_limit_gb", None))
     return Dtypes(storage, usual, storage if slower else torch.float32, slower)
 
 
@@ -113,14 +116,22 @@ def usual_storage(config: Any, files: Sequence[Path] = ()) -> torch.dtype:
     return torch.float16 if short(named) == "float16" else torch.bfloat16
 
 
-def _too_large(files: Sequence[Path], limit_gb: float | None) -> str:
+def _drawn(config: Any) -> int:
+    """Return how many parameters a model with random weights has."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return int(AutoModelForCausalLM.from_config(config).num_parameters())
+
+
+def _too_large(count: int, limit_gb: float | None) -> str:
     """Return why weights stay in 16 bits although float32 would be faster; empty if they fit in float32.
 
     Args:
-        files: safetensors files of the weights; without any, they are taken to fit.
+        count: number of weights; 0 if it is not known, which is taken to fit.
         limit_gb: memory in GiB that the process may use; None for no limit.
     """
-    needed = 4 * sum(math.prod(shape) for _, shape in _tensors(files))
+    needed = 4 * count
     rooms = [free_memory(), None if limit_gb is None else limit_gb * 2**30]
     room = min((room for room in rooms if room is not None), default=math.inf)
     if needed <= _SHARE * room:

@@ -195,8 +195,11 @@ def _random(model: ModelConfig, devices: Sequence[torch.device], runtime: Runtim
     if runtime.device_map:
         from kvbench.parallel.spread import random_spread
 
-        return random_spread(config, widths.storage, devices, runtime.seed).to(widths.arithmetic), widths
-    whole = random_model(config, widths.storage, devices[0], runtime.seed).to(widths.arithmetic)
+        whole = random_spread(config, widths.storage, devices, runtime.seed)
+    else:
+        whole = random_model(config, widths.storage, devices[0], runtime.seed)
+    if widths.arithmetic != widths.storage:  # else RoPE's frequencies, which are in float32, would be rounded too
+        whole = whole.to(widths.arithmetic)
     if team is not None:
         from kvbench.parallel.shard import shard
 

@@ -21,7 +21,12 @@ from kvbench.util.schema import MOST, MOST_ROWS, MOST_TOKENS, bounded
 #: minimum number of prompt tokens
 SHORTEST = 16
 #: keys of the runtime group left out of the identity: they do not change the figures, or are recorded elsewhere
-_ELSEWHERE = ("results_dir", "retry", "batch_size", "workers", "seed", "device", "span_rows", "shared_prefill")
+_ELSEWHERE = (
+    *("results_dir", "retry", "batch_size", "workers", "seed", "device"),
+    *("span_rows", "shared_prefill", "arithmetic"),
+)
+#: keys that only say which stored rows are taken; run ids hold their defaults
+_STORED = {"rerun": False, "mix_code": False}
 
 #: settings that all points of a run share
 SETTINGS = ("repeats", "warm_up", "seed", "untimed", "fill", "compare", "stock")
@@ -152,7 +157,7 @@ class Efficiency(Task):
     def machine_identity(self, runtime: Any, device: Callable[[], str]) -> dict[str, Any]:
         """Return the device's name and the runtime options that affect time or memory, for the run id."""
         options = {key: value for key, value in dataclasses.asdict(runtime).items() if key not in _ELSEWHERE}
-        return {"device": device(), **options}
+        return {"device": device(), **options, **_STORED}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
         """Return no scores, because the content of the generated tokens does not matter."""

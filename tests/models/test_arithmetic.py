@@ -13,12 +13,15 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvbench.config.run_options import RuntimeConfig
+from kvbench.errors import ConfigError
 from kvbench.methods import load_method
 from kvbench.models import arithmetic
 from kvbench.models.load import load
 from kvbench.models.random_weights import byte_tokenizer
 from kvbench.models.spec import ModelConfig
+from kvbench.util.schema import build
 from tests import zoo
+from tests.models.test_load import SMALL
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -96,6 +99,11 @@ def test_auto_follows_the_environment_and_a_named_arithmetic_does_not(monkeypatc
     probe(monkeypatch, 3.0)
     monkeypatch.setenv(arithmetic.VARIABLE, "storage")
     assert dtypes().arithmetic == BF16 and dtypes(wanted="float32").arithmetic == FP32
+    monkeypatch.setenv(arithmetic.VARIABLE, "")
+    assert dtypes().arithmetic == FP32
+    monkeypatch.setenv(arithmetic.VARIABLE, "bfloat16")
+    with pytest.raises(ConfigError, match=r"KVBENCH_ARITHMETIC=bfloat16: .*\n.*storage"):
+        dtypes()
 
 
 def test_weights_that_do_not_fit_in_float32_stay_as_they_are_and_say_so(
@@ -114,6 +122,21 @@ def test_weights_that_do_not_fit_in_float32_stay_as_they_are_and_say_so(
     monkeypatch.setattr(arithmetic, "free_memory", lambda: 2.0**40)
     save_file({"w": torch.zeros(4096, 1024, dtype=BF16)}, tmp_path / "v.safetensors")
     assert dtypes(files=[tmp_path / "v.safetensors"], limit_gb=0.0101).arithmetic == BF16
+
+
+def test_random_weights_that_do_not_fit_in_float32_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe(monkeypatch, 3.0)
+    count = LlamaForCausalLM(config()).num_parameters()
+    assert dtypes(drawn=True, limit_gb=5.5 * count / 2**30).arithmetic == FP32
+    assert dtypes(drawn=True, limit_gb=4.5 * count / 2**30).arithmetic == BF16
+
+
+@pytest.mark.parametrize("wanted", ["storage", "float32"])
+def test_random_weights_keep_the_frequencies_of_rope_in_float32(wanted: Any) -> None:
+    data = {"name": "m", "weights": "random", "max_length": 256, "architecture": SMALL}
+    loaded = load(build(ModelConfig, data, "model"), RuntimeConfig(device="cpu", arithmetic=wanted))
+    rope = loaded.model.model.rotary_emb.inv_freq
+    assert rope.dtype == FP32 and not torch.equal(rope, rope.to(BF16).float())
 
 
 def test_hybrids_compute_in_the_storage_as_their_states_have_the_dtype_of_the_arithmetic(
