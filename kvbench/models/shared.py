@@ -41,13 +41,21 @@ class _Shelf:
         key: what determines the model: its configuration, the content of its files, and its devices.
         loaded: the model.
         state: what its users must leave unchanged (:func:`state`).
+        arithmetic: value of ``runtime.arithmetic`` with which it was loaded.
         users: number of runs that use it now.
     """
 
     key: str
     loaded: LoadedModel
     state: dict[str, Any]
+    arithmetic: str
     users: int = 0
+
+    def serves(self, key: str, arithmetic: str) -> bool:
+        """Return True if this is the model of a key, and computes as a run asks; a run may name what ``auto`` chose."""
+        dtypes = {"storage": self.loaded.storage, "float32": "torch.float32"}
+        same = str(dtypes.get(arithmetic)) == str(self.loaded.dtype)
+        return self.key == key and (self.arithmetic == arithmetic or same)
 
 
 _shelf: _Shelf | None = None
@@ -83,13 +91,13 @@ def take(model: ModelConfig, runtime: LimitedRuntime, load: Callable[[Any, Any],
             free()
         return load(model, runtime)
     key = _key(model, runtime)
-    if _shelf is not None and _shelf.key != key:
+    if _shelf is not None and not _shelf.serves(key, runtime.arithmetic):
         if _shelf.users:
             return load(model, runtime)
         free()
     if _shelf is None:
         loaded = load(model, runtime)
-        _shelf = _Shelf(key, loaded, state(loaded.model))
+        _shelf = _Shelf(key, loaded, state(loaded.model), runtime.arithmetic)
     _shelf.users += 1
     return _shelf.loaded
 
@@ -163,5 +171,4 @@ def _key(model: ModelConfig, runtime: LimitedRuntime) -> str:
     settings = {name: value for name, value in asdict(model).items() if not name.startswith("_")}
     files = None if model.random else fingerprint(model.folder())
     seed = runtime.seed if model.random else None
-    places = [runtime.device_map, runtime.arithmetic, *map(str, homes(runtime))]
-    return json.dumps([settings, files, seed, places], default=str)
+    return json.dumps([settings, files, seed, runtime.device_map, list(map(str, homes(runtime)))], default=str)

@@ -42,5 +42,5 @@ def test_a_hybrid_in_a_folder_runs_to_a_row(words, checkpoint, tmp_path):
     assert main(given) == 0
     content = metrics(tmp_path)
     used = content["kv_bytes"]["used"]
-    assert content["status"] == "ok" and used["codes"] > 0 and used["state"] == 64 * 3 * 4
+    assert content["status"] == "ok" and used["codes"] > 0 and used["state"] == 64 * 3 * 2
     assert used["total"] == sum(count for part, count in used.items() if part != "total")

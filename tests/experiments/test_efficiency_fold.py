@@ -81,7 +81,7 @@ def test_runs_of_the_data_set_are_read_too(tmp_path, capsys):
         run(settings(tmp_path / "runs", name, grid=grid))
     assert main(["--fold", str(tmp_path / "runs"), "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert "### toy, prompts of 32, 4 new tokens" in printed and "| kivi int2 | 1 |" in printed
+    assert "### toy, prompts of 32, 4 new tokens" in printed and "| kivi int2 dtype=float32 | 1 |" in printed
 
 
 def test_a_compiled_step_and_one_that_is_not_are_two_points(tmp_path):

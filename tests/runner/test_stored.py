@@ -172,6 +172,7 @@ def test_edited_code_is_named_marked_and_never_mixed(workshop, part, monkeypatch
     assert store_of(first).samples_path.read_bytes() == before  # nothing was mixed
 
     capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", "200")
     assert report.main(["--results", str(workshop.folder / "runs")]) == 0
     shown = "".join(capsys.readouterr().out.split())  # a narrow column breaks its words
     assert f"older:{PARTS[part]}".replace(" ", "") in shown

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,14 @@ sys.meta_path.insert(0, Finder)
 """
 
 
+def heard() -> None:
+    """Let a child process get SIGINT though these tests may run in the background, where shells ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+CHILD: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "preexec_fn": heard}
+
+
 @pytest.mark.parametrize("module", DOORS)
 def test_while_modules_are_imported(tmp_path, module):
     (tmp_path / "sitecustomize.py").write_text(INTERRUPT)
@@ -33,7 +42,12 @@ def test_while_modules_are_imported(tmp_path, module):
     place = first.get(module, "argparse")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}", "MODULE": place}
     ended = subprocess.run(
-        [sys.executable, "-m", module, "--help"], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", module, "--help"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=heard,
     )
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
 
@@ -43,7 +57,7 @@ def test_while_the_script_imports_modules(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(INTERRUPT)
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}", "MODULE": "kvbench.cli"}
     script = "import sys; from kvbench.__main__ import main; sys.exit(main())"
-    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, **CHILD)
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
 
 
@@ -53,7 +67,7 @@ def test_an_interruption_of_executed_text_has_the_status_too(tmp_path):
         "sys.exit(enter(lambda: exec('import os, signal; os.kill(os.getpid(), signal.SIGINT)')))\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"}
-    ended = subprocess.run([sys.executable, "-m", "mine"], env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run([sys.executable, "-m", "mine"], env=environment, **CHILD)
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
 
 
