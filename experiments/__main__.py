@@ -184,7 +184,9 @@ def _do(arguments: argparse.Namespace) -> int:
     picked = chosen(arguments.items)
     if arguments.dry_run:
         from experiments.predict import predicted
+        from kvbench.profiling.gpus import gpu_named
 
+        gpu_named(arguments.gpu)
         print(predicted(picked, plan, arguments.gpu))
         return 0
     status = session.make(picked, plan, arguments.launcher, arguments.jobs or -1, arguments.fold_only)

@@ -8,10 +8,11 @@ from typing import Literal
 
 from kvbench.errors import KvbenchError
 from kvbench.loggers.wandb import WandbLogger
-from kvbench.loggers.wandb_service import Service, plain
+from kvbench.loggers.wandb_service import Service
 from kvbench.publish.prompts import with_excerpts
 from kvbench.results.identity import content_digest
 from kvbench.results.store import RunStore
+from kvbench.util.cells import printable
 
 #: ``known``: the destination has it already
 Outcome = Literal["sent", "known", "failed"]
@@ -84,7 +85,7 @@ def _send(store: RunStore, service: Service, sweep: str | None, again: bool, pro
                 f"run {store.run_id} has not finished: it has {count} samples so far.\n"
                 "  hint: run its command again; python -m kvbench.report --html shows it"
             )
-        digest, label = content_digest(metrics), plain(metrics["label"])
+        digest, label = content_digest(metrics), printable(metrics["label"])
         wanted = as_asked(service, prompts)
         if not again and store.deliveries().get(wanted) == digest:
             print(f"{store.run_id}  {label}: already sent")

@@ -46,22 +46,27 @@ def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
         mean: the run's mean score; None if unknown. If it is 0 on all samples in both runs, the text says that the
             comparison shows nothing.
     """
-    points, error, n = 100 * pair["diff"], pair["stderr"], pair["n"]
-    if error is None:
-        return f"differs from fp16 by {points:+.1f} points (n = {n}, too few for an interval)"
-    if not points and not error and mean == 0:
-        return f"scores 0 on all {n} samples, as does fp16, so the comparison shows nothing"
+    points, n = 100 * pair["diff"], pair["n"]
+    samples = "1 sample" if n == 1 else f"{n} samples"
+    same = not points and not pair["stderr"]
+    if same and mean == 0:
+        return f"scores 0 on all {samples}, as does fp16, so the comparison shows nothing"
     interval = pair_interval(mean, pair)
-    low, high = (points, points) if interval is None else (100 * end for end in interval)
-    if interval is not None and (low > 0 or high < 0):
+    if interval is None:
+        if same:
+            return f"shows no difference in {samples}"
+        return (
+            f"differs from fp16 by {points:+.1f} points (n = {n}, {'too few for' if n < 2 else 'without'} an interval)"
+        )
+    low, high = (100 * end for end in interval)
+    if low > 0 or high < 0:
         near, far = sorted((abs(low), abs(high)))
         return f"{'loses' if points < 0 else 'gains'} {abs(points):.1f} points (95 %: {near:.1f} to {far:.1f})"
-    span = "" if interval is None else f" (95 %: {low:+.1f} to {high:+.1f} points)"
-    if not points and not error:
-        if interval is not None and low > -NOTHING:
-            return f"loses nothing: less than {NOTHING:g} point on {n} samples{span}"
-        return f"shows no difference in {n} samples{span}"
-    return f"shows no clear difference from fp16 ({points:+.1f} points in {n} samples; 95 %: {low:+.1f} to {high:+.1f})"
+    if same:
+        if low > -NOTHING:
+            return f"loses nothing: less than {NOTHING:g} point on {samples} (95 %: {low:+.1f} to {high:+.1f} points)"
+        return f"shows no difference in {samples} (95 %: {low:+.1f} to {high:+.1f} points)"
+    return f"shows no clear difference from fp16 ({points:+.1f} points in {samples}; 95 %: {low:+.1f} to {high:+.1f})"
 
 
 def memory(run: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from kvbench.errors import ConfigError
 
@@ -125,6 +126,8 @@ def check_writable(folder: str, key: str, file: bool = False) -> None:
             raise ConfigError(key, folder, f"{place} is a file, not a folder", hint=f"name another folder: {key}=DIR")
         if not os.access(place, os.W_OK | os.X_OK):
             raise ConfigError(key, folder, f"{place} is not writable", hint=f"name another folder: {key}=DIR")
+        with TemporaryFile(dir=place):  # root may write anywhere, but there are folders that take no files: /proc
+            pass
         longest = os.pathconf(place, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
         for part in path.relative_to(place).parts:
             if len(os.fsencode(part)) > longest:

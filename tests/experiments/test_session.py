@@ -304,6 +304,11 @@ def test_the_same_run_is_made_once(monkeypatch):
     assert [outcome.run for outcome in runs.execute_all([one, two, one])] == [one, two] == made
 
 
+def test_dry_run_of_an_unknown_gpu_is_refused(capsys):
+    assert main(["cocktail/table2", "--dry-run", "--gpu", "rtx409"]) == 2
+    assert "did you mean 'rtx4090'" in capsys.readouterr().err
+
+
 def test_dry_run(empty, capsys, monkeypatch):
     from experiments.predict import Work, duration, expect, predicted
 

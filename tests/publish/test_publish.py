@@ -131,6 +131,14 @@ def test_what_has_changed_is_sent_again(tmp_path, sent):
     assert sent[-1].summary["tokens_per_s"] == 99.0
 
 
+def test_a_label_is_printed_with_control_characters_escaped(tmp_path, sent, capsys):
+    store = write(tmp_path / "results" / "runs", 1)
+    store.write_metrics({**store.metrics(), "label": "red \x1b[31m\nline"})
+    for _ in range(2):  # sent, then known
+        assert main([run_id(1)]) == 0
+        assert r"red \x1b[31m\nline" in capsys.readouterr().out
+
+
 def test_each_project_and_entity_and_what_is_asked_for_is_sent_once(tmp_path, sent):
     write(tmp_path / "results" / "runs", 1)
     for number, options in enumerate(

@@ -45,6 +45,18 @@ def test_nothing_is_lost_only_where_a_loss_of_a_point_is_excluded():
     assert sentences[381] == "loses nothing: less than 1 point on 381 samples (95 %: -1.0 to +1.0 points)"
 
 
+def test_a_single_sample_has_the_interval_that_the_table_shows():
+    assert effect({"diff": 0.0, "stderr": None, "n": 1}, 1.0) == (
+        "shows no difference in 1 sample (95 %: -79.3 to +79.3 points)"
+    )
+
+
+def test_no_interval_is_printed_where_none_is_known():
+    assert (
+        effect({"diff": 0.2, "stderr": 0.0, "n": 8}) == "differs from fp16 by +20.0 points (n = 8, without an interval)"
+    )
+
+
 def test_a_stored_interval_decides_and_not_the_standard_error():
     pair = {"diff": -0.1, "stderr": 0.04, "n": 8, "low": -0.4, "high": 0.05}
     assert effect(pair, 0.9).startswith("shows no clear difference from fp16 (-10.0 points in 8 samples; 95 %: -40.0")
