@@ -217,6 +217,8 @@ class RunSteps(RunState):
         own = [row for row in self.rows.values() if MEASURED in row]
         if self.team is not None or (runtime.arithmetic != "auto" and not own):
             return
+        if self.checked.model.dtype == "float32":  # there is nothing to choose
+            return
         kept = stored.kept_arithmetic(own, self.store, self.config)
         if kept is None or kept == runtime.arithmetic:
             return

@@ -90,7 +90,8 @@ def check(
         say: function that shows a message to the user.
 
     Raises:
-        OlderCodeError: there are rows made by older code, samples are missing, and ``runtime.mix_code`` is false.
+        OlderCodeError: there are rows made by older code, samples are missing, and ``runtime.mix_code`` is false or the
+            storage is among what has changed.
     """
     stored = {name: rows[name] for name in wanted if name in rows}
     _, older = split(stored, now)
@@ -100,6 +101,12 @@ def check(
     hint = remedies(older, checked)
     if not missing:
         say(f"{label}: warning: {finding}; the stored results are shown unchanged\n  hint: {hint}")
+    elif any(codes.STORAGE in parts for parts in older.values()):
+        raise OlderCodeError(
+            f"{label}: {finding}, and {missing} samples are missing. A run must not mix samples whose caches store in "
+            "different dtypes.\n"
+            "  hint: set runtime.rerun=true to repeat the old samples; or set model.dtype=float32 for a run in float32"
+        )
     elif checked.runtime.mix_code:
         say(
             f"{label}: warning: {finding}; the {missing} missing samples are made by the current code "

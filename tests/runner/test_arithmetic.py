@@ -59,6 +59,13 @@ def test_a_run_keeps_the_arithmetic_of_its_rows(tmp_path: Path, capsys: pytest.C
     assert dtypes(run(toy(tmp_path, limit=3, wanted="float32", rerun="all"))) == [("bfloat16", "float32")] * 3
 
 
+def test_a_run_stored_in_float32_has_no_arithmetic_to_keep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for limit in (1, 2):
+        config = toy(tmp_path, limit=limit, wanted="storage")
+        assert dtypes(run({**config, "model": {**config["model"], "dtype": "float32"}})) == [("float32",) * 2] * limit
+    assert "computes in" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("first", "second"), [("kivi", "fp16"), ("fp16", "kivi")])
 def test_runs_that_are_compared_share_their_arithmetic(first: str, second: str, tmp_path: Path) -> None:
     run(toy(tmp_path, first, wanted="storage"))
@@ -105,7 +112,7 @@ def test_rows_stored_in_float32_under_auto_are_older(stored: Path) -> None:
     metrics = run(tiny(stored, "auto"))
     assert metrics["run_id"] == AUTO and metrics["status"] == "older" and "storage" in metrics["older"]["parts"]
     with pytest.raises(OlderCodeError, match=r"storage \(was float32, is 16 bits\)"):
-        run(tiny(stored, "auto", limit=2))
+        run(tiny(stored, "auto", limit=2, mix_code=True))
     anew = run(tiny(stored, "auto", rerun=True))
     assert dtypes(anew) == [("bfloat16", "float32")] and anew["older"] is None
     before = json.loads((STORED / KIVI / "metrics.json").read_text(encoding="utf-8"))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvbench.methods.kivi import Kivi
+from kvbench.results import code as codes
 from kvbench.results.samples import MEASURED
 from kvbench.runner import stored
 from kvbench.runner.stored import OlderCodeError, remedies, split
@@ -70,6 +71,13 @@ def test_samples_are_not_added_to_older_rows_unless_one_says_so() -> None:
     assert "set runtime.mix_code=true to add the 1 missing samples anyway" in str(error.value)
     message = check(ROWS, ["a", "b", "absent"], 1, mix_code=True)
     assert message.endswith("; the 1 missing samples are made by the current code (runtime.mix_code=true)")
+
+
+def test_samples_of_another_storage_are_not_added_whatever_one_says() -> None:
+    rows = {"a": {MEASURED: {"code": NOW, "dtype": "float32"}}, "b": {MEASURED: {"code": NOW, "dtype": "bfloat16"}}}
+    now = {**NOW, **codes.storage_now({"model": {"dtype": "auto"}})}
+    with pytest.raises(OlderCodeError, match=r"(?s)1 of 3 samples.*storage.*runtime.rerun=true.*model.dtype=float32"):
+        stored.check(rows, ["a", "b", "absent"], 1, now, checked(mix_code=True), label="kivi int2", say=print)
 
 
 def test_a_class_whose_code_has_changed_may_get_a_new_version(monkeypatch) -> None:
