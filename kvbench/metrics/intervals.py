@@ -1,20 +1,24 @@
 """95 % intervals of means over samples, and of paired differences of two means over the same samples.
 
 Scores lie in 0..1. Shares of right answers, whose scores are 0 or 1, have Wilson's interval, and their paired
-differences Newcombe's (1998, Statistics in Medicine 17:2635, method 10). Other scores have a bootstrap; figures of
-which only mean and standard error are known have Student's t. A score of which all samples have the same value has an
-interval too: a share of at most z^2 / (n + z^2) of all answers can differ from those that were seen.
+differences Newcombe's (1998, Statistics in Medicine 17:2635, method 10). Other scores have a bootstrap, of few samples
+no narrower than Student's t; figures of which only mean and standard error are known have Student's t. A score of which
+all samples have the same value has an interval too: a share of at most z^2 / (n + z^2) of all answers can differ from
+those that were seen.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean, stdev
 
 #: quantile of the normal distribution for 95 %, on both sides
 Z = 1.959963984540054
 #: draws of the bootstrap
 DRAWS = 2000
+#: from this many samples on a bootstrap is believed: of two, it contains the mean in half of the cases
+ENOUGH = 30
 
 Interval = tuple[float, float]
 
@@ -196,6 +200,10 @@ def _bootstrap(values: Sequence[float], least: float, most: float) -> Interval:
     from kvbench.metrics.resampling import bootstrap
 
     low, high = bootstrap([[value] for value in values], draws=DRAWS)
+    n = len(values)
+    if n < ENOUGH:
+        below, above = _student(fmean(values), stdev(values) / math.sqrt(n), n, least, most)
+        low, high = min(low, below), max(high, above)
     return max(low, least), min(high, most)
 
 

@@ -151,7 +151,7 @@ def _doubts(runs: Sequence[Metrics]) -> list[str]:
                 name
             )
         busy = busyness(run["env"].get("load"))
-        if busy and timed(run):
+        if busy and timed(run) and run["ttft_s"].get("n", 1):
             doubts.setdefault(f"{busy}; set runtime.rerun=times to measure them again", []).append(name)
     return [f"{_some(names)}: {doubt}" for doubt, names in doubts.items()]
 

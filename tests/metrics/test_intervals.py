@@ -106,3 +106,11 @@ def test_the_samples_that_would_decide():
     assert intervals.deciding(0.0, 1.0, 20, 0.0, math.inf, 1.0) is None  # at the bound no number decides
     assert intervals.deciding(1.0, None, 1, 0.0, math.inf, 1.0) is None
     assert intervals.deciding(5.0, 1.0, 20, 0.0, math.inf, 100.0) == 21  # more than there are
+
+
+def test_a_bootstrap_of_few_scores_is_no_narrower_than_students_interval():
+    """Of two scores, t of 95 % is 12.7: mean 0.35, standard error 0.05."""
+    assert intervals.of_scores([0.3, 0.4]) == (0.0, pytest.approx(0.35 + 12.7062 * 0.05))
+    assert intervals.of_pairs([0.9, 0.8, 0.7], [0.8, 0.6, 0.4])[0] < 0, "three gains of 0.1 to 0.3 may be none"
+    many = [0.3, 0.4] * 15
+    assert intervals.of_scores(many)[1] - 0.35 < 2.045 * 0.05 / 29**0.5

@@ -86,6 +86,7 @@ def test_runs_over_given_tokens_are_not_said_to_lack_samples_or_quiet(kind: str)
     assert "warm-up" not in text and "other programs" not in text
     assert ("KL: divergence from fp16's predictions in nats per token" in text) == (kind == "fidelity")
     assert "other programs" in "\n".join(notes([with_(env=busy)]))
+    assert "other programs" not in "\n".join(notes([with_(env=busy, ttft_s={"n": 0})])), "a warm-up alone has no times"
 
 
 def test_arithmetic_is_named_where_it_differs() -> None:
