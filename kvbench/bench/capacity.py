@@ -83,7 +83,7 @@ def _run(args: argparse.Namespace) -> int:
                     **report.machine(),
                     "model": args.model,
                     "weights": args.weights,
-                    "dtype": args.dtype,
+                    **loaded.dtypes.names(),
                     "memory_limit_gb": args.memory_limit_gb,
                     "command": " ".join(args.argv),
                     "machine": {"before": before},

@@ -226,7 +226,7 @@ class Bench:
             **report.machine(),
             "model": self.args.model,
             "weights": self.args.weights,
-            "dtype": self.args.dtype,
+            **self.loaded.dtypes.names(),
             "memory_limit_gb": self.args.memory_limit_gb,
             "command": " ".join(self.args.argv),
             **self.extra,

@@ -21,7 +21,7 @@ Row = dict[str, Any]
 #: coefficient of variation over processes above which a point counts as unstable
 UNSTABLE = 0.03
 #: what processes must have in common
-COMMON = ("device", "model", "weights", "dtype", "memory_limit_gb")
+COMMON = ("device", "model", "weights", "dtype", "arithmetic", "memory_limit_gb")
 
 
 def load(paths: Sequence[Path]) -> list[Row]:
@@ -51,9 +51,13 @@ def load(paths: Sequence[Path]) -> list[Row]:
                 "  hint: fold only processes that measured the same work"
             )
         for key in COMMON:
-            if content.get(key) != contents[0].get(key):
+            # earlier versions, which record no arithmetic, computed in what they stored
+            mine, first = (
+                one.get(key, one.get("dtype") if key == "arithmetic" else None) for one in (content, contents[0])
+            )
+            if mine != first:
                 raise DataError(
-                    f"{path}: {key} is {content.get(key)}, but {contents[0].get(key)} in {paths[0]}\n"
+                    f"{path}: {key} is {mine}, but {first} in {paths[0]}\n"
                     "  hint: fold only processes that measured the same model on the same device"
                 )
     return contents

@@ -91,6 +91,11 @@ def test_files_must_belong_together(tmp_path: Path):
     assert len(load(names[:2])) == 2
     with pytest.raises(DataError, match=r"c\.json: model is other, but llama in .*a\.json"):
         load([names[0], names[2]])
+    for name, arithmetic in zip(names[1:3], ("bfloat16", "float32"), strict=True):
+        name.write_text(json.dumps({**process(0.0), "arithmetic": arithmetic}))
+    assert len(load(names[:2])) == 2  # files of earlier versions record none: it was the dtype
+    with pytest.raises(DataError, match=r"c\.json: arithmetic is float32, but bfloat16 in .*a\.json"):
+        load([names[0], names[2]])
     with pytest.raises(DataError, match=r"d\.json does not contain points"):
         load([names[3]])
     with pytest.raises(DataError, match=r"e\.json cannot be read"):
