@@ -32,17 +32,22 @@ def rows(sessions: Sequence[Session], samples: Sequence[Sample]) -> list[Result]
     """Run a batch for several methods, and return for each its rows or its error.
 
     Every session runs its first batch by itself, which warms up and measures the peak memory of prefill. So do samples
-    that are not answered (perplexity, points of time and memory), and batches for which memory does not suffice.
+    that are not answered (perplexity, points of time and memory), and batches for which memory does not suffice. Only
+    sessions that compute in the same dtype share a prefill.
 
     Args:
         sessions: the sessions of the runs, which share a model and a data set, and whose methods can share a prefill.
         samples: the samples.
     """
-    ready = [i for i, session in enumerate(sessions) if session.warm]
-    if len(ready) < 2 or not isinstance(samples[0].work, Generate):
-        return [_alone(session, samples) for session in sessions]
-    together = iter(_shared([sessions[i] for i in ready], samples))
-    return [next(together) if i in ready else _alone(session, samples) for i, session in enumerate(sessions)]
+    ready: dict[str, list[int]] = {}
+    for place, session in enumerate(sessions):
+        if session.warm and isinstance(samples[0].work, Generate):
+            ready.setdefault(session.machine.dtypes()["arithmetic"], []).append(place)
+    results: dict[int, Result] = {}
+    for places in ready.values():
+        if len(places) > 1:
+            results |= zip(places, _shared([sessions[i] for i in places], samples), strict=True)
+    return [results[i] if i in results else _alone(session, samples) for i, session in enumerate(sessions)]
 
 
 def _alone(session: Session, samples: Sequence[Sample]) -> Result:

@@ -119,6 +119,19 @@ def test_a_run_that_is_ahead_waits_for_the_others(tmp_path: Path, prefills: list
     assert len(prefills) == 2
 
 
+def test_a_prefill_is_shared_by_runs_of_one_arithmetic(tmp_path: Path, prefills: list[int]) -> None:
+    runs = few(tmp_path, model={"dtype": "auto"})
+    for each, wanted in zip(runs, ("float32", "storage", "storage"), strict=True):
+        first = {"dataset": {**each["dataset"], "limit": 1}, "runtime": {**each["runtime"], "arithmetic": wanted}}
+        run({**each, **first})
+    kinds = []
+    for metrics in run_together(runs):
+        assert isinstance(metrics, dict)
+        kinds.append({row[MEASURED]["arithmetic"] for row in rows_of(metrics).values()})
+    assert kinds == [{"float32"}, {"bfloat16"}, {"bfloat16"}]
+    assert prefills == [2], "the last sample of those in 16 bits; the sample before warms up"
+
+
 def test_what_cannot_share_runs_by_itself_and_says_why(tmp_path: Path, prefills: list[int], capsys: Any) -> None:
     runs = few(tmp_path)
     other = {**runs[1], "decoding": {"max_new_tokens": 1}}
