@@ -64,7 +64,7 @@ readme: install  ## the same job anew, kept in results/quickstart, and README's 
 	$(MAIN) runtime.results_dir=results/runs/readme hydra.sweep.dir=results/runs/readme/sweep
 	$(BIN)/python -m experiments.quickstart results/runs/readme/sweep --write
 
-test: install  ## all tests that need no GPU and no network (under 8 minutes)
+test: install  ## all tests that need no GPU and no network (under 7 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # what is there is enough: the environment, if there is one, or else python3

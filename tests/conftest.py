@@ -24,6 +24,9 @@ if not _gpu():  # must be known before anything imports triton
 # the same arithmetic on every CPU; tests of the choice take this away
 os.environ["KVBENCH_ARITHMETIC"] = "storage"
 
+# wandb stages files in the home folder, which need not be one that can be written
+os.environ.setdefault("WANDB_DATA_DIR", tempfile.gettempdir())
+
 # tests start kvbench a hundred times; without bytecode on disk each of them, and each worker, compiles all source again
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
