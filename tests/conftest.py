@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import tempfile
 import zlib
 from collections.abc import Iterator
 
