@@ -67,7 +67,7 @@ def test_a_run_is_shown_with_its_figures(built, tmp_path):
     assert "2 runs" in printed.out
     fp16, kivi = sorted(data["runs"], key=lambda run: run["id"])
     assert fp16["fp16"] is True and fp16["name"] == "fp16"
-    assert kivi["score"] == [0.83333, 0.33333, 3, -0.16667, 0.33333, 0.5, 1]  # with its interval
+    assert kivi["score"] == [0.83333, 0.71711, 3, -0.16667, 0.71711, 0.11622, 1]  # with its interval
     assert (kivi["kv"], kivi["bill"], kivi["ratio"]) == (1000, [600, 200, 200, 0, 0], 4)
     assert kivi["ttfts"] == [0.605, 0.625, 0.65, 0.675, 0.695, 2]  # without the warm-up sample
     assert kivi["tpots"][2:] == [0.025, 0.03, 0.03, 4]
@@ -247,7 +247,7 @@ def test_a_run_that_goes_on_has_the_figures_of_what_is_done(built, tmp_path):
     write(tmp_path / "runs", 1, unfinished=True)
     _, data, _ = built()
     (run,) = data["runs"]
-    assert (run["status"], run["done"], run["score"][:3]) == (UNFINISHED, 3, [0.83333, 0.33333, 3])
+    assert (run["status"], run["done"], run["score"][:3]) == (UNFINISHED, 3, [0.83333, 0.71711, 3])
     assert run["kv"] == 1000 and run["tpot"] == 0.025
 
 
