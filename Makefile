@@ -79,7 +79,7 @@ test-gpu:  ## all tests that need a GPU, with PYTHON as it is; PART=2/3 is the s
 	  exit $$((shared || alone && alone != 5))  # 5: this part has none of these
 
 test-slow:  ## tests that take minutes: notebooks, paper tables through a stand-in for the hub, sweeps on several workers
-	$(MAKE) install EXTRAS=test,lint,notebooks,browser,docs,launch,ray,lm-eval
+	$(MAKE) install EXTRAS=test,lint,notebooks,browser,docs,launch,ray,lm-eval,hf
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1800
 
 test-docs: install  ## the commands of README and docs that need no GPU, network or weights (10 minutes of processor time)
