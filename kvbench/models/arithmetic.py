@@ -93,11 +93,12 @@ def dtypes(
         raise ConfigError(VARIABLE, wanted, "is not an arithmetic", allowed=get_args(Arithmetic))
     if wanted == "float32" or storage == torch.float32:
         return Dtypes(storage, usual, torch.float32)
-    team = getattr(runtime, "tensor_parallel", None) is not None  # its ranks could not agree
-    if wanted == "storage" or device.type != "cpu" or team or not faster_in_float32(storage):
+    if wanted == "storage" or device.type != "cpu" or not faster_in_float32(storage):
         return Dtypes(storage, usual, storage)
     slower = ""
-    if any(kind.states for kind in layer_kinds(config)):
+    if getattr(runtime, "tensor_parallel", None) is not None:
+        slower = "ranks on several machines might choose differently"
+    elif any(kind.states for kind in layer_kinds(config)):
         # the states of hybrids are transformers' own, so they would take twice the bytes on such a machine
         slower = "the model's states would take the bytes of float32"
     else:

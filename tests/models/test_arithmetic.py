@@ -151,6 +151,12 @@ def test_hybrids_compute_in_the_storage_as_their_states_have_the_dtype_of_the_ar
     assert dtypes(wanted="float32").arithmetic == FP32
 
 
+def test_ranks_of_a_team_compute_in_the_storage_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe(monkeypatch, 3.0)
+    got = arithmetic.dtypes("auto", RuntimeConfig(tensor_parallel="auto"), CPU, config(BF16))
+    assert got.arithmetic == BF16 and "ranks" in got.slower
+
+
 def test_the_probe_runs_once_for_a_machine_and_its_instructions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,8 +186,18 @@ def test_without_a_folder_to_write_to_the_probe_is_made(monkeypatch: pytest.Monk
     assert arithmetic.faster_in_float32(BF16) and arithmetic.faster_in_float32(BF16) and calls == [BF16]
 
 
-def test_the_probe_compares_the_two_dtypes() -> None:
-    assert arithmetic._speed_up(FP32) == pytest.approx(1.0, abs=0.9)
+def test_the_probe_compares_the_quickest_products_of_both_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, shapes, spent = [0.0], set(), {BF16: [9.0, 3.0, 6.0], FP32: [9.0, 2.0, 4.0]}  # the first one warms up
+
+    def linear(x: torch.Tensor, weight: torch.Tensor) -> None:
+        shapes.add((tuple(x.shape), tuple(weight.shape), x.dtype == weight.dtype))
+        times = spent[x.dtype]
+        clock[0] += times.pop(0) if len(times) > 1 else times[0]
+
+    monkeypatch.setattr(torch.nn.functional, "linear", linear)
+    monkeypatch.setattr(arithmetic, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    assert arithmetic._speed_up(BF16) == 1.5
+    assert shapes == {((512, 512), (1536, 512), True)}
 
 
 def test_a_model_of_either_arithmetic_fills_its_cache_with_the_same(tmp_path: Path) -> None:
