@@ -100,6 +100,17 @@ def test_attention_that_was_not_observed_is_explained(rule):
     assert "set observe_prompt in Own (it is 0)" in message
 
 
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        (checked, "AssertionError: assertion failed"),
+        (lambda keys, attention: attention.sum(2), "AttributeError: 'NoneType' object has no attribute 'sum'"),
+    ],
+)
+def test_the_reason_of_a_failed_score_is_given_or_named(rule, reason):
+    assert f"({reason})." in refusal(rule)
+
+
 def test_another_error_of_score_stays_as_it_is():
     def rule(keys, attention):
         raise TypeError("of its own")
