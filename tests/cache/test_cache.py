@@ -68,6 +68,8 @@ def test_keys_and_values_of_different_sizes_count_each_by_its_own():
     sliding = KVCache(load_method("fp16"), 2, windows=[5, None])
     feed(sliding, *zoo.random_kv(8))
     assert sliding.bill().fp16_equivalent == TOKEN * (4 + 8)  # what stock transformers keeps
+    # transformers' masks go over all tokens seen, in layers with a window too: which of them are held is the layer's
+    assert sliding.is_sliding == [False, False] and sliding.get_mask_sizes(1, 0) == (9, 0)
 
 
 # -- rollback -------------------------------------------------------------------------------------------------------

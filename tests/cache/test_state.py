@@ -92,3 +92,21 @@ def test_segments_know_the_queues_of_their_cache():
     assert [store.packed.packs for store in layer.stores()] == [layer.progress.packs] * 2
     rolling = placed(load_method("streamingllm", budget=24, position="original"), 30)
     assert [window.rolls for window in rolling.rolling()] == [rolling.progress.rolls] * 2
+
+
+class _PerHead:
+    """A basis with a matrix for each of some KV heads, which says which ones it was asked for."""
+
+    heads = 2
+
+    def of_heads(self, first: int, count: int) -> tuple[int, int]:
+        return first, count
+
+
+def test_a_process_alone_has_the_matrices_of_all_heads_and_a_rank_those_of_its_own():
+    layer = placed(load_method("fp16"), 4, [0])
+    basis = _PerHead()
+    layer.method.transform = lambda layer, side: basis
+    assert layer.heads == 2 and layer.transform("key") is basis
+    layer.heads, layer.progress.rank = 1, (1, 2)
+    assert layer.transform("key") == (1, 1)

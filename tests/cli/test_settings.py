@@ -158,3 +158,17 @@ def test_a_template_needs_no_quotes_of_its_own(text: str, multirun: bool) -> Non
     assert made.dataset.template == (text if text != '"{question}"' else "{question}")
     assert template("dataset.fields={question:q}") == "dataset.fields={question:q}"
     assert template("dataset.template=null") == "dataset.template=null"
+
+
+def test_keys_are_checked_without_a_look_at_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which keys exist depends on the choices alone; the model's files are read once, for the job itself."""
+    from kvbench.cli import compose
+
+    read, filled = [], compose.filled
+    monkeypatch.setattr(compose, "_COMPOSED", {})
+    monkeypatch.setattr(compose, "filled", lambda *given: read.append(given[2]) or filled(*given))
+    with pytest.raises(ConfigError, match=r"method\.residul"):
+        Composer().check(["method=kivi", "model=tiny", "method.residul=3"])
+    assert read == []
+    Composer().check(["method=kivi", "model=tiny", "method.residual=64"])
+    assert read == [["method=kivi", "model=tiny", "method.residual=64"]]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvbench.cache.segments.packed import PackedSegment
-from kvbench.errors import ConfigError
+from kvbench.errors import CacheError, ConfigError
 from kvbench.methods import KeepMethod, load_method
 from kvbench.methods.bytes import kv_bytes
 from tests import zoo
@@ -181,3 +181,14 @@ def test_a_model_answers_from_what_is_kept():
             outs.append(model(torch.tensor([[5]]), past_key_values=cache).logits)
         assert cache.layers[1].positions(0).shape == (2, 41)
     torch.testing.assert_close(outs[0], outs[1], rtol=0, atol=1e-5)
+
+
+def test_exact_prompt_tokens_cannot_be_taken_back_after_eviction():
+    """What was dropped depends on the whole prompt, so a shorter one would have kept other tokens."""
+    layer = filled(load_method("keep", quantizer="int8", **FIELDS), 0)
+    assert min(store.tail.lengths[0] for store in layer.stores()) == 14
+    with pytest.raises(CacheError, match="only the newest 0 can be removed"):
+        layer.crop(-1)
+    feed(layer, *(x[:, :, :1] for x in MORE))
+    layer.crop(-1)
+    assert layer.seen == 100

@@ -134,8 +134,11 @@ def test_the_bundled_calibration_is_found_and_is_part_of_the_identity(tmp_path, 
     again = load_method("oscar", calibration=str(copy))
     again.prepare(model_config("tiny", None, None, False))
     assert again.identity() == method.identity() and again.hyperparameters()["calibration"] == str(copy)
-    with pytest.raises(ConfigError, match=r"none for llama2-7b(?s:.*)calibrate method=oscar --model llama2-7b --text"):
+    with pytest.raises(
+        ConfigError, match=r"none for llama2-7b(?s:.*)calibrate method=oscar --model llama2-7b --text"
+    ) as e:
         load_method("oscar").prepare(model_config("llama2-7b", None, None, False))
+    assert "--random" not in str(e.value), "a trained model is not calibrated with random weights"
     with pytest.raises(ConfigError, match=r"none for tiny-random .*-oscar\S* \(tiny\)(?s:.*)--model tiny --random"):
         load_method("oscar").prepare(model_config("tiny", None, None, True))
     plain = load_method("oscar", basis="rotation")

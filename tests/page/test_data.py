@@ -143,3 +143,12 @@ def test_numbers_are_short_and_texts_whole_or_cut():
     assert not set("<>&") & set(numbers.encoded("<>&\ud83d")) and numbers.encoded([1, 2]) == "[1,2]"
     with pytest.raises(ValueError, match="not JSON compliant"):
         numbers.encoded(float("nan"))
+
+
+def test_the_times_of_an_unfinished_run_are_those_of_the_device_with_most_samples(page, tmp_path):
+    rows = [row(n, 1.0) for n in range(5)]
+    for entry in rows[:2]:
+        entry["measured"] |= {"device": "another", "step_s": [0.5] * 4}
+    write(tmp_path / "runs", 1, rows=rows, unfinished=True)
+    (run,) = page()["runs"]
+    assert (run["device"], run["done"], run["tpot"]) == ("a processor", 5, 0.025)

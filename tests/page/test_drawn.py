@@ -141,7 +141,7 @@ def test_points_are_lines_over_the_prompt_at_the_batch_with_most(
     assert axes.set_xticks.call_args.args == ([1000, 4096], ["1000", "4k"])
     assert axes.set_xscale.call_args.kwargs == {"base": 2} and axes.set_yscale.call_args.args == ("log",)
     assert axes.set.call_args.kwargs["xlabel"] == "prompt tokens (batch 2)"
-    assert axes.figure.suptitle.call_args.args == ("times",)
+    assert axes.figure.suptitle.call_args.args == ("times",) and axes.figure.legend.call_count == 1
     single = drawn([POINTS[1]], tmp_path, monkeypatch)[0]["points-tpot"]
     assert not single.set_xscale.called and single.set_xticks.call_args.args == ([4096], ["4k"])
 

@@ -85,3 +85,13 @@ def test_constant_tokens_and_numbers_that_are_not_finite():
     x[1, 3] = float("inf")
     with pytest.raises(NonFiniteError, match=r"index \(1, 3\)"):
         OscarQuantizer(2, 0.96).quantize(x)
+
+
+@pytest.mark.parametrize("scales", ["fp16", "fp32"])
+def test_code_0_stands_for_the_minimum(scales):
+    quantizer = OscarQuantizer(2, 0.96, scales=scales)
+    _, params = quantizer.encode(rows("V"))
+    lowest = quantizer.decode(torch.zeros(rows("V").shape, dtype=torch.uint8), params, torch.float32)
+    minimum = quantizer.minimum(params).float()
+    assert minimum.shape == lowest[..., :1].shape
+    torch.testing.assert_close(lowest, minimum.expand_as(lowest), rtol=1e-6, atol=1e-6)

@@ -134,3 +134,11 @@ def test_workers_per_gpu_that_are_no_number_are_refused(text: str, monkeypatch: 
     monkeypatch.setenv(gate.PER_GPU, text)
     with pytest.raises(ConfigError, match="must be a whole number, 1 or greater"):
         gate.per_gpu()
+
+
+def test_ledgers_are_made_where_there_is_no_folder_for_others_to_read(tmp_path: Path) -> None:
+    place = tmp_path / "new" / "ledgers"
+    for _ in range(2):
+        with gate.entered("fake", SIZE, 900, ledgers=place):
+            assert len(entries(place)) == 1
+    assert place.stat().st_mode & 0o777 == 0o700

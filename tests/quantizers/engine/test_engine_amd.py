@@ -97,3 +97,16 @@ def test_slots_are_padded_with_the_values(name, head, rope, nbytes):
 def test_head_sizes_that_do_not_fit_are_refused(name, head, rope):
     with pytest.raises(ConfigError, match=f"not {head}"):
         octave(name, head, rope)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "nbytes"), [("octave_k3v4", 64, 72), ("octave_k3v3", 64, 64), ("octave_k3v3_compact", 64, 52)]
+)
+def test_the_parameters_of_a_value_hold_its_scale_and_the_padding(name, head, nbytes):
+    """What is stored of a token: 4 bits a channel, in compact slots 3, and parameters of 2 bytes."""
+    key, value = octave(name, head, head)
+    packed = sum(
+        head * (3 if "compact" in name or (side is value and side.bits == 3) else 4) // 8 for side in (key, value)
+    )
+    stored = [side.parameters(torch.float16)[0].shape(1, head)[-1] for side in (key, value)]
+    assert packed + 2 * sum(stored) == nbytes
