@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kvbench.config.setting import SYNTAX, parse, typed
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.models import by_name
@@ -17,7 +15,7 @@ from kvbench.models.spec import ModelConfig
 from kvbench.tasks.base import Sample, Task
 from kvbench.tasks.load import load as load_task
 from kvbench.tasks.work import Generate
-from kvbench.util.confdir import options
+from kvbench.util.confdir import options, read_choice
 from kvbench.util.requirements import check_packages
 from kvbench.util.schema import build
 
@@ -158,7 +156,7 @@ def grouped(words: Iterable[str]) -> dict[str, dict[str, Any]]:
     files = options("dataset")
     if chosen["dataset"] not in files:
         raise ConfigError("dataset", chosen["dataset"], "no such dataset", allowed=files)
-    data = yaml.safe_load(files[chosen["dataset"]].read_text(encoding="utf-8"))
+    data = read_choice(files[chosen["dataset"]])
     return {
         "model": by_name.group(chosen["model"], changes["model"]),
         "dataset": {**data, **changes["dataset"]},

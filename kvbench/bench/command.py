@@ -12,15 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
-
 from kvbench.bench.choices import count, device, method_of, positive, rows, several
 from kvbench.config.setting import SYNTAX
 from kvbench.errors import KvbenchError
 from kvbench.models.spec import Weights
 from kvbench.parallel import launch
 from kvbench.tasks.efficiency import STOCK
-from kvbench.util.confdir import options
+from kvbench.util.confdir import options, read_choice
 
 #: command -> description
 COMMANDS = {
@@ -36,7 +34,7 @@ def preset(command: str) -> dict[str, Any]:
     Args:
         command: ``tpot``, ``prefill`` or ``memory``.
     """
-    data = yaml.safe_load(options("dataset")[f"efficiency/{command}"].read_text(encoding="utf-8"))
+    data = read_choice(options("dataset")[f"efficiency/{command}"])
     return {key: value for key, value in data.items() if key not in ("_target_", "name")}
 
 

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import yaml
 from hydra import initialize_config_dir
 
 from kvbench import tasks
@@ -28,7 +27,7 @@ from kvbench.models.spec import ModelConfig
 from kvbench.retrieval.weights import fetch_weights
 from kvbench.tasks import data, hub_files
 from kvbench.tasks.data import HubSource
-from kvbench.util.confdir import conf_dir, options
+from kvbench.util.confdir import conf_dir, options, read_choice
 from kvbench.util.progress import say
 from kvbench.util.schema import MOST_TOKENS, build
 
@@ -194,7 +193,7 @@ def encoders(method: Mapping[str, Any]) -> list[str]:
     draft = options("method").get(str(method.get("draft")))
     if draft is not None and method.get("gamma"):
         changed = method.get("draft_options") or {}
-        names.append(changed.get("encoder", yaml.safe_load(draft.read_text(encoding="utf-8")).get("encoder")))
+        names.append(changed.get("encoder", read_choice(draft).get("encoder")))
     return [str(name) for name in names if name]
 
 

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.override_parser.types import Override
 
 from kvbench.cli.overrides import value
 from kvbench.config.run_config import GROUPS, DecodingConfig
 from kvbench.errors import ConfigError, nearest
-from kvbench.util.confdir import options
+from kvbench.util.confdir import options, read_choice
 from kvbench.util.schema import field_names, unknown
 
 
@@ -71,7 +70,7 @@ class Keys:
         """Return ``GROUP.name`` for each group in which some choice has the key `name`."""
         homes = [f"decoding.{name}"] if "decoding" in groups and name in field_names(DecodingConfig) else []
         for group in groups:
-            if any(name in _yaml(path) for path in self._files(group).values()):
+            if any(name in read_choice(path) for path in self._files(group).values()):
                 homes.append(f"{group}.{name}")
         return homes
 
@@ -119,15 +118,10 @@ class Keys:
         if len(path) != 1:
             return ""
         group = path[0]
-        keys = {choice: [str(key) for key in _yaml(file)] for choice, file in self._files(group).items()}
+        keys = {choice: [str(key) for key in read_choice(file)] for choice, file in self._files(group).items()}
         near = nearest(part, {name for names in keys.values() for name in names})
         if near:
             having = " or ".join(f"{group}={choice}" for choice, names in keys.items() if near in names)
             return f"choose {having}, which has the key '{near}', and set {group}.{near}={shown}"
         homes = self._homes(part)
         return f"did you mean '{homes[0]}'?" if homes else ""
-
-
-def _yaml(path: Path) -> Mapping[str, Any]:
-    data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return data if isinstance(data, Mapping) else {}

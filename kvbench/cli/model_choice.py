@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -19,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kvbench.errors import ConfigError
 from kvbench.models import by_name
 from kvbench.models.labels import labelled
-from kvbench.util.confdir import conf_dir, options
+from kvbench.util.confdir import conf_dir, options, read_choice
 
 
 def accept(choice: Any, presets: Sequence[str], listing: str, extra: Path | None = None) -> None:
@@ -77,8 +76,8 @@ def filled(config: DictConfig, choice: str | None, texts: Sequence[str], extra: 
     group = {str(key): value for key, value in plain.items()}
     keys = {text.split("=", 1)[0].partition("model.")[2] for text in texts if text.startswith("model.")}
     if choice in presets:
-        preset = yaml.safe_load(presets[choice].read_text(encoding="utf-8"))
-        checked = labelled(group, preset if isinstance(preset, dict) else {}, keys)
+        preset = read_choice(presets[choice])
+        checked = labelled(group, preset, keys)
     else:
         checked = by_name.described(choice, group, keys, presets)
     with open_dict(config):

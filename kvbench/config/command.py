@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-import yaml
-
 from kvbench.config.setting import written
 from kvbench.results.identity import method_name
-from kvbench.util.confdir import conf_dir, options
+from kvbench.util.confdir import conf_dir, options, read_choice
 
 #: keys that the choice of a group determines, or that do not change what a run does
 _IMPLIED = {
@@ -138,5 +136,4 @@ def _choices(group: str) -> frozenset[str]:
 
 @cache
 def _file(name: str) -> dict[str, Any]:
-    content = yaml.safe_load((conf_dir() / f"{name}.yaml").read_text(encoding="utf-8"))
-    return content if isinstance(content, dict) else {}
+    return read_choice(conf_dir() / f"{name}.yaml")

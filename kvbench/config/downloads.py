@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from kvbench import tasks
 from kvbench.errors import DataError, ModelError
 from kvbench.hub.transfer import amount
@@ -18,7 +16,7 @@ from kvbench.models.locate import is_cached
 from kvbench.models.spec import ModelConfig
 from kvbench.tasks import hub_files
 from kvbench.tasks.base import Task
-from kvbench.util.confdir import options
+from kvbench.util.confdir import options, read_choice
 from kvbench.util.schema import build
 
 #: bytes per parameter of the papers' checkpoints, which are stored in 16 bits
@@ -61,7 +59,7 @@ def downloads(models: Iterable[str], datasets: Iterable[str]) -> list[Download]:
     """
     entries = [model_download(build(ModelConfig, by_name.group(name), "model")) for name in dict.fromkeys(models)]
     for name in dict.fromkeys(datasets):
-        group = yaml.safe_load(options("dataset")[name].read_text(encoding="utf-8"))
+        group = read_choice(options("dataset")[name])
         entries += data_downloads(tasks.load(group), group)
     return list(dict.fromkeys(entry for entry in entries if entry is not None))
 

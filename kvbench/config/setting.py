@@ -14,12 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method
 from kvbench.methods.load import load_method, true_name
-from kvbench.util.confdir import options
+from kvbench.util.confdir import options, read_choice
 
 #: the grammar in one line, for help texts
 SYNTAX = (
@@ -250,7 +248,7 @@ def _preset(name: str) -> dict[str, Any]:
     presets = options("quantizer")
     if name not in presets:
         raise ConfigError("quantizer", name, "no such quantizer", allowed=presets)
-    return dict(yaml.safe_load(presets[name].read_text(encoding="utf-8")))
+    return read_choice(presets[name])
 
 
 def _default_quantizer(method: str) -> str:

@@ -13,11 +13,9 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import yaml
-
 from kvbench.errors import CombinationError, ConfigError
 from kvbench.quantizers.spec import QuantizerSpec
-from kvbench.util.confdir import options
+from kvbench.util.confdir import options, read_choice
 from kvbench.util.schema import build
 
 #: a map as it is typed: text, a list of its entries, or a mapping of layers to formats
@@ -172,6 +170,6 @@ def with_formats(method: M, form: str, takes: Sequence[str]) -> M:
 
 
 def _preset(name: str) -> QuantizerSpec:
-    data = yaml.safe_load(options("quantizer")[name].read_text(encoding="utf-8"))
+    data = read_choice(options("quantizer")[name])
     spec = build(QuantizerSpec, {key: value for key, value in data.items() if key != "defaults"}, "quantizer")
     return spec.as_default(spec)

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method
 from kvbench.quantizers.spec import QuantizerSpec, described, preset
-from kvbench.util.confdir import conf_dir, options
+from kvbench.util.confdir import conf_dir, options, read_choice
 from kvbench.util.schema import build, load_class
 
 #: entry-point group by which another package offers methods: name = "module:Class"
@@ -79,7 +77,7 @@ def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) 
             )
         path = options("quantizer").get(preset(instance.quantizer.name))
         if path is not None:  # a preset's groups are fitted to the model's heads, a person's are not
-            standard = {k: v for k, v in yaml.safe_load(path.read_text(encoding="utf-8")).items() if k != "defaults"}
+            standard = {k: v for k, v in read_choice(path).items() if k != "defaults"}
             instance.quantizer = instance.quantizer.as_default(build(QuantizerSpec, standard, "quantizer"))
     return instance
 
@@ -94,7 +92,7 @@ def true_name(quantizer: Mapping[str, Any]) -> str:
     """
     name = str(quantizer.get("name"))
     path = options("quantizer").get(preset(name))
-    standard = None if path is None else yaml.safe_load(path.read_text(encoding="utf-8"))
+    standard = None if path is None else read_choice(path)
     return described(name, quantizer, standard)
 
 
@@ -128,7 +126,7 @@ def _read(group: str, name: str) -> dict[str, Any]:
     """Read one option of a group as plain data."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else conf_dir() / group / f"{name}.yaml"
     if path.is_file():
-        return dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+        return read_choice(path)
     entry_points = importlib.metadata.entry_points(group=ENTRY_POINTS, name=name) if group == "method" else ()
     for entry in entry_points:
         cls = entry.load()

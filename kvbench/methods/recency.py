@@ -155,15 +155,13 @@ class RecencyMethod(Method):
         ``exact(n)`` must be a whole number from 0 to n, packed tokens must never return to full precision, and groups
         must be packed as a whole. :meth:`check` calls this method after checking the formats.
         """
-        for n in range(TRIED):
-            self._check_exact(n)
+        exact = [self._checked_exact(n) for n in range(TRIED)]
         if self.evict:
             return
         groups = [int(form.group_size) if form.axis == "channel" else 1 for form in self.formats()]
         before = (0, 0)
-        for n in range(TRIED):
-            exact = self.windows(self.sinks + n)
-            packed = (n - exact[0], n - exact[1])
+        for n, (keys, values) in enumerate(exact):
+            packed = (n - keys, n - values)
             for side, group, now, earlier in zip(SIDES, groups, packed, before, strict=True):
                 if now < earlier:
                     raise ConfigError(
@@ -182,8 +180,8 @@ class RecencyMethod(Method):
                     )
             before = packed
 
-    def _check_exact(self, n: int) -> None:
-        """Raise ConfigError unless ``exact(n)`` is a whole number from 0 to n, or a pair of them."""
+    def _checked_exact(self, n: int) -> tuple[int, int]:
+        """Return ``exact(n)`` as a pair; raise ConfigError unless it is one or two whole numbers from 0 to n."""
         exact = self.exact(n)
         counts = exact if isinstance(exact, tuple) else (exact, exact)
         if len(counts) != 2 or not all(type(count) is int and 0 <= count <= n for count in counts):
@@ -197,6 +195,7 @@ class RecencyMethod(Method):
                     "8, 0) instead of n - 8"
                 ),
             )
+        return counts[0], counts[1]
 
     def reach(self) -> Reach | None:
         """Return the largest number of tokens at which the cache is still entirely in full precision.

@@ -12,14 +12,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from kvbench.errors import ConfigError, nearest
 from kvbench.models import checkpoint
 from kvbench.models.labels import labelled
 from kvbench.models.locate import Description, fetch_description
 from kvbench.models.spec import is_repository, local_folder, without_secrets
-from kvbench.util.confdir import options
+from kvbench.util.confdir import options, read_choice
 from kvbench.util.requirements import exists
 
 #: the `model` group for a checkpoint without a preset; :func:`described` fills in values from the checkpoint
@@ -143,7 +141,7 @@ def group(name: str, changes: Mapping[str, Any] | None = None, key: str = "model
     presets, changes = options("model"), dict(changes or {})
     check(name, presets, key=key)
     if name in presets:
-        preset = yaml.safe_load(presets[name].read_text(encoding="utf-8"))
+        preset = read_choice(presets[name])
         return labelled({**preset, **changes}, preset, set(changes))
     return described(name, {**PLAIN, **changes}, set(changes), presets, key)
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-import yaml
-
 from kvbench.errors import ConfigError, DataError
 from kvbench.tasks.base import Sample, Setup, Task, TokenTask
 from kvbench.tasks.data import HubSource
@@ -24,6 +22,7 @@ from kvbench.tasks.perplexity import Perplexity
 from kvbench.tasks.texts import DOCUMENTS
 from kvbench.tasks.work import CompareTokens, Generate, ScoreText
 from kvbench.util.confdir import options as choices
+from kvbench.util.confdir import read_choice
 from kvbench.util.requirements import Package
 from kvbench.util.schema import MOST_TOKENS, bounded, unknown
 
@@ -142,7 +141,7 @@ class Fidelity(TokenTask):
         names = choices("dataset")
         if self.over not in names:
             raise unknown("dataset.over", self.over, "no such data set", names)
-        content = yaml.safe_load(names[self.over].read_text(encoding="utf-8"))
+        content = read_choice(names[self.over])
         if "defaults" in content or content.get("_target_") == f"{__name__}.Fidelity":
             raise ConfigError("dataset.over", self.over, "has neither texts nor prompts with answers")
         if content.get("_target_") == WINDOWS:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from kvbench.errors import KvbenchError
 
@@ -42,6 +47,18 @@ def options(group: str, extra: Path | None = None) -> dict[str, Path]:
     for folder in (conf_dir() / group, *([extra / group] if extra else [])):
         choices |= {p.relative_to(folder).with_suffix("").as_posix(): p for p in folder.rglob("*.yaml")}
     return dict(sorted(choices.items()))
+
+
+def read_choice(path: Path) -> dict[str, Any]:
+    """Return what a YAML file of the configuration holds, for the caller to change; empty if that is no mapping."""
+    return deepcopy(_parsed(path.read_text(encoding="utf-8")))
+
+
+@lru_cache(maxsize=512)
+def _parsed(text: str) -> dict[str, Any]:
+    # by text and not by path: parsing takes a hundred times as long as reading, and files may change
+    data = yaml.safe_load(text)
+    return data if isinstance(data, dict) else {}
 
 
 def summary(path: Path) -> str:

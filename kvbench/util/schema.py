@@ -7,6 +7,7 @@ optional ``check()`` covers what annotations cannot express. This module does no
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import math
@@ -71,7 +72,7 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
     for key in data:
         if key not in names:
             raise unknown(join(prefix, str(key)), data[key], f"no such key{_undecorated(cls)}", names)
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         if not field.init:
@@ -84,6 +85,11 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
                 key, None, "is missing", hint=f"set a value, for example {key}={example(hints[field.name])}"
             )
     return cls(**values)
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def unknown(key: str, value: Any, problem: str, names: Iterable[str], hint: str = "") -> ConfigError:
