@@ -72,7 +72,7 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
     for key in data:
         if key not in names:
             raise unknown(join(prefix, str(key)), data[key], f"no such key{_undecorated(cls)}", names)
-    hints = _hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         if not field.init:
