@@ -30,15 +30,12 @@ FP16_MAX = 65504.0
 class Quantized:
     """A quantized tensor: its packed codes and the parameters needed to dequantize it.
 
-    Shapes are given for a tensor ``[..., T, D]`` of T tokens with D channels, in groups of G elements.
+    Shapes are given for the original tensor ``[..., T, D]`` of T tokens with D channels, in groups of G elements.
 
     Args:
-        quantizer: the quantizer that encoded the tensor; :meth:`dequantize` decodes with it.
         packed: one flat uint8 tensor per plane of the codes (:func:`kvbench.quantizers.packing.pack`).
         params: ``(scale, minimum)`` of every group, or ``(scale, zero point)`` for :class:`AtomQuantizer`. Both have
             the shape ``[..., T/G, D]`` for axis ``channel`` and ``[..., T, D/G]`` for axis ``token``.
-        shape: shape of the original tensor.
-        dtype: dtype of the original tensor.
     """
 
     quantizer: AffineQuantizer
@@ -78,8 +75,7 @@ class AffineQuantizer:
         bits: bits per code, one of :data:`~kvbench.quantizers.spec.PLANES`.
         group_size: number of elements that share a scale and a minimum; None (axis ``token`` only) means all channels
             of a head.
-        axis: direction in which groups are formed. ``"channel"``: a group consists of consecutive tokens of the same
-            channel; ``"token"``: of consecutive channels of the same token.
+        axis: direction in which groups are formed (:class:`~kvbench.quantizers.spec.FormatSpec`).
     """
 
     def __init__(self, bits: int, group_size: int | None, axis: Axis = "channel") -> None:
@@ -91,10 +87,7 @@ class AffineQuantizer:
         return f"{type(self).__name__}(bits={self.bits}, group_size={self.group_size}, axis={self.axis!r})"
 
     def quantize(self, x: Tensor) -> Quantized:
-        """Quantize keys or values and pack the codes.
-
-        Args:
-            x: tensor ``[..., T, D]`` of T tokens with D channels.
+        """Quantize keys or values ``[..., T, D]`` and pack the codes.
 
         Raises:
             ConfigError: the group size does not divide T (axis ``channel``) or D (axis ``token``).
@@ -104,10 +97,7 @@ class AffineQuantizer:
         return Quantized(self, pack(codes, self.bits), params, x.shape, x.dtype)
 
     def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Quantize keys or values without packing the codes.
-
-        Args:
-            x: tensor ``[..., T, D]`` of T tokens with D channels.
+        """Quantize keys or values ``[..., T, D]`` of T tokens with D channels, without packing the codes.
 
         Returns:
             The codes, uint8 in the shape of `x`, and the parameters of all groups, shaped as in :class:`Quantized`.
@@ -129,9 +119,7 @@ class AffineQuantizer:
         """Compute codes and parameters of a tensor that :meth:`group` has reshaped. Subclasses override this step.
 
         Args:
-            x: tensor in which the elements of a group lie along a dimension of their own (:meth:`group`).
-            low: minimum of each group, shaped like `x` but with size 1 in that dimension.
-            high: maximum of each group, in the same shape.
+            low: minimum of each group, shaped like `x` but with size 1 along the group; likewise `high`.
 
         Returns:
             The codes, whole numbers in a floating-point dtype in the shape of `x`, and ``(scale, minimum)`` in the
@@ -165,11 +153,6 @@ class AffineQuantizer:
         The caller multiplies the elements, the minimum and the scale of a group by its factor, which leaves the codes
         the same.
 
-        Args:
-            step: scale of each group, in the dtype in which codes are computed.
-            base: minimum of each group.
-            high: maximum of each group.
-
         Returns:
             The factors in the shape of `step`; None if no group needs one, or if codes are not computed in fp16.
         """
@@ -182,25 +165,18 @@ class AffineQuantizer:
     def whole(number: int, like: Tensor) -> Tensor:
         """Return `number` as a tensor without dimensions, so that dividing by it is correctly rounded on CUDA too.
 
-        CUDA divides by a Python number inexactly: it multiplies by the rounded reciprocal.
-
-        Args:
-            number: a whole number.
-            like: tensor on whose device the result is placed. The result is fp16 if `like` is, else fp32.
+        CUDA divides by a Python number inexactly: it multiplies by the rounded reciprocal. The result is on the device
+        of `like`, and fp16 if `like` is, else fp32.
         """
         dtype = torch.float16 if like.dtype == torch.float16 else torch.float32
         return torch.full((), number, dtype=dtype, device=like.device)
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Dequantize unpacked codes.
+        """Dequantize unpacked codes ``[..., T, D]``, in their shape.
 
         Args:
-            codes: unpacked codes, ``[..., T, D]``.
             params: ``(scale, minimum)`` of the groups, shaped as in :class:`Quantized`.
             dtype: dtype of the result. For fp16, every operation is rounded to fp16; for bf16, arithmetic is in fp32.
-
-        Returns:
-            The values, ``[..., T, D]``.
         """
         work = torch.float32 if dtype == torch.bfloat16 else dtype
         scale, minimum = (self.expand(p.to(work)) for p in params)
@@ -210,18 +186,11 @@ class AffineQuantizer:
         return values.view(codes.shape).to(dtype)
 
     def minimum(self, params: tuple[Tensor, ...]) -> Tensor:
-        """Return the value that code 0 stands for in each group.
-
-        Args:
-            params: the parameters of the groups, as :meth:`encode` returns them.
-        """
+        """Return the value that code 0 stands for in each group."""
         return params[1]
 
     def group(self, x: Tensor) -> Tensor:
-        """Reshape keys or values so that the elements of a group lie along a dimension of their own.
-
-        Args:
-            x: tensor ``[..., T, D]`` of T tokens with D channels.
+        """Reshape keys or values ``[..., T, D]`` so that the elements of a group lie along a dimension of their own.
 
         Returns:
             For groups of G elements, ``[..., T/G, G, D]`` if the axis is ``channel``, and ``[..., T, D/G, G]`` if it is
@@ -241,31 +210,16 @@ class AffineQuantizer:
         return x.view(*x.shape[:-1], channels // size, size)
 
     def expand(self, param: Tensor) -> Tensor:
-        """Insert a dimension of size 1 into a tensor of scales or minima, so that it broadcasts over grouped elements.
-
-        Args:
-            param: one number per group, shaped as in :class:`Quantized`; the result fits a tensor from :meth:`group`.
-        """
+        """Insert a dimension of size 1 into scales or minima, which then broadcast over the result of :meth:`group`."""
         return param.unsqueeze(-2 if self.axis == "channel" else -1)
 
     def parameters(self, dtype: torch.dtype) -> tuple[Parameter, ...]:
-        """Describe the tensors that :meth:`encode` returns in addition to the codes, in the same order.
-
-        Args:
-            dtype: dtype of the keys and values that are quantized.
-        """
+        """Describe the tensors that :meth:`encode` returns in addition to the codes, in the same order."""
         parameter = Parameter(param_dtype(dtype), self.axis, self.group_size)
         return (parameter, parameter)
 
     def planes(self, channels: int) -> tuple[tuple[int, int], ...]:
-        """Describe the planes in which codes are stored, as :meth:`split` returns them.
-
-        Args:
-            channels: D, the number of channels per token.
-
-        Returns:
-            The bits and the channels of each plane, the most significant bits first.
-        """
+        """Return the bits and the channels of each plane of codes (:meth:`split`), most significant bits first."""
         return tuple((width, channels) for width in PLANES[self.bits])
 
     def split(self, codes: Tensor) -> list[Tensor]:
@@ -283,11 +237,7 @@ class AffineQuantizer:
 
 
 def quarter(wide: Tensor) -> Tensor:
-    """Turn a mask into fp16 factors: 1/4 where it is True, 1 elsewhere.
-
-    Args:
-        wide: mask of the groups whose range is too wide for fp16 arithmetic.
-    """
+    """Turn a mask of groups whose range is too wide for fp16 arithmetic into fp16 factors: 1/4 for these, else 1."""
     return torch.where(wide, 0.25, 1.0).half()
 
 

@@ -29,12 +29,8 @@ class AtomQuantizer(AffineQuantizer):
     def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Compute codes, scales and zero points of a tensor that :meth:`group` has reshaped.
 
-        Arithmetic is fp16 for fp16 input, otherwise fp32. The arguments are those of
-        :meth:`AffineQuantizer.encode_groups`.
-
-        Returns:
-            The codes, whole numbers in a floating-point dtype in the shape of `x`, and ``(scale, zero)`` in the shape
-            of `low`.
+        Arithmetic is fp16 for fp16 input, otherwise fp32. Arguments and result are those of
+        :meth:`AffineQuantizer.encode_groups`, with zero points for minima.
         """
         store = param_dtype(x.dtype)
         work = x.dtype if x.dtype in (torch.float16, torch.float32) else torch.float32
@@ -50,16 +46,7 @@ class AtomQuantizer(AffineQuantizer):
         return codes, (scale.to(store), zero.to(store))
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Dequantize unpacked codes: ``(code - zero) * scale``.
-
-        Args:
-            codes: unpacked codes, ``[..., T, D]``.
-            params: ``(scale, zero)`` of the groups, shaped as in :class:`Quantized`.
-            dtype: dtype of the result.
-
-        Returns:
-            The values, ``[..., T, D]``.
-        """
+        """Dequantize unpacked codes: ``(code - zero) * scale``; see :meth:`AffineQuantizer.decode`."""
         work = torch.float32 if dtype == torch.bfloat16 else dtype
         scale, zero = (self.expand(p.to(work)) for p in params)
         values = self.group(codes.to(work)).sub_(zero).mul_(scale)

@@ -28,11 +28,7 @@ class HierarchicalQuantizer(AffineQuantizer):
 
     The lower nibble encodes the error of the upper one. Both share one scale and minimum per group.
 
-    Args:
-        group_size: number of elements that share a scale and a minimum; None (axis ``token`` only) means all channels
-            of a head.
-        axis: direction in which groups are formed. ``"channel"``: a group consists of consecutive tokens of the same
-            channel; ``"token"``: of consecutive channels of the same token.
+    The arguments are those of :class:`AffineQuantizer`.
 
     Attributes:
         upper: 4-bit quantizer that decodes the upper nibbles, with the same parameters.
@@ -53,11 +49,7 @@ class HierarchicalQuantizer(AffineQuantizer):
         """Compute 8-bit codes, scales and minima of a tensor that :meth:`group` has reshaped.
 
         A code is ``16 U + Lw + 8``, with the upper nibble U (0 to 15) and the signed error Lw (-8 to 7) in steps of
-        1/16 scale. The arguments are those of :meth:`AffineQuantizer.encode_groups`.
-
-        Returns:
-            The codes, whole numbers in a floating-point dtype in the shape of `x`, and ``(scale, minimum)`` in the
-            shape of `low`.
+        1/16 scale. Arguments and result are those of :meth:`AffineQuantizer.encode_groups`.
         """
         upper, params = super().encode_groups(x, low, high)
         work = x.dtype if x.dtype in (torch.float16, torch.float32) else torch.float32
@@ -74,10 +66,7 @@ class HierarchicalQuantizer(AffineQuantizer):
         return upper.to(lower.dtype) * 16 + (lower + 8), params
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Dequantize codes from both nibbles, as the target model reads them; return the values, ``[..., T, D]``.
-
-        Arguments and rounding are those of :meth:`AffineQuantizer.decode`.
-        """
+        """Dequantize codes from both nibbles, as the target model reads them; see :meth:`AffineQuantizer.decode`."""
         work = torch.float32 if dtype == torch.bfloat16 else dtype
         scale, minimum = (self.expand(p.to(work)) for p in params)
         whole = codes.to(torch.int16)
@@ -90,7 +79,6 @@ class HierarchicalQuantizer(AffineQuantizer):
     def decode_upper(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Dequantize the upper nibbles of codes only, as a draft model reads them; return the values, ``[..., T, D]``.
 
-        Arguments and rounding are those of :meth:`AffineQuantizer.decode`; `codes` are the 8-bit codes with both
-        nibbles.
+        `codes` are those with both nibbles; see :meth:`AffineQuantizer.decode`.
         """
         return self.upper.decode(codes.to(torch.int16) >> 4, params, dtype)

@@ -43,7 +43,6 @@ class KvarnQuantizer(AffineQuantizer):
     """Quantizer of whole tiles of G tokens with a factor per token and a factor per channel.
 
     Args:
-        bits: bits per code, one of :data:`~kvbench.quantizers.spec.PLANES`.
         tile: G, number of tokens of a tile; the tokens of a head that are encoded together.
         axis: direction of the rounding. ``channel``: a channel's G tokens share a scale and a minimum (keys);
             ``token``: all channels of a token do (values).
@@ -88,10 +87,7 @@ class KvarnQuantizer(AffineQuantizer):
         return rows, rows, columns
 
     def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Quantize whole tiles of keys or values without packing the codes.
-
-        Args:
-            x: tensor ``[..., T, D]`` of T tokens with D channels; T is a multiple of the tile.
+        """Quantize whole tiles of keys or values, ``[..., T, D]``, without packing the codes.
 
         Returns:
             The codes, uint8 ``[..., T, D]``, and the parameters ``(A, Z, C)`` in fp16. For axis ``channel``, A and Z
@@ -137,9 +133,6 @@ class KvarnQuantizer(AffineQuantizer):
         """Return the values of the lowest and of the highest code of each row, ``[..., rows, 1]``.
 
         They are the smallest and the largest element, or with :attr:`quantile` q, the quantiles q and 1 - q.
-
-        Args:
-            balanced: tiles divided by their factors.
         """
         if not self.quantile:
             low, high = balanced.aminmax(dim=-1, keepdim=True)
@@ -154,16 +147,7 @@ class KvarnQuantizer(AffineQuantizer):
         return at(self.quantile), at(1 - self.quantile)
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Dequantize the unpacked codes of whole tiles, in fp32.
-
-        Args:
-            codes: unpacked codes, ``[..., T, D]``.
-            params: ``(A, Z, C)``, shaped as :meth:`encode` returns them.
-            dtype: dtype of the result.
-
-        Returns:
-            The values, ``[..., T, D]``.
-        """
+        """Dequantize the unpacked codes of whole tiles, in fp32; see :meth:`AffineQuantizer.decode`."""
         grid = codes.unflatten(-2, (-1, self.tile)).float()
         if self.axis == "channel":
             scale, minimum = (p.float().unsqueeze(-2) for p in params[:2])
@@ -185,15 +169,11 @@ class KvarnQuantizer(AffineQuantizer):
 
 
 def balanced_factors(tiles: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    """Find factors that balance the standard deviations of the columns and the rows of matrices.
+    """Find factors that balance the standard deviations of the columns and the rows of matrices, fp32.
 
     Each iteration multiplies the factors of the columns by the columns' standard deviations, and then those of the rows
     by the rows'. Of all states, the first one (all factors 1) included, the one of least imbalance is returned, the
     latest of several. The imbalance is the largest column deviation over the smallest, plus the same of the rows.
-
-    Args:
-        tiles: matrices ``[..., rows, columns]`` in fp32.
-        iterations: number of iterations.
 
     Returns:
         The factors of the columns, ``[..., 1, columns]``, and those of the rows, ``[..., rows, 1]``.
@@ -218,8 +198,7 @@ def balanced_factors(tiles: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
 def imbalance(tiles: Tensor) -> Tensor:
     """Return the largest over the smallest standard deviation of the columns, plus the same of the rows, per matrix.
 
-    Args:
-        tiles: matrices ``[..., rows, columns]``; the result is ``[..., 1, 1]``.
+    The result is ``[..., 1, 1]`` for matrices ``[..., rows, columns]``.
     """
     total = torch.zeros_like(tiles[..., :1, :1])
     for dim in (-2, -1):

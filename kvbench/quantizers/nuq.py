@@ -28,10 +28,7 @@ ELEMENTS = 1 << 23
 def tail(share: float) -> float:
     """Return the quantile above which an element is an outlier, for example 0.995 for a share of 0.01.
 
-    Elements below the opposite quantile, one minus the result, are outliers too.
-
-    Args:
-        share: fraction of all elements that are outliers; half of these are the largest elements, half the smallest.
+    The share counts the outliers of both ends: elements below one minus the result are outliers too.
     """
     return 1 - share / 2
 
@@ -40,8 +37,7 @@ def key_params(thresholds: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the range (half the spread) and the offset (midpoint) that normalize each channel of keys to [-1, 1].
 
     Args:
-        thresholds: upper and lower threshold of each channel, in this order, ``[..., 2, C]``, fp16. Elements beyond
-            them are outliers.
+        thresholds: upper and lower threshold of each channel, in this order, ``[..., 2, C]``, fp16.
 
     Returns:
         The range, ``(upper - lower) / 2``, and the offset, ``(upper + lower) / 2``: two fp32 tensors ``[..., C]`` whose
@@ -52,11 +48,10 @@ def key_params(thresholds: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def key_outliers(x: Tensor, thresholds: Tensor, most: int | None = None) -> Tensor:
-    """Return a mask of the outliers among keys: elements outside the thresholds of their channel.
+    """Return a mask of the outliers among keys, fp32 ``[..., n, C]``: elements outside the thresholds of their channel.
 
     Args:
-        x: keys of n tokens, fp32 ``[..., n, C]``.
-        thresholds: upper and lower threshold of each channel, in this order, ``[..., 2, C]``.
+        thresholds: as for :func:`key_params`.
         most: limit for each token of the number of outliers above the upper thresholds, and likewise of those below the
             lower ones. Beyond it, only the elements farthest outside count, after each channel is normalized by its
             range and offset (:func:`key_params`; the authors' ``cap_outliers``). None: no limit.
@@ -76,7 +71,7 @@ def value_outliers(x: Tensor, share: float) -> Tensor:
     """Return a mask of the outliers among values: the largest and the smallest elements of each token.
 
     Args:
-        x: values of n tokens, fp32 ``[..., n, C]``, where C counts the channels of all heads.
+        x: fp32 ``[..., n, C]``, where C counts the channels of all heads.
         share: fraction of the elements of a token that are outliers, half of them at each end.
     """
     flat = x.reshape(-1, x.shape[-1])
@@ -93,10 +88,7 @@ def value_outliers(x: Tensor, share: float) -> Tensor:
 def value_params(x: Tensor, outliers: Tensor | None, store: torch.dtype) -> tuple[Tensor, Tensor]:
     """Compute the range (half the spread) and the offset (midpoint) that normalize each token of values to [-1, 1].
 
-    Args:
-        x: values of n tokens, fp32 ``[..., n, C]``.
-        outliers: mask of the elements to leave out of the range; None: none.
-        store: dtype of the result.
+    Outliers do not count.
 
     Returns:
         The range, ``(largest - smallest) / 2``, and the offset, ``(largest + smallest) / 2``: two tensors ``[..., n]``.
@@ -111,18 +103,15 @@ def value_params(x: Tensor, outliers: Tensor | None, store: torch.dtype) -> tupl
 
 
 def encode(x: Tensor, scale: Tensor, offset: Tensor, levels: Tensor, outliers: Tensor | None) -> Tensor:
-    """Quantize keys or values to the nearest level of a codebook; return the codes, uint8 in the shape of `x`.
+    """Quantize keys or values, fp32 ``[..., n, C]``, to the nearest level of a codebook; the codes are uint8.
 
     An element is first normalized: ``(x - offset) / scale``. An outlier, whose exact value is stored apart, is encoded
     as if it were equal to the offset.
 
     Args:
-        x: keys or values, fp32 ``[..., n, C]``.
         scale: the range, fp32: of each channel for keys (:func:`key_params`), of each token for values
             (:func:`value_params`). Must broadcast over `x`. 0 means that all elements equal the offset.
-        offset: the offset of each channel or token, fp32, from the same functions. Must broadcast over `x`.
-        levels: the codebook, fp32 ``[2**bits]``; a code is an index into it.
-        outliers: mask of the outliers, with the shape of `x`; None: there are none.
+        offset: the offset of each channel or token, likewise.
     """
     x = x - offset
     if outliers is not None:
@@ -139,13 +128,9 @@ def encode(x: Tensor, scale: Tensor, offset: Tensor, levels: Tensor, outliers: T
 
 
 def decode(codes: Tensor, scale: Tensor, offset: Tensor, levels: Tensor) -> Tensor:
-    """Dequantize codes: ``levels[code] * scale + offset``, fp32 ``[..., n, C]``. Outliers are not restored.
+    """Dequantize codes: ``levels[code] * scale + offset``, fp32 ``[..., n, C]``; see :func:`encode`.
 
-    Args:
-        codes: codes of any integer dtype, ``[..., n, C]``.
-        scale: range of each channel (keys) or token (values), as for :func:`encode`; must broadcast over `codes`.
-        offset: offset of each channel or token; must broadcast over `codes`.
-        levels: the codebook, fp32 ``[2**bits]``.
+    Outliers are not restored.
     """
     return levels[codes.to(torch.int32)] * scale + offset
 

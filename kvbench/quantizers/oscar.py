@@ -43,7 +43,6 @@ class OscarQuantizer(AffineQuantizer):
     """OSCAR's quantizer: one group per token and head, clipped before its range is taken.
 
     Args:
-        bits: bits per code, one of :data:`~kvbench.quantizers.spec.PLANES`.
         clip: share of a token's channels whose absolute value is below the threshold of clipping; 1 for no clipping.
         lloyd_max: True to cut codes at the edges for a Gaussian (2 bits only).
         scales: ``fp16``: store scale and minimum as :class:`AffineQuantizer` does. ``fp32`` or ``bf16``: store scale
@@ -70,14 +69,7 @@ class OscarQuantizer(AffineQuantizer):
         return torch.float32 if self.scales == "fp32" else torch.bfloat16
 
     def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Compute codes and parameters of a tensor that :meth:`group` has reshaped.
-
-        The arguments are those of :meth:`AffineQuantizer.encode_groups`.
-
-        Returns:
-            The codes, whole numbers in fp32 in the shape of `x`, and ``(scale, minimum)`` or ``(scale, zero)`` in the
-            shape of `low`.
-        """
+        """Compute codes and parameters of groups; see :meth:`AffineQuantizer.encode_groups`."""
         stored, x, low, high = self._stored(x.dtype), x.float(), low.float(), high.float()
         if self.clip < 1:
             limit = threshold(x, self.clip)
@@ -91,24 +83,14 @@ class OscarQuantizer(AffineQuantizer):
         return codes, (scale.to(stored), minimum.to(stored))
 
     def uniform(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return codes, scale and zero point of groups by their range.
-
-        Args:
-            x: elements, fp32, with the elements of a group along the last dimension.
-            low: minimum of each group, with size 1 in that dimension.
-            high: maximum of each group.
-        """
+        """Return codes, scale and zero point of groups (last dimension, fp32) by their range."""
         scale = (high - low).clamp(min=LEAST) / self.whole(self.levels, low)
         zero = -low / scale
         # the authors do not clamp: it matters only where |x| / scale passes what fp32 resolves
         return (x / scale + zero + 0.5).trunc().clamp_(0, self.levels), scale, zero
 
     def gaussian(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return codes, scale and zero point of groups by their mean and standard deviation (Lloyd-Max).
-
-        Args:
-            x: elements, fp32, with the elements of a group along the last dimension.
-        """
+        """Return codes, scale and zero point of groups (last dimension, fp32) by mean and deviation (Lloyd-Max)."""
         mean = x.mean(-1, keepdim=True)
         deviation = (x.var(-1, unbiased=False, keepdim=True) + LEAST).sqrt()
         scale = STEP * deviation
@@ -129,10 +111,8 @@ class OscarQuantizer(AffineQuantizer):
 
 
 def threshold(x: Tensor, clip: float) -> Tensor:
-    """Return the absolute value to which each group is clipped, with size 1 in the last dimension.
+    """Return the absolute value to which each group is clipped, with size 1 in the last dimension, the elements'.
 
-    Args:
-        x: elements, with the elements of a group along the last dimension.
-        clip: share of the elements whose absolute value is below the threshold; below 1.
+    Of its elements' absolute values, the share `clip`, below 1, is below it.
     """
     return x.abs().kthvalue(int(clip * x.shape[-1]) + 1, dim=-1, keepdim=True).values

@@ -14,14 +14,9 @@ from kvbench.quantizers.spec import PLANES as PLANES
 
 
 def split_planes(codes: Tensor, bits: int) -> list[Tensor]:
-    """Split codes into planes, bit fields that are stored separately, most significant bits first.
+    """Split codes, uint8 of any shape, into planes, which are stored separately, most significant bits first.
 
-    Args:
-        codes: uint8, any shape, values below 2**bits.
-        bits: bits per code, a key of :data:`PLANES`.
-
-    Returns:
-        One uint8 tensor per plane (:data:`PLANES`), each in the shape of `codes`.
+    Returns one uint8 tensor per plane (:data:`PLANES`), each in the shape of `codes`.
     """
     planes, below = [], bits
     for width in PLANES[bits]:
@@ -31,12 +26,7 @@ def split_planes(codes: Tensor, bits: int) -> list[Tensor]:
 
 
 def join_planes(planes: list[Tensor], bits: int) -> Tensor:
-    """Combine planes into codes; the inverse of :func:`split_planes`.
-
-    Args:
-        planes: one tensor of any integer dtype per plane, most significant bits first.
-        bits: bits per code, a key of :data:`PLANES`.
-    """
+    """Combine planes of any integer dtype, most significant bits first, into codes; undo :func:`split_planes`."""
     codes = planes[0]
     for width, plane in zip(PLANES[bits][1:], planes[1:], strict=True):
         codes = (codes << width) | plane
@@ -44,23 +34,15 @@ def join_planes(planes: list[Tensor], bits: int) -> Tensor:
 
 
 def look_up(table: Tensor, codes: Tensor) -> Tensor:
-    """Return the entry of a table for each code, in the shape of `codes`.
+    """Return the entry of a table ``[2**bits]`` for each code, in the shape of `codes`.
 
     Four times as fast as indexing on a CPU, and without int64 copies of the codes.
-
-    Args:
-        table: one entry per code, ``[2**bits]``.
-        codes: codes, of any integer dtype.
     """
     return table.index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)
 
 
 def pack(codes: Tensor, bits: int) -> list[Tensor]:
-    """Pack codes densely: return one flat byte tensor per plane.
-
-    Args:
-        codes: uint8, any shape, values below 2**bits.
-        bits: bits per code, a key of :data:`PLANES`.
+    """Pack codes, uint8 of any shape, densely.
 
     Returns:
         One flat uint8 tensor per plane (:func:`split_planes`). A plane of w bits has ceil(numel * w / 8) bytes. Of the
@@ -76,13 +58,7 @@ def pack(codes: Tensor, bits: int) -> list[Tensor]:
 
 
 def unpack(packed: list[Tensor], bits: int, shape: torch.Size | tuple[int, ...]) -> Tensor:
-    """Unpack the result of :func:`pack`; return the codes, uint8 in the given shape.
-
-    Args:
-        packed: one flat uint8 tensor per plane.
-        bits: bits per code, a key of :data:`PLANES`.
-        shape: shape of the codes before they were packed.
-    """
+    """Unpack the result of :func:`pack`; return the codes, uint8 in the given shape."""
     count = 1
     for size in shape:
         count *= size

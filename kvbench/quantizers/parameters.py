@@ -14,7 +14,6 @@ class Parameter:
     """One of the tensors that hold the parameters of groups, for tokens ``[..., T, D]``.
 
     Args:
-        dtype: dtype in which it is stored.
         axis: ``token``: a group is `group` channels of one token, and the tensor is ``[..., T, D / group]``.
             ``channel``: a group is `group` tokens of one channel, and the tensor is ``[..., T / group, D]``.
         group: number of elements per group; None (axis ``token`` only) means all channels of a head.
@@ -43,30 +42,16 @@ class Parameter:
         return -(-self.window // (self.group or self.window)) if self.window else 1
 
     def row(self, token: int) -> int:
-        """Return the index of the first row of the block that begins with a token.
-
-        Args:
-            token: index of the token, a multiple of :attr:`block_tokens`.
-        """
+        """Return the first row of the block that begins with a token, a multiple of :attr:`block_tokens`."""
         return token // self.block_tokens * self.block_rows
 
     def shape(self, tokens: int, channels: int) -> tuple[int, int]:
-        """Return the last two dimensions of the tensor for tokens ``[..., T, D]``.
-
-        Args:
-            tokens: T, the number of tokens; only whole blocks of :attr:`block_tokens` count.
-            channels: D, the number of channels per token.
-        """
+        """Return the last two dimensions of the tensor for tokens ``[..., T, D]``; only whole blocks count."""
         if self.axis == "channel":
             return self.row(tokens), channels
         return tokens, channels // (self.group or channels) + self.padding
 
     def nbytes(self, tokens: int, channels: int) -> int:
-        """Return the number of bytes of the tensor for one row and one KV head.
-
-        Args:
-            tokens: number of tokens; only whole blocks of :attr:`block_tokens` count.
-            channels: number of channels per token.
-        """
+        """Return the number of bytes of the tensor for one row and one KV head; only whole blocks of tokens count."""
         rows, width = self.shape(tokens, channels)
         return rows * width * self.dtype.itemsize

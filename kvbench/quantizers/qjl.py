@@ -35,7 +35,6 @@ class SketchQuantizer(AffineQuantizer):
     Args:
         bits: bits per code, b: 2, 3 or 4.
         projection: S for keys as they are stored, fp32 ``[D, D]``; None for :func:`gaussian` of `seed`.
-        seed: seed of the projection.
     """
 
     kind = "sketch"
@@ -52,12 +51,7 @@ class SketchQuantizer(AffineQuantizer):
         return (Parameter(torch.float16), Parameter(torch.float16))
 
     def projection(self, channels: int, device: torch.device) -> Tensor:
-        """Return S, fp32 ``[D, D]``.
-
-        Args:
-            channels: D, the number of channels of a head.
-            device: device of the result.
-        """
+        """Return S, fp32 ``[D, D]``."""
         return gaussian(channels, self.seed, str(device)) if self.given is None else self.given.to(device)
 
     def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -70,10 +64,7 @@ class SketchQuantizer(AffineQuantizer):
         return codes, (norm.clamp_(max=FP16_MAX).half(), length.half())
 
     def encode_unit(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the codes of keys that have been normalised and rotated, and the lengths of their residuals.
-
-        Args:
-            y: fp32 ``[..., D]``.
+        """Return the codes of normalised and rotated keys, fp32 ``[..., D]``, and the lengths of their residuals.
 
         Returns:
             Codes, uint8 in the shape of `y`; and lengths, fp32 ``[..., 1]``.
@@ -92,7 +83,6 @@ class SketchQuantizer(AffineQuantizer):
         """Return decoded keys before they are multiplied by their norms, fp32 ``[..., D]``.
 
         Args:
-            codes: unpacked codes, ``[..., T, D]``.
             length: lengths of the residuals, fp32 ``[..., T, 1]``.
         """
         channels, device = codes.shape[-1], codes.device
@@ -104,13 +94,7 @@ class SketchQuantizer(AffineQuantizer):
 
 @cache
 def gaussian(channels: int, seed: int, device: str) -> Tensor:
-    """Return a matrix of independent standard normal numbers, fp32 ``[channels, channels]``, the same on every device.
-
-    Args:
-        channels: number of channels of a head.
-        seed: seed of the numbers.
-        device: device of the result.
-    """
+    """Return independent standard normal numbers, fp32 ``[channels, channels]``, the same on every device."""
     with torch.inference_mode(False):
         generator = torch.Generator("cpu").manual_seed(seed)
         return torch.randn(channels, channels, generator=generator).to(device)
@@ -121,10 +105,6 @@ def orthogonal(channels: int, seed: int) -> Tensor:
     """Return a random rotation: the factor Q of a matrix of normal numbers, fp32 ``[channels, channels]``.
 
     Columns are multiplied by the signs of the diagonal of R, so that all rotations are equally likely.
-
-    Args:
-        channels: number of channels of a head.
-        seed: seed of the numbers.
     """
     with torch.inference_mode(False):
         q, r = torch.linalg.qr(gaussian(channels, seed, "cpu").double())

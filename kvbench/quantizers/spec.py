@@ -26,14 +26,7 @@ LEAST_GROUP = 8
 def fitting(most: int, head_dim: int) -> int | None:
     """Find a group size for a head: the largest power of two that is at most `most` and divides `head_dim`.
 
-    For example, with `most` 64: 16 for heads of 80 channels, and 32 for 96.
-
-    Args:
-        most: largest allowed group size.
-        head_dim: number of channels of a head.
-
-    Returns:
-        The group size; None if it would be below 8.
+    For example, with `most` 64: 16 for heads of 80 channels, and 32 for 96. None if it would be below 8.
     """
     group = 1 << (most.bit_length() - 1)
     while group >= LEAST_GROUP and head_dim % group:
@@ -52,7 +45,6 @@ def described(name: str, formats: Mapping[str, Any], standard: Mapping[str, Any]
     If nothing differs, the result is the preset's name alone.
 
     Args:
-        name: the name in the configuration; what comes before a ``+`` is the name of a preset.
         formats: the configured formats, ``{"key": {...}, "value": {...}}``.
         standard: the preset's formats, in the same form. None: no preset has this name, and `name` is returned
             unchanged.
@@ -91,11 +83,7 @@ class FormatSpec:
     default: bool = field(default=False, compare=False, repr=False)
 
     def check(self, key: str) -> None:
-        """Raise ConfigError if bits, group size, axis and kind are not a format that the cache can store.
-
-        Args:
-            key: configuration key of the format, for the message (``quantizer.key``).
-        """
+        """Raise ConfigError if bits, group size, axis and kind are not a format that the cache can store."""
         if self.bits not in PLANES:
             raise ConfigError(
                 f"{key}.bits", self.bits, "codes with this number of bits cannot be stored", allowed=PLANES
@@ -129,9 +117,6 @@ class FormatSpec:
         ``"head_dim"`` becomes `head_dim`. A preset's group size that does not divide `head_dim` is reduced to the
         largest smaller power of two that does, if there is one of at least 8. Any other group size is returned
         unchanged.
-
-        Args:
-            head_dim: number of channels of a head.
         """
         if self.group_size == "head_dim":
             return head_dim
@@ -175,15 +160,7 @@ class QuantizerSpec:
         return replace(self, key=key, value=value)
 
     def fitted(self, head_dim: int) -> dict[str, int]:
-        """Return the group sizes that differ from the configured ones, because they were reduced to fit the heads.
-
-        Args:
-            head_dim: number of channels of a head.
-
-        Returns:
-            A dict from ``key.group_size`` or ``value.group_size`` to the reduced size; empty if the configured sizes
-            fit.
-        """
+        """Return the group sizes that were reduced to fit the heads, by ``key.group_size`` or ``value.group_size``."""
         return {
             f"{side}.group_size": form.channels_per_group(head_dim)
             for side, form in (("key", self.key), ("value", self.value))
@@ -194,7 +171,6 @@ class QuantizerSpec:
         """Raise ConfigError if the cache cannot store a format, or if its groups do not fit the model's heads.
 
         Args:
-            prefix: configuration key of the quantizer, for the message.
             head_dim: channels per head; None if the model is not known yet, so that only the formats themselves are
                 checked.
         """

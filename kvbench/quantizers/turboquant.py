@@ -41,10 +41,6 @@ def levels(channels: int, bits: int) -> Tensor:
     They are those of vLLM bit for bit: levels begin evenly spaced between -3.5 and 3.5 standard deviations, integrals
     are trapezoid sums over :data:`INTERVALS` intervals between midpoints, and the outermost cells end at 10.5
     deviations.
-
-    Args:
-        channels: number of channels of a head.
-        bits: bits of a code.
     """
     count, variance = 1 << bits, 1.0 / channels
     sigma = math.sqrt(variance)
@@ -68,11 +64,7 @@ def levels(channels: int, bits: int) -> Tensor:
 
 
 def midpoints(ascending: Tensor) -> Tensor:
-    """Return the means of neighbouring levels: a number equal to one of them takes the upper level.
-
-    Args:
-        ascending: levels in ascending order.
-    """
+    """Return the means of neighbouring, ascending levels: a number equal to one of them takes the upper level."""
     return (ascending[1:] + ascending[:-1]) / 2
 
 
@@ -83,22 +75,16 @@ def stored_codes(bits: int) -> Tensor:
     With 2 and 3 bits, the codes count the levels from the lowest. With 4 bits, a code consists of a sign, 1 for
     negative levels, and the number of the magnitude, counted from the smallest: the fused kernel looks up eight
     magnitudes by byte permutations (``kvbench/attention/cuda/levels.cuh``).
-
-    Args:
-        bits: bits of a code.
     """
     index = torch.arange(1 << bits)
     return torch.where(index < 8, 15 - index, index - 8) if bits == 4 else index
 
 
 def ordered_sum(x: Tensor) -> Tensor:
-    """Return the sums over the last dimension, ``[..., 1]``, added in an order that is the same on every device.
+    """Return the sums over the last dimension, ``[..., 1]``, added in the same order on every device.
 
     The second half of the elements is added to the first, and so on; the number of elements is first rounded up to a
     power of two. Kernels that pack tokens add in the same order, so that norms are equal bit for bit.
-
-    Args:
-        x: numbers, ``[..., D]``.
     """
     size = 1 << (x.shape[-1] - 1).bit_length()
     x = torch.nn.functional.pad(x, (0, size - x.shape[-1]))
@@ -134,12 +120,7 @@ class LevelQuantizer(AffineQuantizer):
         return (Parameter(torch.float16),)
 
     def table(self, channels: int, device: torch.device | str = "cpu") -> Tensor:
-        """Return the level of each stored code, fp32 ``[2**bits]``.
-
-        Args:
-            channels: number of channels of a head.
-            device: device of the result.
-        """
+        """Return the level of each stored code, fp32 ``[2**bits]``."""
         return level_table(channels, self.bits, str(device))
 
     def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -154,19 +135,11 @@ class LevelQuantizer(AffineQuantizer):
         return codes, (norm.clamp_(max=FP16_MAX).half(),)
 
     def encode_unit(self, y: Tensor) -> Tensor:
-        """Return the stored codes of keys that have been normalised and rotated, uint8 in the shape of `y`.
-
-        Args:
-            y: fp32 ``[..., D]``.
-        """
+        """Return the stored codes, uint8 in the shape of `y`, of normalised and rotated keys, fp32 ``[..., D]``."""
         return nearest_levels(y, self.bits)
 
     def length(self, codes: Tensor) -> Tensor:
-        """Return the length of the vector of each token's levels, fp32 ``[..., T, 1]``.
-
-        Args:
-            codes: stored codes, ``[..., T, D]``.
-        """
+        """Return the length of the vector of each token's levels, fp32 ``[..., T, 1]``."""
         z = look_up(self.table(codes.shape[-1], codes.device), codes)
         return (ordered_sum(z.square()) + 1e-16).sqrt()
 
@@ -214,11 +187,9 @@ class TruncatingQuantizer(AffineQuantizer):
 
 
 def nearest_levels(y: Tensor, bits: int) -> Tensor:
-    """Return the stored codes of the levels nearest to numbers, uint8 in the shape of `y`; the upper one of two.
+    """Return the stored codes of the levels nearest to normalised and rotated keys; the upper one of two.
 
-    Args:
-        y: keys that have been normalised and rotated, fp32 ``[..., D]``.
-        bits: bits per code.
+    Keys are fp32 ``[..., D]``, codes uint8 in their shape.
     """
     borders, codes = _search_tables(y.shape[-1], bits, str(y.device))
     return codes[torch.bucketize(y.contiguous(), borders, right=True)]
@@ -226,13 +197,7 @@ def nearest_levels(y: Tensor, bits: int) -> Tensor:
 
 @cache
 def level_table(channels: int, bits: int, device: str) -> Tensor:
-    """Return the level of each stored code, fp32 ``[2**bits]``.
-
-    Args:
-        channels: number of channels of a head.
-        bits: bits per code.
-        device: device of the result.
-    """
+    """Return the level of each stored code, fp32 ``[2**bits]``."""
     ascending = levels(channels, bits)
     table = torch.empty_like(ascending)
     table[stored_codes(bits)] = ascending

@@ -15,12 +15,9 @@ from kvbench.quantizers.parameters import Parameter
 
 
 class WindowedQuantizer(AffineQuantizer):
-    """LogQuant's quantizer for blocks of W tokens, in groups per channel; W need not be a multiple of a group size.
-
-    Each block of W tokens is divided into ``ceil(W / most)`` groups whose sizes differ by at most one token.
+    """LogQuant's quantizer for blocks of W tokens, in nearly equal groups per channel.
 
     Args:
-        bits: bits per code, one of :data:`~kvbench.quantizers.spec.PLANES`.
         window: W, the number of tokens per block; only whole blocks can be encoded and decoded.
         most: largest number of tokens per group.
     """
@@ -46,19 +43,12 @@ class WindowedQuantizer(AffineQuantizer):
         return self.window
 
     def parameters(self, dtype: torch.dtype) -> tuple[Parameter, ...]:
-        """Describe the tensors of scales and minima: one row per group, a fixed number of groups per block.
-
-        Args:
-            dtype: dtype of the keys and values that are quantized.
-        """
+        """Describe the tensors of scales and minima: one row per group, a fixed number of groups per block."""
         parameter = Parameter(param_dtype(dtype), "channel", self.group_size, self.window)
         return (parameter, parameter)
 
     def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Quantize k blocks of W tokens without packing the codes.
-
-        Args:
-            x: tensor ``[..., k W, D]``.
+        """Quantize k blocks of W tokens, ``[..., k W, D]``, without packing the codes.
 
         Returns:
             The codes, uint8 ``[..., k W, D]``, and ``(scale, minimum)``, each ``[..., k * groups, D]``.
@@ -69,10 +59,7 @@ class WindowedQuantizer(AffineQuantizer):
         return self._gather(codes, len(self.spread), self.places), params
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Dequantize k blocks of W tokens; return the values, ``[..., k W, D]``.
-
-        The arguments are those of :meth:`AffineQuantizer.decode`.
-        """
+        """Dequantize k blocks of W tokens, ``[..., k W, D]``; see :meth:`AffineQuantizer.decode`."""
         if self.even:
             return super().decode(codes, params, dtype)
         values = super().decode(self._gather(codes, self.window, self.spread), params, dtype)

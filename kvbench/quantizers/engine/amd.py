@@ -83,7 +83,6 @@ class Octave(TokenQuantizer):
     sides up to a multiple of 8 (compact: 4).
 
     Args:
-        bits: bits per code.
         block: channels per block; None for all channels of a head.
         wide: number of first channels that have 4 bits, if the others have 3; None if all have `bits`.
         padding: number of unused fp16 numbers that each token and head is padded with.
@@ -147,11 +146,7 @@ class Octave(TokenQuantizer):
 
 
 def looked_up(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Quantize blocks to the levels of :data:`LEVELS`.
-
-    Args:
-        x: blocks, fp32 ``[..., blocks, channels]``.
-        bits: bits per code.
+    """Quantize blocks, fp32 ``[..., blocks, channels]``, to the levels of :data:`LEVELS`.
 
     Returns:
         The codes, uint8 in the shape of `x`, and the scales times :data:`FIXED`, fp32 ``[..., blocks]``.
@@ -182,7 +177,6 @@ def octave(name: str, head_dim: int, rope_dim: int) -> tuple[Octave, Octave]:
 
     Args:
         name: ``octave_k3v4``, ``octave_k3v3`` or ``octave_k3v3_compact``.
-        head_dim: number of channels of a head.
         rope_dim: number of first channels to which the model applies RoPE.
 
     Raises:
@@ -210,9 +204,6 @@ def slot_bytes(head_dim: int, rope_dim: int, bits: int, compact: bool) -> int:
     """Return the bytes of a key and a value of one token and head, before they are padded.
 
     Args:
-        head_dim: number of channels of a head.
-        rope_dim: number of first channels to which the model applies RoPE.
-        bits: bits per code of values.
         compact: True for compact keys: 3 bits in all channels, one scale.
     """
     wide = 0 if compact else rope_dim

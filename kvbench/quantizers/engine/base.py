@@ -41,10 +41,7 @@ class TokenQuantizer(AffineQuantizer):
         return tuple(Parameter(stored, "token", self.group_size) for stored in self.stored)
 
     def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Quantize keys or values without packing the codes.
-
-        Args:
-            x: tensor ``[..., T, D]`` of T tokens with D channels, already rotated if the format rotates heads.
+        """Quantize keys or values ``[..., T, D]``, already rotated if the format rotates heads; do not pack the codes.
 
         Returns:
             The codes, uint8 ``[..., T, D]``, and the parameters, each ``[..., T, D / group]``.
@@ -59,10 +56,7 @@ class TokenQuantizer(AffineQuantizer):
         return codes.to(torch.uint8).view(x.shape), params
 
     def encode_blocks(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Compute codes and parameters of groups.
-
-        Args:
-            x: finite tensor, fp32 ``[..., T, groups, group]``.
+        """Compute codes and parameters of groups ``[..., T, groups, group]``, finite and fp32.
 
         Returns:
             The codes, whole numbers of any dtype in the shape of `x`, and the parameters, each ``[..., T, groups]`` in
@@ -73,55 +67,33 @@ class TokenQuantizer(AffineQuantizer):
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Dequantize unpacked codes in fp32, and round the result to `dtype` (fp16: limited to its finite range).
 
-        Args:
-            codes: unpacked codes, ``[..., T, D]``.
-            params: the parameters of the groups, as :meth:`encode` returns them.
-            dtype: dtype of the result.
-
-        Returns:
-            The values, ``[..., T, D]``, in the basis in which they were quantized.
+        The result is in the basis in which the keys or values were quantized; see :meth:`AffineQuantizer.decode`.
         """
         codes = codes.to(torch.int16) if codes.dtype == torch.uint8 else codes  # codes less 128 are negative
         values = self.decode_blocks(self.group(codes), params).view(codes.shape)
         return values.clamp_(-FP16_MAX, FP16_MAX).half() if dtype == torch.float16 else values.to(dtype)
 
     def decode_blocks(self, codes: Tensor, params: tuple[Tensor, ...]) -> Tensor:
-        """Dequantize the codes of groups.
+        """Dequantize the codes of groups; return the values, fp32 in the shape of `codes`.
 
         Args:
             codes: codes, of an integer dtype of at least 16 bits, ``[..., T, groups, group]``.
             params: the parameters, each ``[..., T, groups]``.
-
-        Returns:
-            The values, fp32 in the shape of `codes`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define the method decode_blocks(codes, params)")
 
     def minimum(self, params: tuple[Tensor, ...]) -> Tensor:
-        """Return the value that code 0 stands for in each group.
-
-        Args:
-            params: the parameters of the groups, as :meth:`encode` returns them.
-        """
+        """Return the value that code 0 stands for in each group."""
         width = params[0].shape[-1] if params else 1
         shape = (*params[0].shape, 1) if params else (1, width, 1)
         return self.decode_blocks(torch.zeros(shape, dtype=torch.int32), params).squeeze(-1)
 
 
 def quotient(x: Tensor, by: float) -> Tensor:
-    """Divide by a constant with correct rounding, which CUDA does for a tensor but not for a Python number.
-
-    Args:
-        x: dividend, fp32.
-        by: divisor.
-    """
+    """Divide by a constant with correct rounding, which CUDA does for a tensor but not for a Python number."""
     return x / torch.full((), by, dtype=torch.float32, device=x.device)
 
 
 def half_away(x: Tensor) -> Tensor:
-    """Round as the engines' kernels do: add 0.5 with the sign of `x` in fp32, then drop the fraction.
-
-    Args:
-        x: numbers, fp32.
-    """
+    """Round as the engines' kernels do: add 0.5 with the sign of `x` in fp32, then drop the fraction."""
     return (x + torch.where(x >= 0, 0.5, -0.5)).trunc()

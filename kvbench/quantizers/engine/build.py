@@ -18,10 +18,6 @@ def build(
     """Return the quantizer of keys or of values in a format.
 
     Args:
-        form: the format.
-        side: ``key`` or ``value``.
-        head_dim: channels of a head.
-        rope_dim: number of first channels to which the model applies RoPE.
         scale: the one scale of all keys or values of a layer, for the formats that have one (fp8, nvfp4).
         rotated: True if this side is rotated before it is quantized; SAW-INT4 then rounds it to bf16.
     """

@@ -19,21 +19,13 @@ SIGN = 8
 
 
 def to_e4m3(x: Tensor) -> Tensor:
-    """Round to the nearest e4m3 number (ties to even) and return its byte, uint8; beyond ±448 the result is ±448.
-
-    Args:
-        x: finite numbers, fp32.
-    """
+    """Round to the nearest e4m3 number (ties to even) and return its byte, uint8; beyond ±448 the result is ±448."""
     # hardware saturates, but torch's cast returns NaN beyond the range
     return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def from_e4m3(codes: Tensor) -> Tensor:
-    """Return the e4m3 numbers of given bytes, fp32.
-
-    Args:
-        codes: bytes, of any integer dtype.
-    """
+    """Return the e4m3 numbers of given bytes, fp32."""
     return codes.to(torch.uint8).view(torch.float8_e4m3fn).float()
 
 
@@ -57,20 +49,12 @@ def to_e2m1(x: Tensor, ties: Literal["even", "away"]) -> Tensor:
 
 
 def from_e2m1(codes: Tensor) -> Tensor:
-    """Return the e2m1 numbers of given 4-bit codes, fp32.
-
-    Args:
-        codes: codes, of any integer dtype.
-    """
+    """Return the e2m1 numbers of given 4-bit codes, fp32."""
     return look_up(e2m1_table(str(codes.device)), codes)
 
 
 @cache
 def e2m1_table(device: str) -> Tensor:
-    """Return the e2m1 number of each 4-bit code, fp32 ``[16]``.
-
-    Args:
-        device: device of the result.
-    """
+    """Return the e2m1 number of each 4-bit code, fp32 ``[16]``."""
     with torch.inference_mode(False):  # cached, so it outlives the mode in which it is made
         return torch.tensor([*E2M1, *(-x for x in E2M1)], device=device)

@@ -19,7 +19,6 @@ class Layout:
     """The form in which an engine stores the key, or the value, of a token and head.
 
     Args:
-        bits: bits per code.
         parameters: bytes of each parameter of a group.
         group: number of channels per group; None for all channels of a head.
         narrow: number of last channels that have only 3 bits (octave).
@@ -46,11 +45,9 @@ class EngineFormat:
     """A cache format of an engine.
 
     Args:
-        name: its name in the engine.
-        engine: the engine, or the authors.
         layout: what is stored per token, head and side; octave's depends on the head (:meth:`layouts`).
-        key: rotation of keys before they are quantized (a name of :class:`kvbench.rotation.spec.RotationSpec`).
-        value: rotation of values.
+        key: rotation of keys before they are quantized (a name of :class:`kvbench.rotation.spec.RotationSpec`);
+            likewise `value`.
         multiple: number that must divide the channels of a head.
         power: True if the number of channels must be a power of two.
         rotated_multiple: number that must divide the channels of a head for the engine to rotate it at all.
@@ -87,12 +84,7 @@ class EngineFormat:
         return self.key if side == "key" else self.value
 
     def layouts(self, head_dim: int, rope_dim: int) -> tuple[Layout, Layout]:
-        """Return the layouts of keys and of values.
-
-        Args:
-            head_dim: channels of a head.
-            rope_dim: number of first channels to which the model applies RoPE; only octave depends on it.
-        """
+        """Return the layouts of keys and of values; `rope_dim` (see :meth:`check`) counts only for octave."""
         if not self.octave:
             return self.layout, self.layout
         bits, wide = self.layout.bits, 0 if self.compact else rope_dim
@@ -105,8 +97,7 @@ class EngineFormat:
         """Raise ConfigError if the engine does not have the format for heads of this size.
 
         Args:
-            head_dim: channels of a head.
-            rope_dim: number of first channels to which the model applies RoPE.
+            rope_dim: number of first channels of a head to which the model applies RoPE.
         """
         reason = self.misfit(head_dim, rope_dim)
         if reason:
@@ -160,10 +151,6 @@ FORMATS: dict[str, EngineFormat] = {
 
 def parse(text: str, name: str = "method.format") -> tuple[EngineFormat, EngineFormat]:
     """Return the formats of keys and of values that a text names: one for both sides, or ``KEY/VALUE``.
-
-    Args:
-        text: the value of ``method.format``.
-        name: configuration key, for messages.
 
     Raises:
         ConfigError: a name is unknown, or only one of the two is an octave format.

@@ -176,21 +176,13 @@ class IQ4NL(TokenQuantizer):
 
 @cache
 def iq4_nl_table(device: str) -> Tensor:
-    """Return the levels of iq4_nl, fp32 ``[16]``.
-
-    Args:
-        device: device of the result.
-    """
+    """Return the levels of iq4_nl, fp32 ``[16]``."""
     with torch.inference_mode(False):  # cached, so it outlives the mode in which it is made
         return torch.tensor(IQ4_NL, dtype=torch.float32, device=device)
 
 
 def peak(x: Tensor) -> Tensor:
-    """Return the element of each block with the largest magnitude, with its sign; the first of several.
-
-    Args:
-        x: blocks, ``[..., blocks, 32]``.
-    """
+    """Return the element of each block with the largest magnitude, with its sign; the first of several."""
     magnitude = x.abs()
     first = (magnitude == magnitude.amax(-1, keepdim=True)).to(torch.uint8).argmax(-1, keepdim=True)
     return x.gather(-1, first).squeeze(-1) + 0.0  # the reference begins with 0, so that -0 is none
@@ -207,21 +199,13 @@ def halved(x: Tensor) -> Tensor:
 
 
 def round_away(x: Tensor) -> Tensor:
-    """Round to the nearest whole number, away from 0 at a tie (C's ``roundf``).
-
-    Args:
-        x: numbers, fp32.
-    """
+    """Round to the nearest whole number, away from 0 at a tie (C's ``roundf``)."""
     whole = x.trunc()
     return whole + torch.where((x - whole).abs() >= 0.5, x.sign(), 0.0)
 
 
 def in_order(x: Tensor) -> Tensor:
-    """Sum the elements of each block from the first to the last, as compiled scalar code does.
-
-    Args:
-        x: blocks, ``[..., blocks, 32]``.
-    """
+    """Sum the elements of each block from the first to the last, as compiled scalar code does."""
     total = torch.zeros_like(x[..., 0])
     for i in range(x.shape[-1]):
         total = total + x[..., i]

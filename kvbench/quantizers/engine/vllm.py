@@ -133,20 +133,11 @@ class Int4PerTokenHead(TokenQuantizer):
 
 
 def fold(scale: Tensor, zero: Tensor) -> Tensor:
-    """Replace the 4 low mantissa bits of each scale by a zero point.
-
-    Args:
-        scale: scales, fp32.
-        zero: zero points from 0 to 15, int32 in the same shape.
-    """
+    """Replace the 4 low mantissa bits of each fp32 scale by a zero point from 0 to 15, int32 in the same shape."""
     return ((scale.contiguous().view(torch.int32) & -16) | zero).view(torch.float32)
 
 
 def unfold(folded: Tensor) -> tuple[Tensor, Tensor]:
-    """Undo :func:`fold`: return the scales without their 4 low mantissa bits, and the zero points (int32).
-
-    Args:
-        folded: scales that contain zero points, fp32.
-    """
+    """Undo :func:`fold`: return the scales without their 4 low mantissa bits, and the zero points (int32)."""
     bits = folded.contiguous().view(torch.int32)
     return (bits & -16).view(torch.float32), bits & 15
