@@ -23,14 +23,12 @@ Visit = Callable[[int, Tensor, Tensor, Tensor], None]
 
 
 def attended(model: PreTrainedModel, sequences: Tensor, visit: Visit, tell: Callable[[], None] = lambda: None) -> None:
-    """Run a model on sequences, and pass on what each layer's attention reads.
+    """Run a model that uses transformers' attention interface on sequences; pass on what each layer's attention reads.
 
     Args:
-        model: causal language model that uses transformers' attention interface.
         sequences: token ids ``[S, L]``.
         visit: function called for each sequence and attention layer. Its arguments are the layer's number among these,
             and queries and keys after RoPE and values, ``[L, heads, D]`` each.
-        tell: function called without arguments after each sequence, to report progress.
 
     Raises:
         ModelError: kvbench does not support the model's attention, or a query, key or value is NaN or Inf.

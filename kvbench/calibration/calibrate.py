@@ -34,22 +34,17 @@ def calibrate(
     """Compute KVQuant's outlier thresholds and codebooks for every layer of a model.
 
     Args:
-        model: causal language model.
         sequences: token ids of S sequences, ``[S, L]`` (the authors use 16 sequences of 2048 tokens of WikiText-2's
             training text).
-        name: name of the model, recorded in the result.
-        bits: code sizes in bits; one codebook is computed for each.
+        name: recorded in the result, as is `text_sha256`.
+        bits: sizes of codes, 2 to 4; one codebook is computed for each.
         outliers: fraction of the elements that KVQuant stores in full precision.
         fisher: True to weight quantization errors by squared gradients (Fisher information), False to weight all errors
             equally.
         first_tokens: number of tokens at the start of each sequence that the codebooks are not fitted to, because
             KVQuant will keep them in full precision.
-        text_sha256: SHA-256 of the calibration text, recorded in the result.
         tell: function called after the pass over each sequence, with the number of passes done and their total. If
             memory is too small for all layers at once, a sequence takes several passes.
-
-    Returns:
-        The calibration, not yet written to a file.
 
     Raises:
         ConfigError: `bits`, `outliers` or `first_tokens` is out of range.
@@ -109,12 +104,6 @@ def _named(layer: int, side: str, fit: SideFit) -> dict[str, Tensor]:
 
 def cut(ids: Sequence[int], count: int, length: int, name: str = "the text") -> Tensor:
     """Return sequences of equal length from a text, evenly spread over it and without overlap, ``[count, length]``.
-
-    Args:
-        ids: token ids of the text.
-        count: number of sequences.
-        length: tokens per sequence.
-        name: name of the text, for messages.
 
     Raises:
         DataError: the text is too short.

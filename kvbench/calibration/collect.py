@@ -49,11 +49,8 @@ def collect(
     """Run a model on sequences and collect the keys (before RoPE) and values of some layers.
 
     Args:
-        model: causal language model.
         sequences: token ids ``[S, L]``.
-        layers: indices of the layers.
         fisher: True to collect squared gradients too, with a backward pass for each sequence.
-        tell: function called without arguments after each sequence, to report progress.
 
     Returns:
         For each layer index a pair: what was collected of its keys, and of its values.

@@ -47,31 +47,21 @@ def query_covariance(queries: Tensor, heads: int) -> Tensor:
 
     Args:
         queries: queries after RoPE, ``[n, Hq, D]``. Query heads that share a KV head are adjacent.
-        heads: number of KV heads, H.
     """
     grouped = queries.double().unflatten(1, (heads, -1)).transpose(0, 1).flatten(1, 2)  # [H, n * Hq / H, D]
     return grouped.transpose(1, 2) @ grouped / grouped.shape[1]
 
 
 def token_weights(keys: Tensor, covariance: Tensor) -> Tensor:
-    """Return the weight of each token in Sigma_V, not normalised, fp64 ``[n, H]``.
-
-    Args:
-        keys: keys after RoPE, ``[n, H, D]``.
-        covariance: Sigma_K of each KV head, ``[H, D, D]``.
-    """
+    """Return the weight of each token in Sigma_V, not normalised, fp64 ``[n, H]``."""
     keys = keys.double()
     return torch.einsum("hnd,hnd->nh", keys.transpose(0, 1) @ covariance, keys.transpose(0, 1))
 
 
 def value_covariance(values: Tensor, weights: Tensor) -> Tensor:
-    """Return the mean of w_t v_t v_t^T over the tokens for each KV head, fp64 ``[H, D, D]``.
+    """Return the mean of w_t v_t v_t^T over the tokens for each KV head, fp64 ``[H, D, D]``, for values ``[n, H, D]``.
 
     Divided by the mean of the weights it is Sigma_V.
-
-    Args:
-        values: values, ``[n, H, D]``.
-        weights: weights of the tokens, ``[n, H]`` (:func:`token_weights`).
     """
     scaled = (values.double() * weights.sqrt()[..., None]).transpose(0, 1)
     return scaled.transpose(1, 2) @ scaled / values.shape[0]

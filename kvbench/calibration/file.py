@@ -59,13 +59,7 @@ class Calibration(stored.Stored):
         return self.tensors[f"layers.{layer}.key.thresholds"]
 
     def levels(self, layer: int, side: str, bits: int) -> Tensor:
-        """Return the codebook (the levels) of the keys or values of a layer, fp32 ``[2**bits]``.
-
-        Args:
-            layer: index of the layer.
-            side: ``key`` or ``value``.
-            bits: bits per code.
-        """
+        """Return the codebook (the levels) of the keys or values of a layer, fp32 ``[2**bits]``."""
         return self.tensors[f"layers.{layer}.{side}.levels.{bits}"]
 
     def norm(self, layer: int, side: str, bits: int) -> Tensor:
@@ -73,11 +67,6 @@ class Calibration(stored.Stored):
 
         If the levels are multiplied by the scale and increased by the offset, the dequantized elements get the mean and
         the standard deviation of the original ones.
-
-        Args:
-            layer: index of the layer.
-            side: ``key`` or ``value``.
-            bits: bits per code.
         """
         return self.tensors[f"layers.{layer}.{side}.norm.{bits}"]
 
@@ -94,8 +83,8 @@ class Calibration(stored.Stored):
     def defect(self, name: str, tensor: Tensor) -> str | None:
         """Return what is wrong with a tensor: levels that do not ascend or are all equal, crossed thresholds.
 
-        Arguments and result are those of :meth:`Stored.defect`. The last level may be repeated, which calibration does
-        if there are too few distinct elements.
+        See :meth:`Stored.defect`. The last level may be repeated, which calibration does if there are too few distinct
+        elements.
         """
         if ".levels." in name and (bool((tensor.diff() < 0).any()) or bool(tensor[0] == tensor[-1])):
             return f"is not a codebook of ascending levels, but {_some(tensor)}"
@@ -112,11 +101,7 @@ class Calibration(stored.Stored):
         float(self.info["outliers"]), self.info["model"]
 
     def check_format(self, bits: int, outliers: float) -> None:
-        """Check that the file fits the options of a method.
-
-        Args:
-            bits: bits per code, for which the file must have codebooks.
-            outliers: fraction of outliers, with which it must have been made.
+        """Check that the file has codebooks of `bits`, and was made with this fraction of outliers.
 
         Raises:
             ConfigError: it does not fit.
@@ -161,11 +146,5 @@ def in_folders(folders: Iterable[Path]) -> Iterator[Calibration]:
 
 
 def command(model: str, bits: int, outliers: float) -> str:
-    """Return the command line that would create a calibration file with given options, for a hint in an error message.
-
-    Args:
-        model: name of the model, as for :meth:`Stored.command`.
-        bits: bits per code.
-        outliers: fraction of the elements that are outliers.
-    """
+    """Return the command line that would create a file with given options, as a hint; see :meth:`Stored.command`."""
     return f"{Calibration.command(model)} --bits {bits} --outliers {outliers!r}"

@@ -52,7 +52,6 @@ def fit_keys(
     Args:
         x: keys of N tokens before RoPE, fp32 ``[N, C]``.
         weights: weight of the quantization error of each element, ``[N, C]``; None for equal weights.
-        bits: code sizes in bits; one codebook is fitted for each.
         share: fraction of the elements that are outliers, half of them above the upper threshold and half below the
             lower one. With 0 there are no outliers, and the thresholds are the minimum and the maximum.
         skip: bool ``[N]``, True for tokens that the codebooks are not fitted to; None to use all tokens.
@@ -71,23 +70,15 @@ def fit_values(
 
     Args:
         x: values of N tokens, fp32 ``[N, C]``.
-        weights: as for :func:`fit_keys`.
-        bits: as for :func:`fit_keys`.
-        share: fraction of the elements of each token that are outliers, half of them at each end.
-        skip: as for :func:`fit_keys`.
+        share: fraction of the elements of each token that are outliers; the other arguments are those of
+            :func:`fit_keys`.
     """
     upper, lower = (quantiles(x, q, 1).unsqueeze(1) for q in (tail(share), 1 - tail(share)))
     return SideFit(None, _codebooks(x, (upper - lower) / 2, (upper + lower) / 2, weights, bits, skip))
 
 
 def quantiles(x: Tensor, q: float, dim: int) -> Tensor:
-    """Return a quantile of a matrix along one dimension, for matrices too large for ``torch.quantile``.
-
-    Args:
-        x: ``[N, C]``.
-        q: the quantile, from 0 to 1.
-        dim: dimension that is reduced: 0 for a result ``[C]``, 1 for ``[N]``.
-    """
+    """Return a quantile of ``[N, C]`` along `dim`, for matrices too large for ``torch.quantile``."""
     rows = x.t() if dim == 0 else x
     step = max(ELEMENTS // rows.shape[1], 1)
     return torch.cat([torch.quantile(rows[i : i + step], q, dim=1) for i in range(0, len(rows), step)])

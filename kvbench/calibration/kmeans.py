@@ -43,11 +43,10 @@ class Histogram:
         return cls(*(torch.zeros(BINS, dtype=torch.float64) for _ in range(3)))
 
     def add(self, values: Tensor, weights: Tensor | None = None) -> None:
-        """Count more numbers in the histogram.
+        """Count more numbers, in [-1, 1] and of any shape.
 
         Args:
-            values: numbers in [-1, 1], any shape.
-            weights: weight of each number, in the same shape; None for a weight of 1 each.
+            weights: in the shape of `values`; None for a weight of 1 each.
         """
         x = values.reshape(-1).double().cpu()
         w = torch.ones_like(x) if weights is None else weights.reshape(-1).double().cpu()
@@ -72,14 +71,10 @@ class Histogram:
 
 
 def levels(histogram: Histogram, count: int) -> Tensor:
-    """Fit a codebook to the numbers of a histogram by k-means, which makes the weighted squared error small.
+    """Fit a codebook, ascending and fp32 ``[count]``, to the numbers of a histogram by k-means.
 
     Args:
-        histogram: the numbers.
         count: number of levels. If there are fewer distinct numbers, the last level is repeated.
-
-    Returns:
-        Ascending levels, fp32 ``[count]``.
     """
     occupied = histogram.weight > 0
     if int(occupied.sum()) <= count:

@@ -38,18 +38,13 @@ def rotations(
     `first_tokens`.
 
     Args:
-        model: causal language model.
         sequences: token ids of S sequences, ``[S, L]`` (the authors use about 20,000 to 30,000 tokens).
-        name: name of the model, recorded in the result.
+        name: recorded in the result, as is `text_sha256`.
         per_head: True to give each KV head a rotation of its own, False to let the heads of a layer share one, made
             from the mean of their covariances.
         first_tokens: number of tokens at the start of each sequence that are left out, because the method will keep
             them in full precision.
-        text_sha256: SHA-256 of the calibration text, recorded in the result.
         tell: function called after each pass over a sequence, with the number of passes done and their total.
-
-    Returns:
-        The rotations, not yet written to a file.
 
     Raises:
         ConfigError: the number of channels per head is not a power of two, or `first_tokens` leaves no token.
@@ -76,6 +71,7 @@ def rotations(
     def weighted(layer: int, query: Tensor, key: Tensor, value: Tensor) -> None:
         key, value = (_precise(x[first_tokens:]) for x in (key, value))
         weights = token_weights(key, keys[layer].to(key.device))
+        # a sum instead of a mean, as the weights are: the ratio of both sums over all sequences is Sigma_V
         values[layer] += value_covariance(value, weights).cpu() * len(value)
         weight[layer] += weights.sum(0).cpu()
 

@@ -43,12 +43,7 @@ class Rotations(Stored):
         return self.info["heads"] == "each"
 
     def rotation(self, layer: int, side: str) -> Tensor:
-        """Return the matrix R of a layer by which rows are multiplied from the right, fp32 ``[D, D]`` or ``[H, D, D]``.
-
-        Args:
-            layer: index of the layer.
-            side: ``key`` or ``value``.
-        """
+        """Return the matrix R of a layer, by which rows are multiplied from the right, fp32 ``[(H,) D, D]``."""
         return self.tensors[f"{side}.{layer}"]
 
     def expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -60,7 +55,7 @@ class Rotations(Stored):
                 yield f"{side}.{layer}", shape
 
     def defect(self, name: str, tensor: Tensor) -> str | None:
-        """Return what is wrong with a matrix, which must be orthogonal; arguments and result: :meth:`Stored.defect`."""
+        """Return what is wrong with a matrix, which must be orthogonal; see :meth:`Stored.defect`."""
         product = tensor.double() @ tensor.double().mT
         error = float((product - torch.eye(len(product[-1]), dtype=torch.float64)).abs().max())
         return None if error <= ORTHOGONAL else f"is not a rotation: R R^T is {error:g} from the identity"
@@ -79,10 +74,7 @@ def find(
 
     Args:
         named: a file, which is returned whatever `fits` says, or the only folder to search; None for the usual folders.
-        fits: returns True for a file that belongs to the model.
         beside: folder of the model's weights, whose subfolder ``calibration`` is searched; None: unknown.
-        model: the model, for messages.
-        command: command line that would make the file, for messages.
 
     Raises:
         ConfigError: there is no such file. The message shows `command`.

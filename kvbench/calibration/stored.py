@@ -70,12 +70,7 @@ class Stored:
         raise NotImplementedError
 
     def defect(self, name: str, tensor: Tensor) -> str | None:
-        """Return what is wrong with a tensor that is finite and has its shape, as a verb phrase; None if nothing is.
-
-        Args:
-            name: one of the names that :meth:`expected` yields.
-            tensor: the tensor.
-        """
+        """Return what is wrong with a tensor that is finite and has its shape, as a verb phrase; None if nothing is."""
         return None
 
     def check_info(self) -> None:
@@ -175,14 +170,10 @@ def save(calibration: Stored, path: Path) -> None:
 
 
 def load(path: Path, kind: type[S]) -> S:
-    """Return the checked contents of a calibration file; an unchanged file is read only once per process.
-
-    Args:
-        path: the file.
-        kind: class of the result; the file must have its format.
+    """Return the checked contents of a file of a `kind`; an unchanged file is read only once per process.
 
     Raises:
-        ConfigError: the file is missing, damaged, or not a calibration file.
+        ConfigError: the file is missing, damaged, or of another format.
     """
     try:
         stat = path.stat()
@@ -233,13 +224,9 @@ def _load(path: Path, kind: type[S], changed: int, size: int) -> S:
 
 
 def in_folders(folders: Iterable[Path], kind: type[S]) -> Iterator[S]:
-    """Yield the calibrations found in some folders, those of a folder in the order of their file names.
+    """Yield the calibrations of a `kind` found in some folders, those of a folder in the order of their file names.
 
-    Other files are skipped. Damaged files are skipped with a warning.
-
-    Args:
-        folders: the folders; they need not exist.
-        kind: class of the calibrations; files of other formats are skipped.
+    Folders need not exist. Files of other formats are skipped, damaged files with a warning.
     """
     for folder in folders:
         for path in sorted(folder.glob("*.safetensors")):
@@ -260,8 +247,7 @@ def in_folders(folders: Iterable[Path], kind: type[S]) -> Iterator[S]:
 def unfit(files: Sequence[Stored]) -> str:
     """Return the end of a message about calibrations that were found, none of which belongs to the model.
 
-    Args:
-        files: the calibrations, at most three of which are named; the text is empty for none.
+    At most three are named; the text is empty for none.
     """
     names = [f"{file.path} ({file.info['model']})" for file in files]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
