@@ -71,12 +71,7 @@ class Atom(RecencyMethod):
         return self.prefill == "quantized"
 
     def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:
-        """Return Atom's quantizer for the keys or the values, with one group per token and head.
-
-        Args:
-            side: ``key`` or ``value``; decides the number of bits.
-            channels: not used, because a group always spans the whole head.
-        """
+        """Return Atom's quantizer, with one group per token and head, whatever the number of channels."""
         from kvbench.quantizers.atom import AtomQuantizer
 
         return AtomQuantizer(self.formats()[SIDES.index(side)].bits, None, "token")

@@ -1,14 +1,13 @@
 """Base class of all methods: a dataclass whose fields are the hyper-parameters and whose methods place the tokens.
 
-A method defines which segments store the keys and the values of a layer (:meth:`Method.segments`), into which of them
-the prompt's tokens go (:meth:`Method.place`), and which tokens are packed or dropped as the sequence grows
-(:meth:`Method.settle`). A method needs no code of its own for packing, attention, counting bytes, padding, rollback,
-beams and the benchmarks. With two other base classes it needs even less: a
-:class:`~kvbench.methods.recency.RecencyMethod` defines only how many of the newest tokens are in full precision, and a
+A method defines which segments a layer has (:meth:`Method.segments`), into which of them the prompt's tokens go
+(:meth:`Method.place`), and which tokens are packed or dropped as the sequence grows (:meth:`Method.settle`). It needs
+no code of its own for packing, attention, counting bytes, padding, rollback, beams and the benchmarks. A
+:class:`~kvbench.methods.recency.RecencyMethod` defines only how many of the newest tokens are in full precision, a
 :class:`~kvbench.methods.scored.ScoredMethod` only a score per token. Torch is imported on first use, so that checking a
 configuration is fast.
 
-Its own base classes each add to the one before: :class:`~kvbench.methods.traits.Traits` (properties),
+The base classes each add to the one before: :class:`~kvbench.methods.traits.Traits` (properties),
 :class:`~kvbench.methods.rules.Rules` (where tokens go, and when), :class:`~kvbench.methods.stores.Stores` (segments).
 """
 
@@ -62,21 +61,15 @@ class Method(Stores):
     layers: Layers = None
 
     def alone(self) -> Method:
-        """Return this method without speculative decoding, which perplexity cannot use because it generates no tokens.
-
-        Only a method that speculates overrides this. This implementation returns the method itself.
-        """
+        """Return this method without speculative decoding, for perplexity, which generates no tokens."""
         return self
 
     def transform(self, layer: KVLayer, side: Side) -> Transform | None:
         """Return the basis in which `layer` stores its keys or its values; None for that of the model.
 
         Attention rotates keys and queries after RoPE, values and output. A method may override this to choose a
-        transform per layer, side and KV head.
-
-        Args:
-            layer: the layer, whose sizes (``heads``, ``key_dim``, ``value_dim``) and device are known.
-            side: ``key`` or ``value``.
+        transform per layer, side and KV head. Of `layer` only index, sizes (``heads``, ``key_dim``, ``value_dim``) and
+        device are known yet.
         """
         name = self.rotation.of(side)
         if name == "none":
@@ -88,12 +81,9 @@ class Method(Stores):
     # -- formats of single layers -----------------------------------------------------------------------------------
 
     def by_layer(self, count: int) -> list[Method]:
-        """Return the method that serves each layer of a model: this one, or what :attr:`layers` makes of it.
+        """Return the method of each layer with keys and values: this one, or what :attr:`layers` makes of it.
 
         Layers with the same format share an instance.
-
-        Args:
-            count: number of layers of the model that have keys and values.
 
         Raises:
             ConfigError: the map does not fit the model, or names a format that the method does not take.
@@ -106,11 +96,7 @@ class Method(Stores):
         return [methods[form] for form in by_layer]
 
     def in_format(self, form: str) -> Method:
-        """Return the method that serves the layers with a format of the map (:attr:`layers`).
-
-        Args:
-            form: ``fp16``, the name of a quantizer preset, or two for keys and values.
-        """
+        """Return the method of layers with a format of :attr:`layers`: ``fp16``, or one or two quantizer presets."""
         if form == EXACT:
             exact: Method = load_class("method._target_", EXACT_TARGET, EXACT_TARGET)()
             return exact
@@ -147,7 +133,7 @@ class Method(Stores):
         """Return the largest number of tokens that the cache holds without packing or dropping any of them.
 
         The result also names the setting that determines this number. It is None if even the first token may be packed
-        or dropped, or if the method never packs or drops any. This implementation returns None.
+        or dropped, or if the method never packs or drops any.
         """
         return None
 
@@ -160,8 +146,8 @@ class Method(Stores):
         """Raise ConfigError if perplexity cannot be measured with this method in a mode, or would show no effect.
 
         Args:
-            mode: how perplexity is measured: ``decode`` (token by token through the cache), ``simulated`` (one pass
-                with quantized keys and values) or ``fp16`` (one pass without a cache).
+            mode: ``decode`` (token by token through the cache), ``simulated`` (one pass with quantized keys and
+                values) or ``fp16`` (one pass without a cache).
             prompt: number of tokens at the start of each span of text that are read in one pass, as a prompt.
         """
         check_spans(self, mode, prompt)
@@ -192,11 +178,7 @@ class Method(Stores):
     def prepare(self, model: ModelConfig) -> None:
         """Let the method find or compute what depends on the model, such as a calibration file.
 
-        A run calls this after :meth:`check` and before it loads the model's weights. This implementation does nothing;
-        others may raise ConfigError.
-
-        Args:
-            model: the model's configuration.
+        A run calls this after :meth:`check` and before it loads the model's weights. An override may raise ConfigError.
         """
 
     def ready(self) -> None:
@@ -226,9 +208,7 @@ class Method(Stores):
     def identity(self) -> dict[str, Any]:
         """Return what to hash into a run's id in place of certain hyper-parameters, by hyper-parameter name.
 
-        A run's folder is named by a hash of everything that determines its outputs, hyper-parameters included. For some
-        of them another value is better: for the path of a file, for example, a hash of the file's content. This
-        implementation returns an empty dict, so all hyper-parameters are hashed as they are.
+        All others are hashed as they are. An example is the path of a file: a hash of its content is better.
         """
         return {}
 

@@ -1,4 +1,4 @@
-"""Bytes of full-precision and packed tokens: the terms that :mod:`kvbench.methods.bytes` adds up. Imports no torch."""
+"""Bytes of full-precision and packed tokens: the terms of the methods' formulas. Imports no torch."""
 
 from __future__ import annotations
 
@@ -44,19 +44,13 @@ class Setting:
 
     Args:
         tokens: number of tokens of the sequence so far, the prompt included.
-        prompt: number of tokens of the prompt.
-        query_heads: number of query heads, Hq.
-        heads: number of KV heads, H.
-        channels: channels per head, D.
         width: bytes per element in full precision. Scales and minima have 4 bytes if this is 4, otherwise 2.
-        layer: index of the layer.
-        view: what to count. ``all``: the whole cache, with the draft's own cache if there is one. ``target``: the same
-            without the draft's own cache. ``draft``: what the draft reads to produce a token.
+        view: what to count (:data:`View`).
         chunks: for Cocktail, the number of INT2 chunks and the number of INT4 chunks; None: they follow from its
             hyper-parameter `split`.
+        window: the layer's sliding window, in tokens; None: every token sees all tokens before it.
         widths: for Cocktail, the bits of each chunk (2, 4 or 16) in the order of the text; None: they follow from
             `chunks`.
-        window: the layer's sliding window, in tokens; None: every token sees all tokens before it.
         layers: number of layers of the model; None if not known.
     """
 
@@ -105,8 +99,6 @@ class Setting:
         """Return the bytes of `count` tokens in a packed format, counting only their keys or only their values.
 
         Args:
-            count: number of tokens.
-            form: the format.
             block: number of tokens that are packed together, if they are then divided into ``ceil(block /
                 form.group_size)`` groups of nearly equal size (LogQuant). None: each group is packed separately. Used
                 only if groups run along the tokens.

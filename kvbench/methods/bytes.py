@@ -1,4 +1,4 @@
-"""Bytes of a method's cache, computed from its hyper-parameters and token counts only: no model, no torch.
+"""Bytes of a method's cache, predicted from its hyper-parameters and token counts: no model, no torch.
 
 Each method defines its formula as :meth:`~kvbench.methods.base.Method.layer_bytes`. The bytes that a cache really holds
 are counted by :meth:`kvbench.cache.KVCache.bill`; tests check that both agree to the byte. Four numbers depend on the
@@ -38,23 +38,14 @@ def kv_bytes(
     """Return the predicted bytes of the keys and values of one sequence, over all layers.
 
     Args:
-        method: a method, as :func:`kvbench.load_method` returns it.
         tokens: number of tokens so far, the prompt included.
-        layers: number of layers of the model.
-        query_heads: number of query heads.
-        heads: number of KV heads.
         channels: channels per head.
-        prompt: number of prompt tokens, which some methods treat differently from generated tokens. None: all of
-            `tokens` are prompt tokens.
+        prompt: number of prompt tokens, which some methods treat differently from generated tokens; None: all.
         width: bytes per element in full precision.
-        view: what to count. ``all``: the whole cache. ``draft``: what QuantSpec's draft reads, which is the upper
-            nibbles or its own cache. ``target``: what the pass that verifies its drafts reads.
-        chunks: for Cocktail, the number of INT2 chunks and the number of INT4 chunks. None: they follow from its
-            hyper-parameter `split` and the length of the prompt.
-        widths: for Cocktail, the bits of each chunk (2, 4 or 16) in the order of the text; None: they follow from
-            `chunks`.
+        view: what to count, see :data:`~kvbench.methods.byte_parts.View`.
+        chunks: for Cocktail, see :class:`~kvbench.methods.byte_parts.Setting`; so is `widths`.
         windows: for each layer, its sliding window in tokens, or None if it has none. None in place of the list: no
-            layer has a sliding window.
+            layer has one.
 
     Raises:
         ConfigError: the method has no formula, or it is Cocktail and the bit widths follow from neither `widths`,

@@ -93,10 +93,7 @@ class Cocktail(Method):
     widths: ClassVar[tuple[str, ...]] = ("alpha", "beta", "split")
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if the encoder is unknown, or if a hyper-parameter or a combination of two is not valid.
-
-        Examples are ``alpha + beta >= 1``, and a key group that does not divide a chunk.
-        """
+        """Raise ConfigError if a hyper-parameter is invalid, or a combination, such as ``alpha + beta >= 1``."""
         super().check(head_dim, max_length)
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             if not 0.0 <= value <= 1.0:
@@ -166,11 +163,9 @@ class Cocktail(Method):
     def identity(self) -> dict[str, Any]:
         """Return the extra entries that are hashed into a run's id.
 
-        Returns:
-            Up to two entries. ``encoder`` is hashed instead of the encoder's name: the version of kvbench's BM25, a
-            hash of the files in a model folder, or the model and URL of an OpenAI endpoint other than the default. It
-            is absent for other encoders, whose name is hashed. ``reorder`` is present only with ``reorder=False``, and
-            records that chunks are stored in the order of the text.
+        ``encoder`` is hashed instead of the encoder's name: the version of kvbench's BM25, a hash of the files in a
+        model folder, or the model and URL of an OpenAI endpoint other than the default. It is absent for other
+        encoders, whose name is hashed. ``reorder`` is present only with ``reorder=False``.
         """
         return self._encoder_identity() | ({} if self.reorder else {"reorder": "false: runs in place"})
 
@@ -198,11 +193,7 @@ class Cocktail(Method):
         return channels if channels <= VALUE_GROUP else fitting(VALUE_GROUP, channels) or VALUE_GROUP
 
     def fitted(self, head_dim: int) -> dict[str, int]:
-        """Return ``{"method.value_group_size": SIZE}`` if the default size of 64 does not divide `head_dim`.
-
-        SIZE is the smaller size in use. The result is empty if the default divides the head, or if `value_group_size`
-        is set.
-        """
+        """Return ``{"method.value_group_size": SIZE}`` if the default, 64, does not divide `head_dim`; else empty."""
         group = self.value_group(head_dim)
         plain = self.value_group_size is not None or group == min(VALUE_GROUP, head_dim)
         return {} if plain else {"method.value_group_size": group}
@@ -220,11 +211,6 @@ class Cocktail(Method):
         ``cache.search_s`` is then the time of this choice in seconds, without loading the encoder. If embeddings were
         read from disk, the time that it took this machine to compute them is added. If that time is not known,
         ``cache.search_s`` is None.
-
-        Args:
-            model: causal language model, which is switched to kvbench's attention.
-            prompts: token ids, contexts and questions of the rows, and the function that decodes token ids; required.
-            max_length: number of tokens, prompt and answer together, for which to allocate buffers; None: not known.
 
         Raises:
             CacheError: `prompts` is None, or lacks the token ids or the function that decodes them.
@@ -252,11 +238,7 @@ class Cocktail(Method):
     def plan(self, prompts: Prompts, row: int, last_layer: int | None = None) -> ChunkPlan:
         """Divide the context of one prompt into chunks, and choose the bit width of each.
 
-        Args:
-            prompts: token ids, contexts and questions of the batch, and the function that decodes token ids.
-            row: row of the prompt in the batch.
-            last_layer: index of the model's last layer. Once it has stored the prompt, the plan frees its cached index
-                tensors, which no layer needs any more. None: the plan keeps them.
+        For `last_layer` see :class:`ChunkPlan`.
         """
         from kvbench.retrieval.chunks import cut
         from kvbench.retrieval.encoders import encoder
@@ -277,12 +259,7 @@ class Cocktail(Method):
         return ChunkPlan(chunks, widths, last_layer)
 
     def note(self, plan: ChunkPlan, seconds: float | None) -> dict[str, Any]:
-        """Return what a sample's result records of the choice: chunks per width, thresholds, encoder, and time.
-
-        Args:
-            plan: chunks of the prompt and their widths.
-            seconds: time that the choice took; None if it is not known.
-        """
+        """Return what a sample's result records of the choice; `seconds`: the time that it took, None if not known."""
         widths = plan.widths
         return {
             "chunks": {"int2": widths.count(2), "int4": widths.count(4), "fp16": widths.count(16)},
@@ -294,14 +271,7 @@ class Cocktail(Method):
         }
 
     def make_quantizer(self, side: Side, bits: int, channels: int) -> AffineQuantizer:
-        """Return the quantizer for chunks of `bits` bits.
-
-        Args:
-            side: ``key`` or ``value``. Keys are grouped along the tokens of one channel, unless `key_axis` is
-                ``token``; values along the channels of one token.
-            bits: bits per code: 2 or 4.
-            channels: channels per head.
-        """
+        """Return the quantizer for chunks of 2 or 4 bits: keys grouped as `key_axis` says, values along channels."""
         from kvbench.quantizers.affine import AffineQuantizer
 
         if side == "key" and self.key_axis == "channel":
@@ -341,10 +311,7 @@ class Cocktail(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store the prompt of each row, every chunk in its chosen width.
-
-        With `reorder`, chunks of one width are stored together; otherwise all tokens stay in the order of the text.
-        """
+        """Store the prompt of each row, every chunk in its chosen width; with `reorder`, one width together."""
         if not self.reorder:
             return in_place.place(layer, rows, keys, values, self.plans(layer))
         first = rows.indices(layer.batch)[0]
@@ -380,20 +347,12 @@ class Cocktail(Method):
                 layer.order[row] = torch.cat(remaining)
 
     def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
-        """Return the slot ranges of the chunks in the order of the text, or None if chunks are reordered by width.
-
-        None means that attention reads all slots in slot order. Otherwise, each range contains the row's tokens in one
-        segment: consecutive chunks of the same width, or the full-precision tokens after them.
-        """
+        """Return the slot ranges of the runs in the order of the text; None (slot order) if chunks are reordered."""
         return None if self.reorder else in_place.reading_order(layer, rows)
 
     @staticmethod
     def plans(layer: KVLayer) -> Sequence[ChunkPlan]:
-        """Return the plan of each row, with its chunks and their widths, as :meth:`new_cache` made it.
-
-        Args:
-            layer: any layer of the cache.
-        """
+        """Return the plan of each row, with its chunks and their widths, as :meth:`new_cache` made it."""
         state = layer.progress.method_state
         assert isinstance(state, Plans)
         return state.rows
@@ -403,7 +362,7 @@ class Cocktail(Method):
 
         On a layer with a sliding window, the widths of the visible chunks are assumed to have the same shares as in the
         whole prompt. With ``reorder=False`` the bytes depend on the order of the chunks; unless ``at.widths`` gives
-        this order, a random one is assumed. Arguments and result are those of :meth:`Method.layer_bytes`.
+        this order, a random one is assumed.
 
         Raises:
             ConfigError: neither ``at.widths``, ``at.chunks`` nor `split` gives the widths, or the chunks have more

@@ -21,26 +21,14 @@ if TYPE_CHECKING:
 
 
 def runs(layer: KVLayer, plans: Sequence[ChunkPlan]) -> list[list[Run]]:
-    """Divide each row's prompt into runs of consecutive tokens with one bit width, in the order of the text.
-
-    Tokens that the layer's sliding window hides are left out.
-
-    Args:
-        layer: layer that stores the prompts.
-        plans: the plan of each row of the batch.
-    """
+    """Return :meth:`ChunkPlan.runs` of each row's prompt, without the tokens that the layer's sliding window hides."""
     return [plan.runs(layer.real_tokens(row), whole(layer.hidden(row), CHUNK)) for row, plan in enumerate(plans)]
 
 
 def place(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, plans: Sequence[ChunkPlan]) -> None:
     """Store the tokens of prompts in the order of the text, each run of one bit width in a segment of its own.
 
-    Args:
-        layer: layer whose stores are empty for `rows`.
-        rows: rows of the batch to store; their prompts are equally long.
-        keys: keys ``[rows, H, n, D]`` in full precision.
-        values: values ``[rows, H, n, Dv]``.
-        plans: the plan of each row of the whole batch, not only of `rows`; it gives the bit width of each chunk.
+    `plans` are those of the whole batch, not only of `rows`.
     """
     of_rows = runs(layer, plans)
     _, numbers = aligned(of_rows)
@@ -55,11 +43,7 @@ def place(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor,
 def forget(layer: KVLayer, rows: slice, hidden: int, plans: Sequence[ChunkPlan]) -> None:
     """Drop the oldest tokens of each row that a sliding window hides; a packed chunk is dropped only as a whole.
 
-    Args:
-        layer: layer with a sliding window.
-        rows: rows of the batch to change.
-        hidden: number of oldest tokens that no later token can see; rounded down to a multiple of 32.
-        plans: the plan of each row of the batch.
+    `hidden` is rounded down to a multiple of 32.
     """
     for row in range(*rows.indices(layer.batch)):
         one = slice(row, row + 1)
@@ -77,13 +61,8 @@ def reading_order(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
 def billed(widths: Sequence[int], bits: int, chunk_size: int, key_group: int) -> list[int]:
     """Return for each run of chunks of `bits` bits the number of tokens that its bytes are counted for.
 
-    Codes are stored in whole tiles of 128 tokens, so this is the length of the run, rounded up to whole tiles.
-
-    Args:
-        widths: bits of each chunk, in the order of the text.
-        bits: only runs of chunks with this number of bits are returned.
-        chunk_size: tokens per chunk.
-        key_group: tokens per key group. If it is a multiple of 128, lengths are rounded up to whole groups instead.
+    Codes are stored in whole tiles of 128 tokens, so this is the length of the run, rounded up to whole tiles, or to
+    whole key groups if `key_group` is a multiple of 128.
     """
     unit = key_group if key_group % TILE == 0 else TILE
     counts = [sum(1 for _ in run) * chunk_size for width, run in groupby(widths) if width == bits]

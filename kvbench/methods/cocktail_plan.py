@@ -20,13 +20,7 @@ else:
 
 
 class Run(NamedTuple):
-    """Consecutive tokens that are stored with the same number of bits.
-
-    Args:
-        bits: bits per element: 2, 4, or 16 for full precision.
-        first: index of the first token.
-        stop: one past the index of the last token.
-    """
+    """Consecutive tokens ``first`` to ``stop - 1`` that are stored with the same bits: 2, 4, or 16 (full precision)."""
 
     bits: int
     first: int
@@ -38,8 +32,6 @@ class ChunkPlan:
     """Chunks of one prompt and the bit width of each. Two plans are equal only if they are the same object.
 
     Args:
-        chunks: the chunks of the context, with their token ranges and texts, and the question that was searched for.
-        widths: bits of each chunk, and the thresholds on the scores, if such thresholds decided them.
         last_layer: index of the model's last layer. Once it has stored the prompt, the plan frees its cached index
             tensors, which no layer needs any more. None: the plan keeps them.
     """
@@ -62,10 +54,8 @@ class ChunkPlan:
     def order(self, length: int, hidden: int = 0) -> tuple[list[int], list[int], list[int]]:
         """Return the token indices of a prompt in three lists: INT2 chunks, INT4 chunks, and all other tokens.
 
-        Args:
-            length: number of tokens of the prompt.
-            hidden: number of oldest tokens that a sliding window hides. Left out are hidden tokens in full precision,
-                and packed chunks of which every token is hidden.
+        Left out are, of the `hidden` oldest tokens, which a sliding window hides, those in full precision, and packed
+        chunks of which every token is hidden.
         """
         if (length, hidden) not in self._orders:  # cached: the same for every layer
             two, four = self.tokens(2), self.tokens(4)
@@ -92,12 +82,7 @@ class ChunkPlan:
             self._indices.clear()
 
     def passed(self, hidden: int) -> int:
-        """Return how many of the oldest tokens can be dropped, given that a packed chunk is dropped only as a whole.
-
-        Args:
-            hidden: number of oldest tokens that a sliding window hides. The result is this number, or less if it would
-                split a packed chunk.
-        """
+        """Return how many of the `hidden` oldest tokens can be dropped without splitting a packed chunk."""
         for (first, stop), bits in zip(self.chunks.spans, self.widths.bits, strict=True):
             if first < hidden < stop and bits < 16:
                 return first
@@ -108,10 +93,8 @@ class ChunkPlan:
 
         The last run is always one in full precision; it may be empty.
 
-        Args:
-            length: number of tokens of the prompt.
-            hidden: number of oldest tokens that a sliding window hides. They are left out, except that a packed chunk
-                of which a token is visible is kept whole (:meth:`passed`).
+        The `hidden` oldest tokens are left out, except that a packed chunk of which a token is visible is kept whole
+        (:meth:`passed`).
         """
         end = self.passed(hidden)
         runs: list[Run] = []
@@ -134,9 +117,6 @@ def aligned(rows: Sequence[Sequence[Run]]) -> tuple[list[tuple[int, int]], list[
     tokens in it. The last run of each row is not assigned: it belongs in the layer's last segment, which also takes
     generated tokens.
 
-    Args:
-        rows: for each row, its runs in the order of the text.
-
     Returns:
         For each segment, its bits and the largest number of tokens that a row stores in it; and for each row, the
         segment index of each of its runs but the last.
@@ -151,6 +131,7 @@ def aligned(rows: Sequence[Sequence[Run]]) -> tuple[list[tuple[int, int]], list[
         ]
         if not coming:
             return segments, numbers
+        # the width that most rows want next: a greedy choice, for few segments
         bits = Counter(run.bits for _, run in coming).most_common(1)[0][0]
         chosen = [(row, run) for row, run in coming if run.bits == bits]
         for row, _ in chosen:
@@ -165,11 +146,7 @@ class Plans(CacheState):
     rows: list[ChunkPlan]
 
     def select(self, order: Sequence[int]) -> None:
-        """Reorder the rows of the batch; rows may also be dropped or repeated.
-
-        Args:
-            order: for each row of the new batch, the index of its row in the old batch.
-        """
+        """See :meth:`CacheState.select`."""
         self.rows = [self.rows[row] for row in order]
 
     def clone(self) -> Plans:

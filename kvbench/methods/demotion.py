@@ -24,13 +24,12 @@ def demoted_by(packed: Sequence[int], count: int, sinks: int = 0) -> torch.Tenso
     """Return the demotion times (:meth:`Method.demotions`) of a rule that packs the oldest tokens first.
 
     Args:
-        packed: for each number of tokens from 0 to `count`, the number of tokens that are packed or dropped by then. It
-            never falls.
-        count: number of tokens.
-        sinks: number of first tokens that stay in full precision and are not counted in `packed`.
+        packed: for each number of tokens from 0 to `count`, without the `sinks` that stay in full precision, the number
+            that are packed or dropped by then. It never falls.
     """
     times = untouched(count)
     if count > sinks:
+        # token t is among the packed ones as soon as packed[n] > t: the first such n
         first = torch.searchsorted(torch.tensor(packed), torch.arange(count - sinks), right=True)
         times[sinks:] = torch.where(first <= count, first, times[sinks:])
     return times

@@ -61,9 +61,6 @@ class Engine(TokenMethod):
         rotation: rotations of keys and of values; ``engine``: the ones that the engine applies before the format.
         sinks: number of first tokens that stay in full precision (0 in the engines).
         window: number of newest tokens that stay in full precision (0 in the engines).
-        prefill: ``exact``: prompt tokens attend to full-precision keys and values; ``quantized``: to stored ones.
-        own: ``stored``: the token of a decode step is packed before it attends; ``exact``: it attends to its own key
-            and value in full precision.
         key_scale: the one scale of all keys of a layer, for ``fp8`` and ``nvfp4``. 1 unless it is calibrated.
         value_scale: that of all values.
         rope_dim: number of first channels of a head to which the model applies RoPE, for octave; None: the model's.
@@ -82,11 +79,7 @@ class Engine(TokenMethod):
     # -- formats of single layers -----------------------------------------------------------------------------------
 
     def in_format(self, form: str) -> Method:
-        """Return the method that serves the layers with a format of the map (:attr:`layers`).
-
-        Args:
-            form: ``fp16``, or a value of `format`.
-        """
+        """Return the method of the layers with a format of :attr:`layers`: ``fp16``, or a value of `format`."""
         if form == EXACT:
             return super().in_format(form)
         twin = copy(self)
@@ -153,13 +146,7 @@ class Engine(TokenMethod):
         )
 
     def packed_bytes(self, at: Setting, count: int, form: FormatSpec) -> KVBytes:
-        """Return the bytes of `count` packed tokens by the engine's formula, counting only their keys or their values.
-
-        Args:
-            at: shape of the layer.
-            count: number of packed tokens.
-            form: format of the keys or of the values (:meth:`formats`).
-        """
+        """Return the bytes of `count` packed tokens by the engine's formula: those of their keys or of their values."""
         assert isinstance(form, StoredFormat)
         layout, rows = self.layouts(at.channels)[SIDES.index(form.side)], at.heads * count
         return KVBytes(codes=-(-rows * layout.codes(at.channels) // 8), scales=rows * layout.scales(at.channels))
@@ -203,7 +190,7 @@ class Engine(TokenMethod):
                 RotationSpec(**{side: self.rotation_of(side, head_dim)}).check(head_dim)
 
     def suit(self, numbers: Mapping[str, Any]) -> None:
-        """Find out to which share of a head RoPE is applied; the argument is that of :meth:`Method.suit`."""
+        """Find out to which share of a head RoPE is applied."""
         self.rope_share = rope_share(numbers)
 
     def prepare(self, model: ModelConfig) -> None:
@@ -213,17 +200,13 @@ class Engine(TokenMethod):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """Return an empty cache; arguments and errors are those of :meth:`Method.new_cache`."""
+        """See :meth:`Method.new_cache`; RoPE's share is read from the model first."""
         self.suit(model.config.get_text_config(decoder=True).to_dict())
         return super().new_cache(model, prompts, max_length)
 
 
 def rope_share(config: Any) -> float:
-    """Return the share of a head's channels to which RoPE is applied; 1 if a configuration does not say.
-
-    Args:
-        config: a model's configuration as a mapping.
-    """
+    """Return the share of a head's channels to which RoPE is applied; 1 if a model's configuration does not say."""
     rope = config.get("rope_parameters") or {}
     share = config.get("partial_rotary_factor") or config.get("rotary_pct") or rope.get("partial_rotary_factor")
     return float(share or 1.0)

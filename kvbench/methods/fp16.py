@@ -1,4 +1,4 @@
-"""fp16: the baseline that keeps every token in full precision and reproduces stock transformers exactly."""
+"""fp16: the baseline in full precision, which reproduces stock transformers exactly."""
 
 from __future__ import annotations
 
@@ -34,12 +34,9 @@ class FP16(Method):
             store.tail.append(rows, x)
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return `hidden`: all hidden tokens can be dropped, because without groups each can be dropped by itself."""
+        """Return `hidden`: without groups each token can be dropped by itself."""
         return hidden
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of all tokens that a later token can see, in full precision.
-
-        Arguments and result are those of :meth:`Method.layer_bytes`.
-        """
+        """Predict the bytes of all tokens that a later token can see, in full precision."""
         return at.both(at.tokens - at.hidden)

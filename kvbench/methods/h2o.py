@@ -82,24 +82,20 @@ class H2O(ScoredMethod):
     def score(self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor:
         """Return the attention that each prompt token has received, per KV head, ``[B, H, n]``.
 
-        Args:
-            keys: keys of the prompt, ``[B, H, n, D]``.
-            values: values of the prompt, ``[B, H, n, Dv]``.
-            attention: attention summed over all queries of the prompt, ``[B, Hq, 1, n]``.
+        `attention` is the sum over all queries of the prompt, ``[B, Hq, 1, n]``.
         """
         assert attention is not None
         queries = torch.arange(keys.shape[2], 0, -1, device=attention.device)
         return self.totals(self.received(attention, keys.shape[1]), queries)
 
     def received(self, attention: torch.Tensor, heads: int) -> torch.Tensor:
-        """Combine attention per KV head, as far as this is possible before all steps have been summed.
+        """Return the attention that each token has received, combined per KV head as far as possible before all steps.
 
         A mean or sum over the query heads of a KV head can be taken at once. A maximum must wait for the total, so for
         ``group=max`` the query heads stay separate.
 
         Args:
-            attention: attention that each token has received, summed over queries, ``[B, Hq, 1, n]``.
-            heads: number of KV heads, H.
+            attention: attention summed over queries, ``[B, Hq, 1, n]``.
 
         Returns:
             ``[B, H, n, 1]``; for ``group=max``, ``[B, H, n, Hq / H]``.
@@ -108,13 +104,11 @@ class H2O(ScoredMethod):
         return sums if self.group == "max" else reduce(sums, self.group, -1)[..., None]  # linear: may be reduced now
 
     def totals(self, received: torch.Tensor, queries: torch.Tensor | None) -> torch.Tensor:
-        """Return the score of each token, ``[B, H, n]``, from the attention that it has received in total.
+        """Return the score of each token, ``[B, H, n]``.
 
         Args:
-            received: attention in the form in which :meth:`received` returns it, summed over the prompt and all steps
-                so far.
-            queries: number of queries that could see each token, ``[n]`` or ``[B, H, n]``; required if `per_query` is
-                True, otherwise not used.
+            received: what :meth:`received` returns, summed over the prompt and all steps so far.
+            queries: number of queries that could see each token, ``[n]`` or ``[B, H, n]``; read only with `per_query`.
         """
         scores = received[..., 0] if received.shape[-1] == 1 else reduce(received, self.group, -1)
         if self.per_query:
@@ -137,10 +131,7 @@ class H2O(ScoredMethod):
     # -- every step -------------------------------------------------------------------------------------------------
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return one empty full-precision segment.
-
-        With ``evict=steps``, the segment of the keys also stores the attention sums and the positions of the tokens.
-        """
+        """Return one empty full-precision segment; with ``evict=steps`` that of the keys has sums and positions too."""
         if self.evict == "prefill":
             return super().segments(layer, side)
         room = sum(self.split(layer.expected_length())) + 64
@@ -150,14 +141,7 @@ class H2O(ScoredMethod):
         return [scored_segments.ScoredSegment(*shape, layer.dtype, layer.device, capacity=room)]
 
     def placed(self, layer: KVLayer, rows: slice, attention: torch.Tensor | None, index: torch.Tensor | None) -> None:
-        """Start the attention sums of the kept tokens with what they received during the prompt (``evict=steps`` only).
-
-        Args:
-            layer: layer whose prompt has been stored.
-            rows: rows of the batch.
-            attention: attention summed over all queries of the prompt, ``[rows, Hq, 1, n]``.
-            index: indices of the kept tokens for each KV head, ``[rows, H, m]``; None: all tokens.
-        """
+        """Start the kept tokens' attention sums with what they received during the prompt (``evict=steps`` only)."""
         if self.evict == "steps":
             assert attention is not None
             received = self.received(attention, layer.heads)
@@ -173,11 +157,6 @@ class H2O(ScoredMethod):
         """Record the attention of a decode step; :meth:`settle` adds it to the sums.
 
         It is not added at once, because the tokens of the step may still be rolled back (rejected drafts).
-
-        Args:
-            layer: layer in which the attention was computed.
-            rows: rows of the batch.
-            probabilities: attention probabilities of the step's q tokens, ``[rows, Hq, q, slots]``.
         """
         received = probabilities.unflatten(1, (layer.heads, -1))
         if self.group != "max":
@@ -185,10 +164,7 @@ class H2O(ScoredMethod):
         self.scored(layer).observe(rows, received)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Add the recorded attention to the sums, then drop the tokens with the lowest scores until the budget is met.
-
-        With ``evict=prefill`` this does nothing.
-        """
+        """Add the recorded attention to the sums, then drop the tokens with the lowest scores beyond the budget."""
         if self.evict == "prefill":
             return
         tail, row = self.scored(layer), rows.indices(layer.batch)[0]
@@ -207,7 +183,7 @@ class H2O(ScoredMethod):
         if hidden:
             scores = scores.masked_fill(places < hidden, -1.0)  # attention is not negative
         scores, places = scores[..., : slots - recent], places[..., : slots - recent]
-        if surplus == 1 and not hidden:
+        if surplus == 1 and not hidden:  # a decode step: one token takes the dropped one's slot, without a sort
             # of equal scores that of the newest token is the lowest, as in `highest`
             lowest = scores.amin(-1, keepdim=True)
             index = places.masked_fill(scores > lowest, -1).argmax(-1)
@@ -248,10 +224,7 @@ class H2O(ScoredMethod):
         return tail
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of the kept tokens and, with ``evict=steps``, of their attention sums and positions.
-
-        Arguments and result are those of :meth:`Method.layer_bytes`.
-        """
+        """Predict the bytes of the kept tokens and, with ``evict=steps``, of their attention sums and positions."""
         if self.evict == "prefill":
             return super().layer_bytes(at)
         resident = sum(self.split(at.tokens - at.hidden))

@@ -51,8 +51,7 @@ GROUPED = ("bits", "residual", "recent", "value_residual", "group_size", "axis_k
 class HFQuantized(Method):
     """The QuantizedCache of transformers: the newest tokens wait in full precision until there are enough to quantize.
 
-    These tokens are the residual. At the end of the prompt, all of its tokens are quantized at once. While decoding,
-    new tokens are added to the residual; whenever it is full, it is quantized together with all tokens before it.
+    These tokens are the residual.
 
     Args:
         backend: what quantizes: ``quanto`` (used in the LogQuant paper) or ``hqq``; ``fp8`` has no other options than
@@ -159,10 +158,7 @@ class HFQuantized(Method):
         return Reach(f"method.{key}", getattr(self, key), exact) if exact else None
 
     def check_reach(self, max_length: int) -> None:
-        """Raise ConfigError if the residual cannot become full in a sequence of `max_length` tokens.
-
-        No generated token would then be quantized. The check of :meth:`Method.check_reach` applies too.
-        """
+        """Raise ConfigError if the residual cannot become full, so that no generated token would be quantized."""
         for key in ("residual", "value_residual"):
             count = getattr(self, key)
             if count is not None and count >= max_length and self.backend != "fp8":
@@ -175,11 +171,7 @@ class HFQuantized(Method):
         super().check_reach(max_length)
 
     def backend_layer(self) -> BaseQuantizedLayer:
-        """Return a new cache layer of transformers for the chosen backend.
-
-        Raises:
-            ModelError: the package of the backend is not installed, or transformers is too old for it.
-        """
+        """Return a new cache layer of transformers; ModelError if its package is missing or transformers too old."""
         if self.backend == "fp8":
             try:
                 from transformers.cache_utils import Fp8QuantizedLayer
@@ -222,11 +214,7 @@ class HFQuantized(Method):
         return [self.full(layer, side, capacity=self.sinks), packed, tail] if self.sinks else [packed, tail]
 
     def window(self, side: Side) -> tuple[int, int]:
-        """Return at how many tokens the residual of the keys or the values is full, and how many then stay in it.
-
-        For the keys these are `residual` and `recent`; for the values they differ if `value_residual` is set. With fp8,
-        one token fills the residual.
-        """
+        """Return at how many tokens the residual of the keys or the values is full, and how many then stay in it."""
         if self.backend == "fp8":
             return 1, 0
         if side == "value" and self.value_residual is not None:
@@ -257,10 +245,7 @@ class HFQuantized(Method):
                 store.tail.drop_front(rows, excess)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of the sinks, of the residual, and of the tokens that the backend packs.
-
-        Arguments and result are those of :meth:`Method.layer_bytes`.
-        """
+        """Predict the bytes of the sinks, of the residual, and of the tokens that the backend packs."""
         total = KVBytes()
         for side, axis in zip(SIDES, (self.axis_key, self.axis_value), strict=True):
             residual, recent = self.window(side)
@@ -276,11 +261,6 @@ class HFQuantized(Method):
 
         fp8 has one byte per element and one fp32 scale. The libraries arrange the elements in a matrix of groups, and
         pack codes of several rows into one byte (hqq with 3 bits: ten codes into 4 bytes).
-
-        Args:
-            axis: the backend's axis for these keys or values.
-            count: number of tokens.
-            at: shape of the layer.
         """
         if not count:
             return KVBytes()

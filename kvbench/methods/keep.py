@@ -47,10 +47,7 @@ class KeepMethod(Scorer, Kivi):
         keep: prompt tokens to keep, as a number (int) or as a share of the prompt (float); 1 keeps all of them. The
             sinks and the newest tokens are part of it.
         newest: number of newest prompt tokens that are kept whatever their scores.
-        residual: R, the length of the full-precision window in tokens, as for Kivi.
         sinks: number of first prompt tokens that are kept whatever their scores, and stay in full precision.
-        window: number of newest tokens that always stay in full precision, as for Kivi.
-        key_axis: elements of a group of keys, as for Kivi: ``channel`` or ``token``.
     """
 
     keep: int | float = 0.5
@@ -76,7 +73,7 @@ class KeepMethod(Scorer, Kivi):
         return self.sinks + self.newest + 1
 
     def packs(self, layer: int, window: int | None) -> bool:
-        """Return True if there is a quantizer; arguments as for :meth:`RecencyMethod.packs`."""
+        """Return True if there is a quantizer; see :meth:`RecencyMethod.packs`."""
         return self.quantizer is not None and super().packs(layer, window)
 
     def exact(self, n: int) -> int | tuple[int, int]:
@@ -90,10 +87,7 @@ class KeepMethod(Scorer, Kivi):
         return tokens(self.keep, n, self.least) if self.drops_tokens else n
 
     def choose(self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor | None:
-        """Return the indices of the prompt tokens to keep, in ascending order, ``[B, H, m]``; None to keep all.
-
-        Arguments are those of :meth:`score`.
-        """
+        """Return the indices of the prompt tokens to keep, ascending, ``[B, H, m]``; None: all. See :meth:`score`."""
         n = keys.shape[2]
         count = self.kept(n)
         if count == n:
@@ -108,12 +102,8 @@ class KeepMethod(Scorer, Kivi):
     ) -> None:
         """Store the prompt tokens that :meth:`choose` returns, and record their positions.
 
-        Arguments are those of :meth:`Method.place`.
-
         Raises:
-            CacheError: the method needs the attention of the prompt, but none was observed; or the result of
-                :meth:`score` has the wrong shape.
-            NonFiniteError: a score is NaN.
+            CacheError, NonFiniteError: see :meth:`Scorer.chosen`.
         """
         index = self.chosen(layer, keys, values, scores)
         if index is None:
@@ -123,6 +113,7 @@ class KeepMethod(Scorer, Kivi):
         for number, row in enumerate(range(*rows.indices(layer.batch))):
             layer.order[row] = places[number]
         packs = self._packs(layer)
+        # from here the kept tokens are treated as Kivi treats a whole prompt
         for store, x, exact in zip(layer.stores(), (keys, values), self.windows(index.shape[2]), strict=True):
             x = x.gather(2, index[..., None].expand(*index.shape, x.shape[-1]))
             if not packs:
@@ -156,11 +147,11 @@ class KeepMethod(Scorer, Kivi):
         return self.full(layer, side, capacity=min(self.kept(layer.seen) + layer.coming(), layer.expected_length()))
 
     def unit(self, width: int) -> int:
-        """Return how many hidden tokens are dropped together; arguments as for :meth:`RecencyMethod.unit`."""
+        """Return how many hidden tokens are dropped together; 1 without a quantizer."""
         return super().unit(width) if self.quantizer is not None else 1
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop slots whose tokens a sliding window hides in every head; arguments as for :meth:`Method.forget`."""
+        """Drop slots, in whole groups, whose tokens a sliding window hides in every head."""
         unit = self.unit(layer.heads * max(layer.key_dim, layer.value_dim)) if self._packs(layer) else 1
         for row in range(*rows.indices(layer.batch)):
             one = slice(row, row + 1)
@@ -188,10 +179,7 @@ class KeepMethod(Scorer, Kivi):
         return super().demotions(layer, count) if self.quantizer is not None else Method.demotions(self, layer, count)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of kept and generated tokens, assuming that a sliding window hides no kept token.
-
-        Arguments and result are those of :meth:`Method.layer_bytes`.
-        """
+        """Predict the bytes of kept and generated tokens, assuming that a sliding window hides no kept token."""
         packs = self.packs(at.layer, at.window)
         gone = at.prompt - at.shown
         prompt = at.prompt - (whole(gone, self.unit(at.heads * at.channels), self.sinks) if packs else gone)
@@ -241,13 +229,6 @@ class Keep(KeepMethod):
     Args:
         by: the score. ``attention``: the mean attention that the last 32 prompt tokens give to a token (SnapKV's votes,
             without pooling); ``key_norm``: tokens whose keys have the smallest norms are kept.
-        keep: prompt tokens to keep, as a number (int) or as a share of the prompt (float); 1 keeps all of them. The
-            sinks and the newest tokens are part of it.
-        newest: number of newest prompt tokens that are kept whatever their scores.
-        residual: R, the length of the full-precision window in tokens, as for Kivi.
-        sinks: number of first prompt tokens that are kept whatever their scores, and stay in full precision.
-        window: number of newest tokens that always stay in full precision, as for Kivi.
-        key_axis: elements of a group of keys, as for Kivi: ``channel`` or ``token``.
     """
 
     by: Literal["attention", "key_norm"] = "attention"
@@ -261,7 +242,7 @@ class Keep(KeepMethod):
         return self.LAST if self.by == "attention" and self.drops_tokens else 0
 
     def score(self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor:
-        """Return the scores of the prompt tokens, ``[B, H, n]``; arguments as for :meth:`Scorer.score`."""
+        """Return the scores of the prompt tokens, ``[B, H, n]``."""
         if self.by == "key_norm":
             return -keys.float().norm(dim=-1)
         assert attention is not None

@@ -77,11 +77,10 @@ class Kivi(RecencyMethod):
         return self.full(layer, side, capacity=self.window + self.residual + 16, slack=16)
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens of which none is packed or dropped: sinks + R - 1.
+        """Return the largest number of tokens of which none is packed or dropped.
 
-        KIVI packs keys as soon as the window holds R of them. With `evict` the number is sinks + R, because a token is
-        dropped only when the window holds more than R. With `window`, it is sinks + window, as values are packed one by
-        one.
+        It is sinks + R - 1, because keys are packed as soon as the window holds R of them; with `evict` sinks + R; with
+        `window` sinks + window, as values are packed one by one.
         """
         if self.window:
             return Reach("method.window", self.window, self.sinks + self.window)

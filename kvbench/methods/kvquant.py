@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Calibrated(CacheState):
-    """KVQuant's per-cache state: its calibration file, and the processes that share the heads.
+    """KVQuant's per-cache state.
 
     Args:
         path: calibration file with thresholds and codebooks; None: the file that the hyper-parameter `calibration`
@@ -147,9 +147,6 @@ class KVQuant(RecencyMethod):
     def prepare(self, model: ModelConfig) -> None:
         """Find the calibration file of a model by the model's name, which is possible before its weights are loaded.
 
-        Args:
-            model: the model's configuration.
-
         Raises:
             ConfigError: there is no calibration file for this model with the right bits and share of outliers. The
                 message shows the command that makes one.
@@ -159,10 +156,7 @@ class KVQuant(RecencyMethod):
         self.calibration_file = file.path
 
     def identity(self) -> dict[str, Any]:
-        """Return ``{"calibration": HASH}`` with a hash of the calibration file, to hash into a run's id.
-
-        Before :meth:`prepare` the file is not known, and the result is empty.
-        """
+        """Return ``{"calibration": HASH}`` with a hash of the file's content; before :meth:`prepare` it is empty."""
         if self.calibration_file is None:
             return {}
         return {"calibration": hashlib.sha256(self.calibration_file.read_bytes()).hexdigest()[:16]}
@@ -175,7 +169,6 @@ class KVQuant(RecencyMethod):
         Args:
             fits: returns True for a calibration file that belongs to the model.
             beside: folder of the model's weights, whose subfolder ``calibration`` is searched; None: unknown.
-            name: name of the model, for messages.
             weights: the model in messages, if its weights identify it and not its name.
         """
         from kvbench.calibration.file import FOLDER, KEY, command, in_folders, load
@@ -208,11 +201,6 @@ class KVQuant(RecencyMethod):
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
         """Check that the calibration was made with this model, and return an empty cache.
-
-        Args:
-            model: causal language model, which is switched to kvbench's attention.
-            prompts: padding and text of the rows, as for :meth:`Method.new_cache`.
-            max_length: number of tokens, prompt and answer together, for which to allocate buffers; None: not known.
 
         Raises:
             ConfigError: there is no calibration file, the file was made with another model, or `cap_outliers` is set
@@ -281,22 +269,11 @@ class KVQuant(RecencyMethod):
         return self.full(layer, side, capacity=1, slack=0)
 
     def unit(self, width: int) -> int:
-        """Return how many hidden tokens are dropped together on a layer with a sliding window.
-
-        Outliers are stored in blocks of several tokens, and dropped as whole blocks. The result is the number of tokens
-        per block, but at least 32.
-
-        Args:
-            width: channels of a token over all heads.
-        """
+        """Return how many hidden tokens are dropped together: whole blocks of outliers, at least 32 tokens."""
         return max(CHUNK, outlier_block(width)) if self.outliers else CHUNK
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of sinks, codes, codebooks, thresholds and outliers.
-
-        The prediction assumes that the share of outliers among the keys is the same as during calibration.
-        Arguments and result are those of :meth:`Method.layer_bytes`.
-        """
+        """Predict the bytes of sinks, codes, codebooks, thresholds and outliers, whose share is as in calibration."""
         wide = at.heads * at.channels
         here = at.tokens - whole(at.hidden, self.unit(wide), self.first_tokens)
         first = min(self.first_tokens, at.tokens) if here == at.tokens else 0

@@ -2,7 +2,7 @@
 
 Layers differ in how much quantization hurts them (KVTuner, Li et al. 2025, arXiv 2502.04420), and engines keep their
 first and last layers exact (vLLM's ``--kv-cache-dtype-skip-layers``). A layer of the map is served by the method with
-the quantizer that the map names, or by fp16; layers that it does not name by the method as it is configured.
+the quantizer that the map names, or by fp16; the other layers by the method as it is configured.
 """
 
 from __future__ import annotations
@@ -90,11 +90,7 @@ def written(layers: Layers) -> str | None:
 
 
 def forms(layers: Layers, count: int) -> list[str | None]:
-    """Return the format that a map names for each layer of a model; None for a layer that it does not name.
-
-    Args:
-        layers: the map.
-        count: number of layers of the model.
+    """Return the format that a map names for each of `count` layers; None for a layer that it does not name.
 
     Raises:
         ConfigError: an entry names layers that the model does not have, no layer at all, or one that has a format
@@ -134,12 +130,7 @@ M = TypeVar("M")
 
 
 def with_formats(method: M, form: str, takes: Sequence[str]) -> M:
-    """Return a method with other quantizers, as the layers with a format of the map use it.
-
-    Args:
-        method: a method with the attributes `quantizer` and `layers`.
-        form: name of a quantizer preset, or ``KEYS/VALUES`` for two.
-        takes: names of the presets that the method takes.
+    """Return a method (with `quantizer` and `layers`) with the preset `form`, or two as ``KEYS/VALUES``, and no map.
 
     Raises:
         ConfigError: the method does not take a preset.

@@ -85,10 +85,7 @@ def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) 
 def true_name(quantizer: Mapping[str, Any]) -> str:
     """Return the name that a quantizer's formats should have: that of its preset, followed by all differences from it.
 
-    Examples are ``int2`` and ``int2+key.group_size=64``.
-
-    Args:
-        quantizer: a quantizer group, whose ``name`` begins with the name of a preset.
+    Examples are ``int2`` and ``int2+key.group_size=64``. The group's own ``name`` must begin with that of a preset.
     """
     name = str(quantizer.get("name"))
     path = options("quantizer").get(preset(name))

@@ -36,10 +36,6 @@ def indices(n: int, W: int) -> list[int]:
     Whenever 3 W tokens are in full precision, every other one of the oldest 2 W is quantized (a flush): the second, the
     fourth and so on. The density of full-precision tokens thus halves each time the distance from the newest token
     doubles. Their number is 2 W + n mod W if n >= 3 W, and n otherwise.
-
-    Args:
-        n: number of tokens so far.
-        W: the window, in tokens.
     """
     return plan(n, W)[1].tolist()
 
@@ -51,16 +47,10 @@ def flushes(n: int, W: int) -> int:
 
 @lru_cache(maxsize=64)
 def plan(n: int, W: int, count: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the positions of quantized tokens, and those of tokens in full precision.
+    """Return the positions of quantized tokens, and those of tokens in full precision, int64 on the CPU.
 
-    Args:
-        n: number of tokens so far.
-        W: the window, in tokens.
-        count: number of flushes that have been carried out; None: all that are due after `n` tokens.
-
-    Returns:
-        The positions of quantized tokens, in the order in which they were quantized; and those of the others, in
-        ascending order. Both are int64 on the CPU.
+    The former are in the order in which they were quantized, the latter in ascending order. `count` is the number of
+    flushes that have been carried out; None: all that are due after `n` tokens.
     """
     everything = torch.arange(n)
     demoted, log = [everything[:0]], everything[:0]
@@ -81,14 +71,10 @@ def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> t
 
     Args:
         n: number of prompt tokens, the sinks included.
-        W: the window, in tokens.
-        sinks: number of first tokens, which always stay in full precision.
-        device: device of the result.
         skip: number of quantized tokens to leave out, from the first of the list, because a sliding window hides them.
 
     Returns:
-        Indices, in the prompt, of the quantized tokens, in the order in which the rule quantizes them; and those of the
-        tokens in full precision, in ascending order.
+        Indices in the prompt, in the orders of :func:`plan`.
     """
     with torch.inference_mode(False):
         demoted, exact = plan(n - sinks, W)
@@ -97,14 +83,9 @@ def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> t
 
 @lru_cache(maxsize=16)
 def remaining(W: int, length: int, device: torch.device) -> torch.Tensor:
-    """Return the indices of the full-precision tokens that stay in full precision at a flush.
+    """Return the indices of those of `length` full-precision tokens that stay in full precision at a flush.
 
     These are every other one of the oldest 2 W tokens, beginning with the first, and all tokens after them.
-
-    Args:
-        W: the window, in tokens.
-        length: number of tokens in full precision before the flush.
-        device: device of the result.
     """
     with torch.inference_mode(False):
         return torch.tensor([*range(0, 2 * W, 2), *range(2 * W, length)], device=device)
@@ -186,15 +167,10 @@ class LogQuant(Method):
         return self.quantizer.key
 
     def make_quantizer(self, side: Side, channels: int | None = None) -> AffineQuantizer:
-        """Return the quantizer of the keys or the values.
+        """Return the quantizer of the keys or the values; with channels None, the size of groups is not fitted.
 
-        Tokens are quantized W at a time, where W is the window (:attr:`W`). Each such block of W tokens is divided into
-        groups separately, so no group contains tokens of two blocks.
-
-        Args:
-            side: ``key`` or ``value``.
-            channels: channels per head, to which the size of groups of channels is fitted; None leaves the size as it
-                is.
+        Tokens are quantized W at a time. Each such block is divided into groups separately, so no group contains tokens
+        of two blocks.
         """
         from kvbench.quantizers.windowed import WindowedQuantizer
 
@@ -242,7 +218,7 @@ class LogQuant(Method):
             if self.sinks:
                 store.fill_sinks(rows, self.sinks, layer.real_tokens(rows.indices(layer.batch)[0]))
             tail, W = store.tail, self.W
-            while tail.length(rows) >= 3 * W:
+            while tail.length(rows) >= 3 * W:  # a flush: of the oldest 2 W, the odd ones go, the even ones close up
                 exact = tail.view(rows)
                 if self.evict:
                     tail.keep(rows, remaining(W, tail.length(rows), layer.device))
@@ -251,7 +227,7 @@ class LogQuant(Method):
                     store.packed.thin(tail, rows, W)
 
     def demotions(self, layer: KVLayer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return after how many tokens each token is quantized or dropped; arguments as for :meth:`Method.demotions`.
+        """Return after how many tokens each token is quantized or dropped.
 
         Of n tokens without the sinks, the k-th flush (k = 0, 1, ...) is due at n = (k + 3) W.
         """
@@ -263,33 +239,19 @@ class LogQuant(Method):
         return times, times
 
     def whole_window(self, window: int | None) -> bool:
-        """Return True if a layer's sliding window is so short that the layer quantizes nothing.
-
-        Args:
-            window: the sliding window of the layer, in tokens; None: it has none, and the result is False.
-        """
+        """Return True if a layer's sliding window, in tokens, is so short that the layer quantizes nothing."""
         return window is not None and window - 1 < 3 * self.W + self.sinks
 
     def passed(self, hidden: int) -> int:
-        """Return how many quantized tokens can be dropped, given that the tokens of one flush are dropped together.
-
-        Args:
-            hidden: number of oldest tokens that no later token can see.
-        """
+        """Return how many quantized tokens can be dropped: those of whole flushes among the `hidden` oldest tokens."""
         return 0 if self.evict else max((hidden - self.sinks) // self.W - 1, 0) * self.W
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return `hidden` if the layer quantizes nothing, because its sliding window is so short; otherwise 0.
-
-        In the second case, :meth:`forget` itself decides which tokens to drop.
-        """
+        """Return `hidden` if the layer quantizes nothing; otherwise 0: :meth:`forget` itself decides what to drop."""
         return hidden if self.whole_window(layer.window) else 0
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop the quantized tokens of each flush whose tokens are all hidden by the sliding window.
-
-        If the layer quantizes nothing, because its sliding window is so short, drop all hidden tokens instead.
-        """
+        """Drop the tokens of each flush that is hidden as a whole, or all hidden tokens if the layer quantizes nothing."""
         if self.whole_window(layer.window):
             super().forget(layer, rows, hidden)
         elif not self.evict:
@@ -302,8 +264,7 @@ class LogQuant(Method):
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
         """Return the positions of a row's tokens in slot order: sinks, quantized tokens, tokens in full precision.
 
-        None if the layer quantizes nothing, because its sliding window is so short: the slots are then in the order of
-        positions.
+        None if the layer quantizes nothing: the slots are then in the order of positions.
         """
         if self.whole_window(layer.window):
             return None
@@ -319,10 +280,7 @@ class LogQuant(Method):
         return torch.cat(order) + layer.start(row)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of the tokens in full precision, the sinks included, and of the quantized tokens.
-
-        Arguments and result are those of :meth:`Method.layer_bytes`.
-        """
+        """Predict the bytes of the tokens in full precision, the sinks included, and of the quantized tokens."""
         if self.whole_window(at.window):
             return at.both(at.tokens - at.hidden)
         demoted = flushes(at.tokens - min(self.sinks, at.tokens), self.W) * self.W
@@ -335,11 +293,5 @@ class LogQuant(Method):
         return total + self.demoted_bytes(forms[0], demoted, at) + self.demoted_bytes(forms[1], demoted, at)
 
     def demoted_bytes(self, form: FormatSpec, count: int, at: Setting) -> KVBytes:
-        """Return the bytes of `count` quantized tokens, counting only their keys or only their values.
-
-        Args:
-            form: packed format of the keys or the values.
-            count: number of tokens, a multiple of W.
-            at: shape of the layer.
-        """
+        """Return the bytes of `count` quantized tokens, a multiple of W: those of their keys or of their values."""
         return at.packed(count, form, self.W if form.axis == "channel" else None)

@@ -41,11 +41,7 @@ WIDTHS = {"fp16": None, "bf16": 2, "fp32": 4}
 
 @dataclass
 class Rotated(CacheState):
-    """OSCAR's per-cache state: its calibration file.
-
-    Args:
-        path: calibration file with the rotations.
-    """
+    """OSCAR's per-cache state: its calibration file."""
 
     path: Path
 
@@ -97,7 +93,7 @@ class Oscar(RecencyMethod):
         return Reach("method.sinks", self.sinks, self.sinks) if self.sinks else None
 
     def transform(self, layer: KVLayer, side: Side) -> Transform | None:
-        """Return the basis of a layer's keys or values; arguments as for :meth:`Method.transform`."""
+        """Return the basis of a layer's keys or values: the calibrated one, or with ``basis=rotation`` the base's."""
         if self.basis == "rotation":
             return super().transform(layer, side)
         from kvbench.rotation import transform
@@ -110,12 +106,7 @@ class Oscar(RecencyMethod):
     # -- storage ----------------------------------------------------------------------------------------------------
 
     def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:
-        """Return OSCAR's quantizer for the keys or the values, with one group per token and head.
-
-        Args:
-            side: ``key`` or ``value``; decides the bits and the clipping.
-            channels: not used, because a group always spans the whole head.
-        """
+        """Return OSCAR's quantizer, with one group per token and head, whatever the number of channels."""
         from kvbench.quantizers.oscar import OscarQuantizer
 
         bits, clip = self.formats()[SIDES.index(side)].bits, self.clip_key if side == "key" else self.clip_value
@@ -128,10 +119,7 @@ class Oscar(RecencyMethod):
         return self.full(layer, side, capacity=self.window + 16, slack=16)
 
     def packed_bytes(self, at: Setting, count: int, form: FormatSpec) -> KVBytes:
-        """Return the bytes of `count` packed tokens, counting only their keys or only their values.
-
-        Each token and head has two parameters.
-        """
+        """Return the bytes of `count` packed tokens of one side; each token and head has two parameters."""
         codes = -(-at.heads * count * at.channels * form.bits // 8)
         return KVBytes(codes=codes, scales=2 * at.heads * count * (WIDTHS[self.scales] or at.param))
 
@@ -207,9 +195,6 @@ class Oscar(RecencyMethod):
     def prepare(self, model: ModelConfig) -> None:
         """Find the calibration file of a model by the model's name, which is possible before its weights are loaded.
 
-        Args:
-            model: the model's configuration.
-
         Raises:
             ConfigError: there is no calibration file for this model. The message shows the command that makes one.
         """
@@ -219,10 +204,7 @@ class Oscar(RecencyMethod):
             self.calibration_file = file.path
 
     def identity(self) -> dict[str, Any]:
-        """Return ``{"calibration": HASH}`` with a hash of the calibration file, to hash into a run's id.
-
-        Before :meth:`prepare` the file is not known, and the result is that of the base class.
-        """
+        """Return ``{"calibration": HASH}`` with a hash of the file's content; before :meth:`prepare` the base's."""
         if self.calibration_file is None:
             return super().identity()
         digest = hashlib.sha256(self.calibration_file.read_bytes()).hexdigest()[:16]
@@ -240,11 +222,6 @@ class Oscar(RecencyMethod):
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
         """Check that the calibration was made with this model, and return an empty cache.
-
-        Args:
-            model: causal language model, which is switched to kvbench's attention.
-            prompts: padding and text of the rows, as for :meth:`Method.new_cache`.
-            max_length: number of tokens, prompt and answer together, for which to allocate buffers; None: not known.
 
         Raises:
             ConfigError: there is no calibration file, or it was made with another model; or the heads do not fit.

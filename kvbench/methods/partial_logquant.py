@@ -31,10 +31,6 @@ def thinned(W: int, device: torch.device) -> torch.Tensor:
     The flush quantizes the keys with odd indices. The values of these keys come first in the new order, then the values
     of the keys that stay in full precision. Slot i of both stores thus remains the same token.
 
-    Args:
-        W: the window, in tokens.
-        device: device of the result.
-
     Returns:
         For each place in the new order, the index that its value had in the old one, int64 ``[2 W]``.
     """
@@ -80,18 +76,12 @@ class PartialLogQuant(LogQuant):
             )
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens of which none is quantized: sinks + W.
-
-        With ``value_window=released`` it is sinks + W - 1.
-        """
+        """Return the largest number of tokens of which none is quantized: sinks + W, one less for ``released``."""
         key, value = ("reserved", self.reserved) if self.window is None else ("window", self.window)
         return Reach(f"method.{key}", value, self.sinks + self.W - (self.value_window == "released"))
 
     def exact_values(self, n: int) -> int:
-        """Return how many of the newest values are in full precision after `n` tokens.
-
-        Neither `n` nor the result counts the sinks.
-        """
+        """Return how many of the newest values are in full precision after `n` tokens, without the sinks."""
         return min(n, self.W) if self.value_window == "recent" else n % self.W
 
     def place(
@@ -142,7 +132,7 @@ class PartialLogQuant(LogQuant):
             keys.packed.thin(tail, rows, W)
 
     def demotions(self, layer: KVLayer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return after how many tokens each key and each value is quantized; see :meth:`Method.demotions`."""
+        """Return after how many tokens each key and each value is quantized."""
         keys, values = super().demotions(layer, count)
         if self.whole_window(layer.window):
             return keys, values
@@ -150,10 +140,7 @@ class PartialLogQuant(LogQuant):
         return keys, demoted_by([n - self.exact_values(n) for n in rest], count, self.sinks)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of keys and values, which differ in how many of them are in full precision.
-
-        Arguments and result are those of :meth:`Method.layer_bytes`.
-        """
+        """Predict the bytes of keys and values, which differ in how many of them are in full precision."""
         if self.whole_window(at.window):
             return at.both(at.tokens - at.hidden)
         assert self.quantizer is not None

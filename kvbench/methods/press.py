@@ -32,12 +32,7 @@ class Press(KeepMethod):
         press: class of the press as ``MODULE.CLASS``; the module must be importable.
         options: arguments of the class.
         attentions: True to hand the press the attention of the prompt, summed over all queries, ``[B, Hq, 1, n]``.
-        keep: prompt tokens to keep, as a number (int) or as a share of the prompt (float); 1 keeps all of them.
         newest: number of newest prompt tokens that are kept whatever their scores.
-        residual: R, the length of the full-precision window in tokens, as for Kivi.
-        sinks: number of first prompt tokens that are kept whatever their scores, and stay in full precision.
-        window: number of newest tokens that always stay in full precision, as for Kivi.
-        key_axis: elements of a group of keys, as for Kivi: ``channel`` or ``token``.
     """
 
     press: str = "kvpress.KnormPress"
@@ -67,8 +62,7 @@ class Press(KeepMethod):
         """The press.
 
         Raises:
-            ModelError: the module or the class does not exist, the class does not accept the options, or its objects
-                have no method ``score``.
+            ModelError: it does not exist, does not accept the options, or has no method ``score``.
         """
         module, _, name = self.press.rpartition(".")
         try:

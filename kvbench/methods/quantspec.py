@@ -148,10 +148,7 @@ class QuantSpec(RecencyMethod):
         return self.draft_method.packages() if self.own_cache else ()
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens of which the target packs none: 2 G - 1.
-
-        :attr:`G` is the group size. The result is None for ``target=fp16``, which never packs tokens.
-        """
+        """Return the largest number of tokens of which the target packs none: 2 G - 1; None for ``target=fp16``."""
         if self.target == "fp16":
             return None
         return Reach("quantizer.key.group_size", self.G, 2 * self.G - 1)
@@ -165,10 +162,8 @@ class QuantSpec(RecencyMethod):
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if the quantizer, `gamma` or an option of the draft cannot be used.
 
-        :meth:`check_rule` lists the requirements on the quantizer and on `gamma`. `draft` must be ``upper`` (the draft
-        reads the upper nibbles of the target's cache), ``full`` (it reads the target's whole cache), or the name of
-        another method (it has a cache of its own, with `draft_options`). With ``gamma > 0``, the draft must differ from
-        the target: ``upper`` requires ``target=int8``, and ``full`` requires 4-bit `draft_weights`.
+        With ``gamma > 0``, the draft must differ from the target: ``upper`` requires ``target=int8``, and ``full``
+        requires 4-bit `draft_weights`.
         """
         super().check(head_dim, max_length)
         self._check_draft(head_dim, max_length)
@@ -254,9 +249,6 @@ class QuantSpec(RecencyMethod):
     def prepare(self, model: ModelConfig) -> None:
         """Let the draft's method find or compute what depends on the model, such as KVQuant's calibration file.
 
-        Args:
-            model: the model's configuration.
-
         Raises:
             ConfigError: `sensitive_layers` leaves no layer to quantize, or the draft's method cannot run with this
                 model.
@@ -279,11 +271,7 @@ class QuantSpec(RecencyMethod):
         """Return what to hash into a run's id in place of ``draft_options`` (:meth:`Method.identity`).
 
         The draft's method may have values to hash in place of its own options: KVQuant, for example, a hash of its
-        calibration file in place of the path.
-
-        Returns:
-            ``{"draft_options": OPTIONS}``, where OPTIONS are the options with these replacements. Empty if the draft's
-            method replaces nothing, or if the draft has no cache of its own.
+        calibration file in place of the path. The result is empty if it has none.
         """
         own = self.draft_method.identity() if self.own_cache else {}
         return {"draft_options": {**(self.draft_options or {}), **own}} if own else {}
@@ -295,11 +283,6 @@ class QuantSpec(RecencyMethod):
 
         One prefill fills both: the target's cache passes the keys and values of the prompt on to the draft's
         (:meth:`kvbench.cache.KVCache.lead`).
-
-        Args:
-            model: causal language model, which is switched to kvbench's attention.
-            prompts: padding and text of the rows, as for :meth:`Method.new_cache`.
-            max_length: number of tokens, prompt and answer together, for which to allocate buffers; None: not known.
 
         Raises:
             ConfigError: `sensitive_layers` leaves no layer to quantize, or a setting of the target or the draft cannot
@@ -353,10 +336,6 @@ class QuantSpec(RecencyMethod):
 
         Three kinds of layers pack none: the first `sensitive_layers` layers, all layers of an fp16 target, and layers
         with a sliding window so short that a token would leave it before it could be packed.
-
-        Args:
-            layer: index of the layer.
-            window: the layer's sliding window, in tokens; None: it has none.
         """
         return self.target != "fp16" and super().packs(layer, window) and (window is None or window - 1 > self.G)
 
@@ -371,21 +350,16 @@ class QuantSpec(RecencyMethod):
         return replace(self, target="fp16", layers=None) if form == "fp16" else super().in_format(form)
 
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return an empty segment for tokens in full precision.
+        """Return an empty segment for the double buffer (2 G tokens) and gamma + 1 tokens of a round of speculation.
 
-        It has room for the 2 G tokens of the double buffer and the gamma + 1 tokens of one round of speculation. On a
-        layer that packs no tokens, it has room for all tokens instead.
+        On a layer that packs no tokens, it has room for all tokens instead.
         """
         if not self.packs(layer.index, None):
             return self.full(layer, side, capacity=layer.expected_length() + self._longest + 1)
         return self.full(layer, side, capacity=2 * self.G + self._longest + 1, slack=0)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of one layer for one sequence.
-
-        ``at.view`` selects what is counted: the target's cache and the draft's own cache (if it has one), only the
-        target's cache, or only what the draft reads. Arguments and result are those of :meth:`Method.layer_bytes`.
-        """
+        """Predict the bytes of one layer for one sequence, as far as ``at.view`` counts them."""
         own = self.draft_method.layer_bytes(at) if self.own_cache and at.view != "target" else KVBytes()
         if self.own_cache and at.view == "draft":
             return own

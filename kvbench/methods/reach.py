@@ -12,7 +12,7 @@ from kvbench.errors import ConfigError
 class Reach:
     """The largest number of tokens that a method stores exactly, and the hyper-parameter that determines it.
 
-    A run on shorter texts would not measure the method, because nothing is packed or dropped.
+    A run on shorter texts would not measure the method.
 
     Args:
         key: configuration key of that hyper-parameter, such as ``method.residual``; ``method`` if no single one

@@ -66,10 +66,9 @@ class RecencyMethod(Method):
         raise NotImplementedError(f"{type(self).__name__} must define the method exact(n)")
 
     def exact_after_prompt(self, n: int) -> int | tuple[int, int]:
-        """Return how many of the newest tokens are in full precision right after a prompt.
+        """Return how many of the newest tokens are in full precision after a prompt of `n` tokens, without the sinks.
 
-        The prompt has `n` tokens; neither `n` nor the result counts the sinks. The result applies until the first step
-        after the prompt begins, and :meth:`exact` applies from then on. This implementation returns ``exact(n)``.
+        The result applies until the first step after the prompt begins, and :meth:`exact` from then on.
         """
         return self.exact(n)
 
@@ -79,19 +78,11 @@ class RecencyMethod(Method):
         return self.quantizer.key, self.quantizer.value
 
     def packs(self, layer: int, window: int | None) -> bool:
-        """Return True if the layer packs (or drops) tokens, False if it holds all of them in full precision.
-
-        Args:
-            layer: index of the layer.
-            window: the layer's sliding window, in tokens; None: it has none.
-        """
+        """Return True if the layer packs (or drops) tokens, False if it holds all of them in full precision."""
         return layer >= self.exact_layers
 
     def counted(self, layer: KVLayer, row: int) -> int:
-        """Return the number of tokens of a row for which :meth:`exact` is asked while decoding, the sinks included.
-
-        This implementation returns the number of all tokens of the row.
-        """
+        """Return the number of tokens of a row for which :meth:`exact` is asked while decoding, the sinks included."""
         return layer.real_tokens(row)
 
     # -- storage: overridden by methods with formats or allocations of their own -----------------------------------
@@ -116,10 +107,7 @@ class RecencyMethod(Method):
 
         Packed tokens that share groups can be dropped only as whole groups. Without such groups, the number is 32, so
         that the remaining codes are moved only in every 32nd step. With :attr:`evict` nothing is packed, and the number
-        is 1.
-
-        Args:
-            width: channels of a token over all heads.
+        is 1. `width` is the number of channels of a token over all heads.
         """
         if self.evict:
             return 1
@@ -150,11 +138,7 @@ class RecencyMethod(Method):
             self.check_rule()
 
     def check_rule(self) -> None:
-        """Raise ConfigError if :meth:`exact` returns an impossible number for any token count below :data:`TRIED`.
-
-        ``exact(n)`` must be a whole number from 0 to n, packed tokens must never return to full precision, and groups
-        must be packed as a whole. :meth:`check` calls this method after checking the formats.
-        """
+        """Raise ConfigError if :meth:`exact` returns an impossible number for any token count below :data:`TRIED`."""
         exact = [self._checked_exact(n) for n in range(TRIED)]
         if self.evict:
             return
@@ -198,18 +182,13 @@ class RecencyMethod(Method):
         return counts[0], counts[1]
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens at which the cache is still entirely in full precision.
-
-        None if the first token is already packed or dropped.
-        """
+        """Return the largest number of tokens at which the cache is still in full precision; None if there is none."""
         # the number of packed tokens never falls, so bisection finds the first count with one
         untouched = bisect_left(range(LONGEST), True, key=lambda n: min(self.windows(self.sinks + n + 1)) <= n)
         return Reach("method", type(self).__name__, self.sinks + untouched) if self.sinks + untouched else None
 
     def windows(self, count: int, *, prompt: bool = False) -> tuple[int, int]:
-        """Return how many of the newest keys, and how many of the newest values, are in full precision.
-
-        The sinks, which are always in full precision, are not counted in the result.
+        """Return how many of the newest keys, and of the newest values, are in full precision, without the sinks.
 
         Args:
             count: number of tokens so far, the sinks included.
@@ -254,10 +233,7 @@ class RecencyMethod(Method):
             store.tail.append(rows, x[:, :, border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Pack the oldest full-precision tokens until only as many remain as :meth:`exact` returns.
-
-        With :attr:`evict`, drop these tokens instead.
-        """
+        """Pack (with :attr:`evict`, drop) the oldest full-precision tokens until :meth:`exact` of them remain."""
         if not self._packs(layer):
             return
         row = rows.indices(layer.batch)[0]
@@ -271,13 +247,14 @@ class RecencyMethod(Method):
                 store.tail.drop_front(rows, excess)
 
     def settle_each(self, layer: KVLayer) -> bool:
-        """Pack equally many tokens of all rows; arguments and result are those of :meth:`Policy.settle_each`."""
+        """Pack equally many tokens of all rows; see :meth:`Policy.settle_each`."""
         from kvbench.cache.segments.base import same
         from kvbench.cache.segments.packed import PackedSegment
 
         if type(self).settle is not RecencyMethod.settle or self.evict or not self._packs(layer):
             return False
         exact = {self.windows(count) for count in {self.counted(layer, row) for row in range(layer.batch)}}
+        # one launch packs a block of all rows: every row must have its window in the same slots, and as large
         tails = [(*store.tail.starts, *store.tail.lengths) for store in layer.stores()]
         if len(exact) > 1 or not all(same(tail[: layer.batch]) and same(tail[layer.batch :]) for tail in tails):
             return False
@@ -297,10 +274,7 @@ class RecencyMethod(Method):
         return True
 
     def demotions(self, layer: KVLayer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return after how many tokens each token leaves the window, for keys and for values.
-
-        Arguments and result are those of :meth:`Method.demotions`.
-        """
+        """Return after how many tokens each token leaves the window, for keys and for values."""
         if not self._packs(layer):
             never = untouched(count)
             return never, never
@@ -337,11 +311,7 @@ class RecencyMethod(Method):
         return whole(hidden, self.unit(layer.heads * max(layer.key_dim, layer.value_dim)), self.sinks)
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop the oldest tokens that a sliding window hides; arguments as for :meth:`Method.forget`.
-
-        Of all tokens of the text, the first :meth:`forgotten` ones are dropped. Those of them that have been dropped or
-        evicted before are not counted again.
-        """
+        """Drop the first :meth:`forgotten` tokens of the text, as far as they are still stored."""
         if not self._gaps(layer):
             super().forget(layer, rows, hidden)
             return
@@ -365,10 +335,7 @@ class RecencyMethod(Method):
         return at.packed(count, form)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of one layer for one sequence: sinks, packed tokens and window.
-
-        Arguments and result are those of :meth:`Method.layer_bytes`.
-        """
+        """Predict the bytes of one layer for one sequence: sinks, packed tokens and window."""
         if not self.packs(at.layer, at.window):
             return at.both(at.tokens - at.hidden)
         here = at.tokens - whole(at.hidden, self.unit(at.heads * at.channels), self.sinks)

@@ -1,4 +1,4 @@
-"""The rules of a method, with their defaults: in which segment each token is, and when it moves. Imports no torch."""
+"""The rules of a method: in which segment each token is, and when it moves. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUERY_TOKENS = 64
 
 
 class Rules(Traits):
-    """The rules of a method, with their defaults: in which segment each token is, and when it moves.
+    """The rules of a method, with their defaults, which pack and drop nothing.
 
     A method must define :meth:`segments` and :meth:`place`, and :meth:`settle` if it packs or drops tokens while the
     sequence grows. A cache calls these methods through the protocol :class:`kvbench.cache.policy.Policy`.
@@ -40,11 +40,7 @@ class Rules(Traits):
         return type(self).settle is not Rules.settle
 
     def suit(self, numbers: Mapping[str, Any]) -> None:
-        """Take over what the formats depend on from a model's ``config.json``. This implementation needs nothing.
-
-        Args:
-            numbers: its content, with the numbers of the text model on the first level.
-        """
+        """Read what the formats depend on from a model's ``config.json``, with its text model on the first level."""
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """Return empty segments for the keys or the values of `layer`, in slot order.
@@ -78,23 +74,15 @@ class Rules(Traits):
     def settle(self, layer: KVLayer, rows: slice) -> None:
         """Pack or drop the tokens for which this has become due since the last call.
 
-        The cache calls this again and again while decoding. A second call without new tokens must change nothing. This
-        implementation does nothing.
-
-        Args:
-            layer: layer to change.
-            rows: rows of the batch to change; all of them have the same number of tokens in each segment.
+        The cache calls this again and again while decoding. A second call without new tokens must change nothing. All
+        of `rows` have the same number of tokens in each segment.
         """
 
     def settle_each(self, layer: KVLayer) -> bool:
         """Do what :meth:`settle` does for all rows in one call, although they hold different numbers of tokens.
 
-        Args:
-            layer: layer to change.
-
         Returns:
-            False if nothing was done, so that :meth:`settle` must be called for the rows of each length. So does this
-            implementation.
+            False if nothing was done, so that :meth:`settle` must be called for the rows of each length.
         """
         return False
 
@@ -102,17 +90,13 @@ class Rules(Traits):
         """Return after how many tokens :meth:`settle` packs or drops each token, for keys and for values.
 
         Define this for a rule that depends only on numbers of tokens: perplexity is then measured with many tokens per
-        pass instead of token by token. It must be defined together with :meth:`settle`: in a class that overrides only
-        :meth:`settle`, it returns None. This implementation returns None if the class has a :meth:`settle` of its own,
-        and otherwise that no token is ever packed or dropped.
-
-        Args:
-            layer: layer that holds the tokens.
-            count: number of tokens of the text, without padding.
+        pass instead of token by token. It must be defined together with :meth:`settle`: a class that overrides only
+        :meth:`settle` gets this implementation, which then returns None.
 
         Returns:
-            For keys and for values, int64 ``[count]`` on the CPU; :data:`kvbench.cache.policy.NEVER` for tokens that
-            stay in full precision. None if the times are not known in advance, or if packed tokens change later.
+            For keys and for values, int64 ``[count]`` on the CPU, without padding;
+            :data:`kvbench.cache.policy.NEVER` for tokens that stay in full precision. None if the times are not known
+            in advance, or if packed tokens change later.
         """
         if self.settles:
             return None
@@ -128,23 +112,13 @@ class Rules(Traits):
     def idle(self, layer: KVLayer, row: int) -> int:
         """Return how many more tokens a row may get before :meth:`settle` or :meth:`forget` changes the layer.
 
-        Speculative decoding runs that many tokens ahead of the bookkeeping on the host. The result may be too small; 0
-        is always correct. This implementation returns 0, or :data:`ALWAYS` if nothing is ever packed or dropped.
-
-        Args:
-            layer: a layer for which both methods have just been called.
-            row: row of the batch.
+        Both have just been called. Speculative decoding runs that many tokens ahead of the bookkeeping on the host. The
+        result may be too small; 0 is always correct.
         """
         return 0 if self.settles or layer.window else ALWAYS
 
     def observe(self, layer: KVLayer, rows: slice, probabilities: torch.Tensor) -> None:
-        """Receive the attention of a decode step. Called only if :attr:`observe_steps` is True.
-
-        Args:
-            layer: layer in which the attention was computed.
-            rows: rows of the batch.
-            probabilities: attention probabilities of the step's q tokens, ``[rows, Hq, q, slots]``.
-        """
+        """Receive a step's attention probabilities, ``[rows, Hq, q, slots]``, if :attr:`observe_steps` is True."""
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
         """Return the position of the token in each slot of a row, ``[n]`` or ``[H, n]`` on the CPU.
@@ -158,10 +132,9 @@ class Rules(Traits):
     def columns(self, layer: KVLayer, row: int) -> torch.Tensor | None:
         """Return the column, in the padded batch, of the token that each slot of a row holds, ``[n]`` or ``[H, n]``.
 
-        This tells which token of the text a slot holds. For most methods it is the same as :meth:`positions`. It
-        differs if the method rotates keys to positions other than their own (StreamingLLM): :meth:`positions` then
-        returns the positions that attention uses. None means that the slots hold all tokens in ascending order without
-        a gap.
+        It differs from :meth:`positions` only if the method rotates keys to positions other than their own
+        (StreamingLLM): that method returns the positions that attention uses. None means that the slots hold all tokens
+        in ascending order without a gap.
         """
         return self.positions(layer, row)
 
@@ -174,27 +147,19 @@ class Rules(Traits):
         return None
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return how many of a row's oldest tokens to drop, out of those that the layer's sliding window hides.
+        """Return how many of a row's oldest tokens to drop, at most the `hidden` ones that no later token can see.
 
         The result may be smaller than `hidden`, because packed tokens can be dropped only in whole groups. Hidden
-        tokens that stay are masked by attention. This implementation returns 0.
-
-        Args:
-            layer: layer with a sliding window (``layer.window``).
-            hidden: number of oldest tokens that no later token can see.
+        tokens that stay are masked by attention.
         """
         return 0
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
         """Drop the tokens that :meth:`forgotten` counts and that are still stored.
 
-        The cache calls this after :meth:`settle`. A second call without new tokens changes nothing. This implementation
-        requires that the slots are in the order of positions.
-
-        Args:
-            layer: layer with a sliding window.
-            rows: rows of the batch to change; all of them have the same number of tokens in each segment.
-            hidden: number of oldest tokens that no later token can see.
+        The cache calls this after :meth:`settle`, with `rows` and `hidden` as for :meth:`settle` and :meth:`forgotten`.
+        A second call without new tokens changes nothing. This implementation requires that the slots are in the order
+        of positions.
         """
         gone = layer.real_tokens(rows.indices(layer.batch)[0]) - layer.length(rows)
         count = self.forgotten(layer, hidden) - gone
@@ -203,14 +168,7 @@ class Rules(Traits):
                 store.drop_front(rows, count)
 
     def stored_as(self, layer: int, layers: int) -> int:
-        """Return the index of the first layer that stores its tokens as a layer does, apart from sliding windows.
-
-        This implementation distinguishes the first :attr:`exact_layers` layers from the others.
-
-        Args:
-            layer: index of the layer.
-            layers: number of layers of the model.
-        """
+        """Return the index of the first layer that stores its tokens as a layer does, apart from sliding windows."""
         return min(layer, self.exact_layers, layers - 1)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
@@ -218,13 +176,6 @@ class Rules(Traits):
 
         A method may define this or leave it out. The bill of a cache (:meth:`kvbench.cache.KVCache.bill`) counts real
         buffers instead; tests check that both agree to the byte.
-
-        Args:
-            at: everything on which the bytes depend: shape of the layer, length of the prompt, and number of tokens so
-                far (not a setting string of the command line).
-
-        Returns:
-            The bytes by part: codes, scales, full-precision tokens (``window``) and indices.
 
         Raises:
             ConfigError: the method defines no formula.

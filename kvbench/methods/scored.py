@@ -82,10 +82,7 @@ class ScoredMethod(Scorer, Method):
         return Reach("method.newest", self.newest, self.newest, of_prompt=True) if self.newest else None
 
     def choose(self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor | None:
-        """Return the indices of the prompt tokens to keep, in ascending order, ``[B, H, m]``; None to keep all.
-
-        Arguments are those of :meth:`score`.
-        """
+        """Return the indices of the prompt tokens to keep, ascending, ``[B, H, m]``; None: all. See :meth:`score`."""
         n = keys.shape[2]
         scored, newest = self.split(n)
         if scored + newest == n:
@@ -103,36 +100,24 @@ class ScoredMethod(Scorer, Method):
     ) -> None:
         """Store the prompt tokens that :meth:`choose` returns, and record their positions.
 
-        Arguments are those of :meth:`Method.place`.
-
         Raises:
-            CacheError: the method needs the attention of the prompt, but none was observed; or the result of
-                :meth:`score` has the wrong shape.
-            NonFiniteError: a score is NaN.
+            CacheError, NonFiniteError: see :meth:`chosen`.
         """
         index = self.chosen(layer, keys, values, scores)
         put(layer, rows, keys, values, index)
         self.placed(layer, rows, scores, index)
 
     def placed(self, layer: KVLayer, rows: slice, attention: torch.Tensor | None, index: torch.Tensor | None) -> None:
-        """Let a subclass act once the kept prompt tokens have been stored. This implementation does nothing.
-
-        Args:
-            layer: layer whose prompt has been stored.
-            rows: rows of the batch.
-            attention: attention of the prompt, as for :meth:`score`.
-            index: indices of the kept tokens for each KV head, ``[rows, H, m]``; None: all tokens.
-        """
+        """Let a subclass act once the prompt tokens `index` (as :meth:`choose` returns it) have been stored."""
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
         """Return `hidden`: each token outside the window can be dropped, because tokens are not stored in groups."""
         return hidden
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop tokens that a sliding window hides; arguments as for :meth:`Method.forget`.
+        """Drop hidden slots; if heads hold different tokens in a slot, once the tokens of all heads are hidden.
 
-        If the heads hold different tokens in one slot, the slot is dropped once the tokens of all heads are hidden,
-        where `hidden` is rounded down to a multiple of 32.
+        In this case `hidden` is rounded down to a multiple of 32.
         """
         if layer.order[rows.indices(layer.batch)[0]] is None:
             super().forget(layer, rows, hidden)
@@ -140,8 +125,5 @@ class ScoredMethod(Scorer, Method):
             forget(layer, rows, hidden)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of kept and generated tokens, assuming that a sliding window hides no kept token.
-
-        Arguments and result are those of :meth:`Method.layer_bytes`.
-        """
+        """Predict the bytes of kept and generated tokens, assuming that a sliding window hides no kept token."""
         return at.both(min(sum(self.split(at.shown)) + at.generated, at.tokens - at.hidden))

@@ -38,11 +38,7 @@ class Scorer(Traits):
     ) -> torch.Tensor:
         """Return :meth:`score`, checked: ``[B, H, m]`` with `least` <= m <= n, and no NaN.
 
-        Args:
-            keys: keys of the prompt, ``[B, H, n, D]``.
-            values: values of the prompt, ``[B, H, n, Dv]``.
-            attention: attention of the prompt, as for :meth:`score`.
-            least: smallest number of tokens for which scores are needed.
+        `least` is the smallest number of tokens for which scores are needed.
 
         Raises:
             CacheError: :meth:`score` failed for want of attention, or its result has the wrong shape.
@@ -86,12 +82,6 @@ class Scorer(Traits):
     ) -> torch.Tensor | None:
         """Return what ``choose`` returns, with errors that name the layer.
 
-        Args:
-            layer: layer whose prompt is to be stored.
-            keys: keys of the prompt, ``[B, H, n, D]``.
-            values: values of the prompt, ``[B, H, n, Dv]``.
-            attention: attention of the prompt, as for :meth:`score`.
-
         Raises:
             CacheError: the method needs the attention of the prompt, but none was observed; or the result of
                 :meth:`score` has the wrong shape.
@@ -109,8 +99,5 @@ class Scorer(Traits):
             raise type(error)(f"layer {layer.index}: {error}") from error
 
     def choose(self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor | None:
-        """Return the indices of the prompt tokens to keep, in ascending order, ``[B, H, m]``; None to keep all.
-
-        Arguments are those of :meth:`score`.
-        """
+        """Return the indices of the prompt tokens to keep, in ascending order, ``[B, H, m]``; None to keep all."""
         raise NotImplementedError

@@ -9,14 +9,9 @@ INDICES, TILE = 1 << 16, 128
 
 
 def hidden(count: int, window: int | None) -> int:
-    """Return the number of tokens that have left a sliding window, so that no later token can attend to them.
+    """Return the number of oldest tokens that have left a sliding window, so that no later token can attend to them.
 
-    These are always the oldest tokens.
-
-    Args:
-        count: number of tokens so far.
-        window: sliding window: number of tokens that a query sees, its own included. None: no window, so the result
-            is 0.
+    The window counts the tokens that a query sees, its own included; without one (None) the result is 0.
     """
     return 0 if window is None else max(count - (window - 1), 0)
 
@@ -24,10 +19,7 @@ def hidden(count: int, window: int | None) -> int:
 def whole(hidden: int, unit: int, first: int = 0) -> int:
     """Return how many of the `hidden` oldest tokens can be dropped without splitting a group.
 
-    Args:
-        hidden: number of oldest tokens that no later token can see.
-        unit: tokens per group.
-        first: number of tokens before the first group (sinks). They are dropped together or not at all.
+    The first `first` tokens (sinks), before the first group of `unit` tokens, are dropped together or not at all.
     """
     return first + (hidden - first) // unit * unit if hidden >= first else 0
 
@@ -35,10 +27,7 @@ def whole(hidden: int, unit: int, first: int = 0) -> int:
 def outlier_block(width: int) -> int:
     """Return the number of tokens in each block into which KVQuant divides its tokens to store their outliers.
 
-    The index of an outlier within its block has 16 bits. The block is as large as this allows, rounded down to a power
-    of two, but has at most 128 tokens (:data:`TILE`).
-
-    Args:
-        width: channels of a token over all heads.
+    The index of an outlier within its block has 16 bits. The block is as large as this allows for `width` channels over
+    all heads, rounded down to a power of two, but has at most 128 tokens (:data:`TILE`).
     """
     return min(1 << ((INDICES // width).bit_length() - 1), TILE)

@@ -62,10 +62,7 @@ class SnapKV(ScoredMethod):
     def score(self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor:
         """Return the pooled votes for the tokens before the window, ``[B, H, n - window]``.
 
-        Args:
-            keys: keys of the prompt, ``[B, H, n, D]``.
-            values: values of the prompt, ``[B, H, n, Dv]``.
-            attention: attention of the last `window` queries, ``[B, Hq, window, n]``.
+        `attention` is that of the last `window` queries, ``[B, Hq, window, n]``.
         """
         assert attention is not None
         heads = keys.shape[1]
@@ -75,18 +72,12 @@ class SnapKV(ScoredMethod):
         return self.pooled(reduce(votes.unflatten(1, (heads, -1)), self.group, 2))
 
     def pooled(self, votes: torch.Tensor) -> torch.Tensor:
-        """Return votes ``[B, H, n]`` pooled over neighbouring tokens, by :attr:`pooling` and :attr:`kernel`.
-
-        The result has the same shape. At both ends, an average counts missing neighbours as 0.
-        """
+        """Return votes ``[B, H, n]`` pooled over neighbours; at both ends an average counts missing ones as 0."""
         pool = torch.nn.functional.max_pool1d if self.pooling == "max" else torch.nn.functional.avg_pool1d
         return pool(votes, self.kernel, stride=1, padding=self.kernel // 2)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if `window`, `kernel` (the size of the pooling kernel) or `budget` is invalid.
-
-        `window` must be positive, `kernel` odd and positive. A budget in tokens must exceed the window.
-        """
+        """Raise ConfigError if `window` or `kernel` is not positive, `kernel` even, or a budget within the window."""
         if self.window < 1:
             raise ConfigError("method.window", self.window, "must be positive", allowed="1 or greater, such as 32")
         if self.kernel < 1 or self.kernel % 2 == 0:
@@ -97,10 +88,7 @@ class SnapKV(ScoredMethod):
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach:
-        """Return the length of the longest prompt of which no token is dropped.
-
-        It is the budget if that is a number of tokens, or the window if the budget is a share of the prompt.
-        """
+        """Return the length of the longest prompt of which no token is dropped; the window if the budget is a share."""
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=True)
         return Reach("method.window", self.window, self.window, of_prompt=True)

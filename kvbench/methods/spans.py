@@ -1,4 +1,4 @@
-"""Check that a method has an effect on perplexity over spans of a text, in a given mode."""
+"""Check that perplexity over spans of a text can be measured with a method."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from kvbench.methods.traits import Traits
 
 
 def check_spans(method: Traits, mode: str, prompt: int) -> None:
-    """Raise ConfigError if perplexity cannot be measured with a method in a mode, or would show no effect.
-
-    Args:
-        method: the method.
-        mode: how perplexity is measured, as for :meth:`kvbench.methods.base.Method.check_windows`.
-        prompt: number of tokens at the start of each span of text that are read in one pass, as a prompt.
-    """
+    """Raise ConfigError as :meth:`kvbench.methods.base.Method.check_windows` says."""
     name = type(method).__name__.lower()
     if mode == "fp16" and type(method).__name__ != "FP16":
         raise ConfigError(

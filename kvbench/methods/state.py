@@ -1,4 +1,4 @@
-"""State that a method keeps for one cache, in addition to the stores."""
+"""State that a method keeps for one cache."""
 
 from __future__ import annotations
 
@@ -16,17 +16,11 @@ class CacheState:
     """
 
     def select(self, order: Sequence[int]) -> None:
-        """Follow a change of the batch, in which rows are reordered, dropped or repeated (beam search, for example).
+        """Follow a change of the batch (beam search, for example): new row i was row ``order[i]``.
 
-        This implementation does nothing.
-
-        Args:
-            order: for each row of the new batch, its index in the old batch.
+        Rows may be dropped or repeated.
         """
 
     def clone(self) -> Self:
-        """Return the state for a copy of the cache. Changes to the rows of one must not affect the other.
-
-        This implementation returns the object itself, because it has no data by row.
-        """
+        """Return the state for a copy of the cache. Changes to the rows of one must not affect the other."""
         return self

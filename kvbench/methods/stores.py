@@ -27,8 +27,6 @@ class Stores(Rules):
         """Return an empty full-precision segment for the keys or the values of `layer`.
 
         Args:
-            layer: layer that gives shape, dtype and device.
-            side: ``key`` or ``value``.
             capacity: number of tokens for which to allocate now.
             slack: number of tokens that are allocated in excess whenever the buffer has to grow.
         """
@@ -49,9 +47,6 @@ class Stores(Rules):
         """Return an empty packed segment for the keys or the values of `layer`.
 
         Args:
-            layer: layer that gives shape, dtype and device.
-            side: ``key`` or ``value``.
-            quantizer: encodes and decodes the tokens.
             capacity: number of tokens for which to allocate now.
             whole_tiles: how to count the bytes of the last tile (128 tokens) if it is incomplete. True: as those of a
                 whole tile, for segments so short that its unused part matters. False: only those of its tokens.
@@ -77,7 +72,6 @@ def affine(spec: FormatSpec, channels: int | None = None) -> AffineQuantizer:
     code consists of two nibbles (QuantSpec).
 
     Args:
-        spec: the format.
         channels: channels per head. If the format comes from a preset and its group size does not divide this number, a
             smaller group size is used. None: the group size stays as it is.
     """

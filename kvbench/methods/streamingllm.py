@@ -45,12 +45,7 @@ class Turning(CacheState):
 
 @dataclass(frozen=True)
 class TurningWithin:
-    """Rotation of keys to other positions, for keys that are stored in another basis than the model's.
-
-    Args:
-        basis: the basis of the stored keys.
-        turn: function that rotates keys in the basis of the model, as :class:`Turning` has it.
-    """
+    """Rotation of keys to other positions by `turn`, for keys that are stored in another basis than the model's."""
 
     basis: Transform
     turn: Turn
@@ -123,9 +118,7 @@ class StreamingLLM(Method):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """Return an empty cache; arguments as for :meth:`Method.new_cache`.
-
-        With ``position=cache``, the cache gets the model's rotary embedding, by which it rotates the keys of the sinks.
+        """Return an empty cache, with the model's rotary embedding if ``position=cache``; see :meth:`Method.new_cache`.
 
         Raises:
             ModelError: the model has no rotary embedding that can rotate keys to other positions.
@@ -138,23 +131,13 @@ class StreamingLLM(Method):
         return cache
 
     def held(self, n: int, window: int | None = None) -> int:
-        """Return how many of `n` tokens a layer holds if its budget is applied: sinks and window together.
-
-        Args:
-            n: number of tokens seen so far.
-            window: the layer's sliding window, in tokens; None: it has none.
-        """
-        passed = hidden(n, window)
+        """Return how many of `n` tokens seen a layer holds if its budget is applied: sinks and window together."""
+        passed = hidden(n, window)  # with position=original the sinks outlive the sliding window
         beside = min(passed, self.sinks) if self.position == "original" else 0
         return tokens(self.budget, n - passed, self.sinks + 1) + beside
 
     def most(self, n: int, window: int | None) -> int:
-        """Return how many of `n` tokens a layer holds if only its sliding window limits it, not the budget.
-
-        Args:
-            n: number of tokens seen so far.
-            window: the layer's sliding window, in tokens; None: it has none.
-        """
+        """Return how many of `n` tokens seen a layer holds if only its sliding window limits it, not the budget."""
         passed = hidden(n, window)
         return n - passed + (min(passed, self.sinks) if self.position == "original" else 0)
 
@@ -197,8 +180,7 @@ class StreamingLLM(Method):
     def settle(self, layer: KVLayer, rows: slice) -> None:
         """Drop the oldest tokens after the sinks until the layer holds no more than :meth:`held` allows.
 
-        With ``evict=prefill``, the budget has been applied to the prompt and is not applied again: only tokens that the
-        layer's sliding window hides are dropped.
+        With ``evict=prefill`` only tokens that the layer's sliding window hides are dropped.
         """
         if self.evict == "prefill" and layer.window is None:
             return
@@ -209,15 +191,7 @@ class StreamingLLM(Method):
                 tail.roll(rows, count - resident, n - resident)
 
     def tails(self, layer: KVLayer, rows: slice = slice(0, 1)) -> list[tuple[RollingSegment, int]]:
-        """Return the rolling segments of a layer, with the number of tokens that each of them holds.
-
-        Args:
-            layer: the layer.
-            rows: rows of the batch with equally many tokens; they determine the number.
-
-        Returns:
-            Two pairs ``(segment, number of tokens)``: the first for keys, the second for values.
-        """
+        """Return the rolling segments of keys and of values, each with the number of tokens that it holds in `rows`."""
         from kvbench.cache.segments.rolling import RollingSegment
 
         tails = []
@@ -252,10 +226,7 @@ class StreamingLLM(Method):
         return torch.cat([first, torch.arange(n - (slots - sinks), n)]) + layer.start(row)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of sinks and window.
-
-        Arguments and result are those of :meth:`Method.layer_bytes`.
-        """
+        """Predict the bytes of sinks and window."""
         if self.evict == "steps":
             return at.both(self.held(at.tokens, at.window))
         grown = self.held(at.prompt, at.window) + at.generated

@@ -12,11 +12,7 @@ def check_taken(
     """Raise ConfigError if a method does not accept the chosen quantizer, or needs a quantizer and has none.
 
     Args:
-        method: name of the method's class.
-        takes: names of the quantizer presets that the method accepts (``takes`` in its YAML).
-        quantizer: name of the chosen quantizer; ``none`` for no quantizer.
-        needed: True if the method cannot run without a quantizer.
-        widths: the method's own keys that set its bits (:attr:`kvbench.methods.base.Method.widths`).
+        widths: the method's own keys that set its bits, for the hint.
     """
     chosen = preset(quantizer)
     if needed and set(takes) <= {"none"}:  # no choice of a quantizer helps: the YAML must name those that it takes

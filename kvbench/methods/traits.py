@@ -1,4 +1,4 @@
-"""Properties of a method and their defaults. Caches, attention and the runner read them."""
+"""Properties of a method that caches, attention and the runner read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvbench.methods.speculation import Speculation
 
 
 class Traits:
-    """Properties of a method and their defaults. Caches, attention and the runner read them.
+    """Properties of a method and their defaults.
 
     A subclass overrides them with a class attribute or a property.
     """

@@ -71,7 +71,6 @@ class TurboQuant(TokenMethod):
         rotation: rotations of keys and of values.
         sinks: number of first tokens that stay in full precision (0 in vLLM).
         window: number of newest tokens that stay in full precision (0 in vLLM).
-        prefill: ``exact``: prompt tokens attend to full-precision keys and values; ``quantized``: to stored ones.
         own: ``stored``: the token of a decode step is packed before it attends (vLLM); ``exact``: it attends to its own
             key and value in full precision.
         seed: seed of a random rotation and of the sketch.
@@ -165,7 +164,7 @@ class TurboQuant(TokenMethod):
         return KVBytes(codes=-(-rows * at.channels * form.bits // 8), scales=rows * params * 2)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Predict the bytes of one layer for one sequence; see :meth:`Method.layer_bytes`."""
+        """Predict the bytes of one layer for one sequence; boundary layers are in full precision."""
         if not self.packs_in(at.layer, at.layers):
             return at.both(at.tokens - at.hidden)
         return super().layer_bytes(at)
@@ -197,7 +196,7 @@ class TurboQuant(TokenMethod):
         super().check(head_dim, max_length)
 
     def suit(self, numbers: Mapping[str, Any]) -> None:
-        """Find out whether all layers have softmax attention; the argument is that of :meth:`Method.suit`."""
+        """Find out whether all layers have softmax attention."""
         self.hybrid = is_hybrid(numbers)
 
     def prepare(self, model: ModelConfig) -> None:
@@ -207,30 +206,20 @@ class TurboQuant(TokenMethod):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """Return an empty cache; arguments and errors are those of :meth:`Method.new_cache`."""
+        """See :meth:`Method.new_cache`; the model's layers are looked at first."""
         self.suit(model.config.get_text_config(decoder=True).to_dict())
         return super().new_cache(model, prompts, max_length)
 
 
 def is_hybrid(config: Mapping[str, Any]) -> bool:
-    """Return True if some layers of a model have no softmax attention (Mamba, linear attention, convolutions).
-
-    Args:
-        config: the model's configuration.
-    """
+    """Return True if some layers of a model have no softmax attention (Mamba, linear attention, convolutions)."""
     # Falcon-H1 has a state in every layer, and lists no types
     return config.get("model_type") == "falcon_h1" or any(kind not in ATTENTION for kind in layer_types(config) or ())
 
 
 @cache
 def random_rotation(channels: int, seed: int, device: str) -> Transform:
-    """Return the transform by a random orthogonal matrix, which all layers on a device share.
-
-    Args:
-        channels: number of channels of a head.
-        seed: seed of the matrix.
-        device: device of the matrix.
-    """
+    """Return the transform by a random orthogonal matrix, which all layers on a device share."""
     import torch
 
     from kvbench.quantizers.qjl import orthogonal
