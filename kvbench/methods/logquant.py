@@ -251,7 +251,7 @@ class LogQuant(Method):
         return hidden if self.whole_window(layer.window) else 0
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop the tokens of each flush that is hidden as a whole, or all hidden tokens if the layer quantizes nothing."""
+        """Drop the tokens of each flush that is hidden as a whole; all hidden tokens if the layer quantizes nothing."""
         if self.whole_window(layer.window):
             super().forget(layer, rows, hidden)
         elif not self.evict:
