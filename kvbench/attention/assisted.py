@@ -17,9 +17,6 @@ def attach(model: PreTrainedModel) -> None:
     """Let ``model.generate`` explain why it refuses assisted generation, if transformers marks the model as stateful.
 
     Transformers refuses it before it reads the cache, without naming a reason. :func:`detach` undoes this.
-
-    Args:
-        model: causal language model.
     """
     if getattr(model, "_is_stateful", False) and hasattr(model, _CHECK):
         setattr(model, _CHECK, partial(_checked, model))

@@ -33,12 +33,8 @@ def with_sinks(
     that query's head. The value of the extra key is zero.
 
     Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        keys: ``[B, H, n, D]``.
-        values: ``[B, H, n, Dv]``.
         mask: ``[B or 1, Hq or 1, q, n]`` (bool or additive), or None.
         scaling: factor by which the scores of tokens are multiplied; sinks are not multiplied.
-        sinks: one logit per query head, ``[Hq]``.
         causal: True if `mask` is None and attention is causal. A query of zeros is then put in front as well, so that
             SDPA's causal mask still lets query i see key i.
 
@@ -80,16 +76,9 @@ def attend(
 
     Args:
         query: queries of the new tokens, ``[B, Hq, q, D]``. With a causal mask, these are the last q of the n tokens.
-        keys: ``[B, H, n, D]``.
-        values: ``[B, H, n, Dv]``.
         mask: ``[B or 1, Hq or 1, q, n]`` (bool or additive), or None.
-        scaling: factor by which scores are multiplied, before the softcap.
-        logits: the model's softcap, and its sinks if it has any.
         causal: what ``mask=None`` means. True: causal attention. False: every query sees every key.
         dropout: probability with which attention weights are dropped (training).
-
-    Returns:
-        The output, ``[B, q, Hq, Dv]``.
     """
     batch, query_heads, count, _ = query.shape
     heads, width = keys.shape[1:3]
@@ -162,8 +151,6 @@ def causal(module: torch.nn.Module, query: Tensor, mask: Tensor | None, kwargs: 
         module: the model's attention module; its attribute ``is_causal`` is used unless `kwargs` contain ``is_causal``.
         query: queries of the new tokens, ``[B, Hq, q, D]``. For a single query (q = 1) the result is False, because it
             sees all keys.
-        mask: the mask of the call. If there is one, the result is False.
-        kwargs: other arguments of the call, possibly with ``is_causal``.
     """
     given = kwargs.get("is_causal")
     return mask is None and query.shape[2] > 1 and bool(getattr(module, "is_causal", True) if given is None else given)

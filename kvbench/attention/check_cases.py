@@ -23,15 +23,12 @@ class Case:
     """One configuration of a decode step, for checking or timing a kernel.
 
     Args:
-        name: name of the configuration in the report.
         shape: key of :data:`SHAPES`, which gives the numbers of heads and channels.
         tiers: the packed segments of the layer, one triple each: the format of the keys, the format of the values, and
             the fraction of the tokens outside the window that the segment holds. All other tokens are in full
             precision.
         context: number of cached tokens in each row of the batch; its length is the batch size.
         window: two numbers: how many of the newest keys, and how many of the newest values, are in full precision.
-        queries: number of new tokens in the step.
-        dtype: dtype of the query and of everything in full precision.
         timed: True to measure the time as well. Only two KV heads are then checked for correctness.
     """
 
@@ -51,9 +48,6 @@ class Case:
     def lengths(self, tokens: int) -> tuple[list[int], list[int]]:
         """Return how many tokens of a row each segment holds.
 
-        Args:
-            tokens: number of cached tokens in the row.
-
         Returns:
             Two lists, for the segments of the keys and for those of the values: the number of tokens in each packed
             segment, in the order of `tiers`, then the number in full precision. Each list adds up to `tokens`.
@@ -68,11 +62,7 @@ class Case:
         return [*keys, tokens - sum(keys)], [*values, tokens - sum(values)]
 
     def work(self, seed: int) -> Work:
-        """Create a layer of this configuration with random contents on the GPU, as the argument `work` of a kernel.
-
-        Args:
-            seed: seed of the random contents.
-        """
+        """Create a layer of this configuration with random contents on the GPU, as the argument `work` of a kernel."""
         _, heads, channels = SHAPES[self.shape]
         rows = [self.lengths(tokens) for tokens in self.context]
         keys = [Piece(key, [row[0][i] for row in rows]) for i, (key, _, _) in enumerate(self.tiers)]
@@ -99,24 +89,12 @@ class Case:
 
 
 def channel(bits: int, group: int, kind: str = "affine") -> Format:
-    """Return a per-channel format: `group` consecutive tokens of one channel share a scale and a minimum.
-
-    Args:
-        bits: bits of a code.
-        group: number of tokens in a group.
-        kind: ``affine`` or ``hierarchical`` (:class:`kvbench.attention.phases.Format`).
-    """
+    """Return a per-channel format: `group` consecutive tokens of one channel share a scale and a minimum."""
     return Format(kind, bits, "channel", group)
 
 
 def token(bits: int, group: int, kind: str = "affine") -> Format:
-    """Return a per-token format: `group` consecutive channels of one token share a scale and a minimum (or zero point).
-
-    Args:
-        bits: bits of a code.
-        group: number of channels in a group.
-        kind: ``affine``, ``atom`` or ``hierarchical`` (:class:`kvbench.attention.phases.Format`).
-    """
+    """Return a per-token format: `group` consecutive channels of one token share a scale and a minimum (or zero)."""
     return Format(kind, bits, "token", group)
 
 
@@ -125,8 +103,6 @@ def factored(kind: str, bits: int, group: int, scale: str = "fp16") -> Format:
 
     Args:
         kind: ``offset``, ``folded`` or ``float`` (:class:`kvbench.attention.phases.Format`).
-        bits: bits of a code.
-        group: number of channels in a group.
         scale: type of the factors: ``fp16``, ``fp32``, ``e4m3``, or empty if there are none.
     """
     return Format(kind, bits, "token", group, 0, scale)
@@ -137,33 +113,17 @@ def windows(bits: int, window: int) -> Format:
 
     These tokens are divided into as few groups as possible with at most 64 tokens each. A group may therefore lie
     across the boundary of two tiles.
-
-    Args:
-        bits: bits of a code.
-        window: number of tokens that are packed at a time.
     """
     return Format("affine", bits, "channel", -(-window // -(-window // 64)), window)
 
 
 def whole(key: Format, value: Format) -> tuple[Tier, ...]:
-    """Return the :attr:`Case.tiers` of a layer with a single packed segment, which holds all tokens outside the window.
-
-    Args:
-        key: format of the keys.
-        value: format of the values.
-    """
+    """Return the :attr:`Case.tiers` of a layer with one packed segment, which holds all tokens outside the window."""
     return ((key, value, 1.0),)
 
 
 def kvarn(key: int, value: int, tile: int = 128, channels: int = 128) -> tuple[Tier, ...]:
-    """Return the :attr:`Case.tiers` of a layer of KVarN's, whose keys and values have cross factors.
-
-    Args:
-        key: bits of keys.
-        value: bits of values.
-        tile: number of tokens that are packed together.
-        channels: number of channels of a head.
-    """
+    """Return the :attr:`Case.tiers` of a layer of KVarN's, whose keys and values have cross factors."""
     return whole(channel(key, tile, "cross"), token(value, channels, "cross"))
 
 

@@ -38,14 +38,7 @@ Attend = Callable[[Tensor, Work, float], Tensor]
 
 
 def kernels(names: str) -> dict[str, Any]:
-    """Import kernels by name, and print a line about each that cannot be imported.
-
-    Args:
-        names: keys of :data:`KERNELS`, separated by commas.
-
-    Returns:
-        A dict from the name of each kernel that could be imported to its module.
-    """
+    """Import kernels (keys of :data:`KERNELS`, separated by commas), and print a line about each that is missing."""
     modules = {}
     for name in names.split(","):
         try:
@@ -92,11 +85,8 @@ def microseconds(attend: Attend, query: Tensor, works: list[Work], scaling: floa
     The calls are recorded in one CUDA graph. Replays of the graph are timed and divided by its number of calls.
 
     Args:
-        attend: the kernel's attention function.
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
         works: layers of equal shape: the first call reads the first layer, the second call the second, and so on in
             circles. Together they should be larger than the L2 cache, so that every call reads from memory.
-        scaling: factor by which scores are multiplied.
     """
     graph = torch.cuda.CUDAGraph()
     calls = len(works) * max(1, 8 // len(works))
@@ -120,11 +110,6 @@ def microseconds(attend: Attend, query: Tensor, works: list[Work], scaling: floa
 
 def measure(case: Case, name: str, module: Any) -> dict[str, Any]:
     """Compare a kernel's output with the reference in one configuration, and time it if ``case.timed``.
-
-    Args:
-        case: the configuration.
-        name: name of the kernel, for the report.
-        module: the kernel's module, with an ``attend`` function.
 
     Returns:
         A line of the report: ``case`` and ``kernel``; then either ``refused`` (the kernel's reason), or ``error``
@@ -169,10 +154,7 @@ def run(todo: list[tuple[Case, str]], done: int, log: Path, names: str) -> int:
     After an error that corrupts the CUDA context, the worker stops, and the parent process starts another one.
 
     Args:
-        todo: pairs of configuration and name of the kernel.
-        done: number of pairs at the beginning of `todo` that have been measured already.
         log: file to which the result for each pair is appended as a line of JSON.
-        names: kernels to import, separated by commas.
 
     Returns:
         The exit status: 0 after the last pair; 1 as soon as an error has corrupted the CUDA context.
@@ -202,7 +184,6 @@ def prepare(chosen: list[Case], share: str) -> None:
     """Compile the Triton kernels of some configurations in advance, by running each on a short context.
 
     Args:
-        chosen: all configurations of the report.
         share: which configurations this worker compiles: ``"i/n"`` for every n-th one, starting with number i (from 0).
     """
     first, of = (int(x) for x in share.split("/"))

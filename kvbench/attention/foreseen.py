@@ -65,11 +65,6 @@ def attend(
         layer: layer that stores the new tokens; :attr:`KVLayer.seen` already counts them.
         query: queries of the new tokens in the basis in which the layer stores keys, ``[B, Hq, q, D]``.
         keys: keys of the new tokens, before or after RoPE as the layer stores them, ``[B, H, q, D]``.
-        values: values of the new tokens, ``[B, H, q, Dv]``.
-        mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
-            dropped tokens; None for causal attention.
-        scaling: factor by which scores are multiplied.
-        logits: the model's softcap and sinks.
 
     Returns:
         The output ``[B, q, Hq, Dv]``; None, with nothing appended, if it is not known in advance when the method packs
@@ -89,6 +84,7 @@ def attend(
     # copies: the buffers change below
     before = [_with(_slots(layer, rows, query.dtype), stored_keys[rows], stored_values[rows]) for rows in groups]
     lengths, rooms = [layer.lengths(rows) for rows in groups], [store.tail.capacity for store in layer.stores()]
+    # As in single steps, which settle before a token is appended: never with the last token of the pass.
     layer.append(keys[:, :, : count - 1], values[:, :, : count - 1])
     layer.seen = last - 1
     layer.settle(forget=False)
@@ -138,7 +134,6 @@ def planned(
         times: for each token of the text, by how many tokens its key, and its value, has been packed or dropped
             (:meth:`kvbench.cache.policy.Policy.demotions`).
         first: column of the first query.
-        count: number of queries.
         start: column of the first real token.
         mask: mask of the queries over columns, as :func:`attend` takes it; None: causal.
         like: tensor with the dtype and the device of the result.
@@ -190,15 +185,7 @@ def biased(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scaling: f
     """Return the attention of several queries per row with an additive mask.
 
     Args:
-        query: ``[B, Hq, q, D]``.
-        keys: ``[B, H, m, D]``.
-        values: ``[B, H, m, Dv]``.
         bias: 0 or minus infinity, ``[1 or B, 1, q, m]``.
-        scaling: factor by which scores are multiplied.
-        logits: the model's softcap and sinks.
-
-    Returns:
-        ``[B, q, Hq, Dv]``.
     """
     batch, query_heads, count, channels = query.shape
     heads, group = keys.shape[1], query_heads // keys.shape[1]

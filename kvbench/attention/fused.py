@@ -24,17 +24,6 @@ def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, l
 
     If kernels were considered, the name of the one that was used, or the reason why none could be, is added to
     ``layer.paths``.
-
-    Args:
-        layer: layer whose stores already contain the new tokens.
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
-            dropped tokens; None for causal attention.
-        scaling: factor by which scores are multiplied.
-        logits: the model's softcap and sinks.
-
-    Returns:
-        The output ``[B, q, Hq, Dv]``; None if the caller must use the reference path.
     """
     wanted = layer.progress.options.kernels
     if wanted == "reference" or (query.device.type != "cuda" and wanted != "triton"):
@@ -62,15 +51,7 @@ def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, l
 
 
 def label(name: str, described: Work) -> set[str]:
-    """Return the entries of ``layer.paths`` for a step that a kernel computed.
-
-    Args:
-        name: name of the kernel.
-        described: the layer's stored keys and values, as kernels read them.
-
-    Returns:
-        The kernel's name, and also ``packed`` if at least one segment contained packed codes.
-    """
+    """Return the entries of ``layer.paths`` for a kernel's step: its name, and ``packed`` if any segment was packed."""
     return {name, "packed"} if any(f.kind != "full" for pair in described.signature() for f in pair) else {name}
 
 
@@ -78,12 +59,7 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
     """Return the first of the wanted kernels that supports a step's shapes and formats.
 
     Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        described: the layer's stored keys and values, as kernels read them.
         wanted: ``cuda`` or ``triton`` for only this kernel; ``auto`` for CUDA if possible, else Triton.
-
-    Returns:
-        The kernel's name and its module.
 
     Raises:
         NotServed: no kernel can serve the step; the message gives the reason of each.
@@ -103,13 +79,10 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
 
 
 def load(name: str) -> ModuleType | str:
-    """Import a kernel's module.
+    """Import a kernel's module; if it cannot be imported, return the reason as a string.
 
     Args:
         name: ``cuda`` or ``triton``; for the codes of a codebook, ``codebook`` (CUDA) or ``codebook-triton``.
-
-    Returns:
-        The module; or, as a string, the reason why it cannot be imported.
     """
     try:
         if name == "cuda":
@@ -134,11 +107,7 @@ def load(name: str) -> ModuleType | str:
 
 
 def observing(name: str) -> ModuleType | str:
-    """Import the module of a kernel that also returns the attention that tokens receive; as :func:`load` does.
-
-    Args:
-        name: ``cuda`` or ``triton``.
-    """
+    """Import the module of a kernel that also returns the attention that tokens receive; as :func:`load` does."""
     if name == "cuda":
         return "it does not return attention weights"
     decode = load(name)
@@ -153,10 +122,6 @@ def check(layer: KVLayer, mask: Tensor | None, count: int, length: int | None = 
     """Raise NotServed unless the step is plain causal attention, which a sliding window may limit, as kernels require.
 
     Args:
-        layer: layer whose stores already contain the new tokens.
-        mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
-            dropped tokens; None for causal attention.
-        count: number of new tokens in the step.
         length: number of tokens, padding included, up to which later steps must be served too; None: only this step.
 
     Raises:
@@ -186,10 +151,6 @@ def check_window(layer: KVLayer, count: int) -> None:
 
     Kernels read all slots of a phase, so hidden tokens must be in the first slots, and the same ones for all queries:
     the phases then begin after them (:func:`kvbench.attention.phases.lines`).
-
-    Args:
-        layer: layer with a sliding window.
-        count: number of new tokens in the step.
     """
     name = type(layer.method).__name__.lower()
     if count > 1:
@@ -206,9 +167,6 @@ def plain(layer: KVLayer, mask: Tensor | None, count: int, window: int | None = 
     The comparison waits for the GPU, so its result is cached for the other layers of the step.
 
     Args:
-        layer: a layer of the cache, whose padding is compared with the mask.
-        mask: bool or additive ``[B or 1, 1, q, kv]``, or None for causal attention.
-        count: number of new tokens in the step.
         window: sliding window whose mask is expected: number of tokens that a query sees, its own included. None: a
             query sees all tokens before it.
     """

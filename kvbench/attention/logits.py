@@ -40,26 +40,15 @@ class Logits:
         return self.softcap is None and self.sinks is None
 
     def capped(self, scores: Tensor) -> Tensor:
-        """Apply the softcap, if there is one, to scores.
-
-        Args:
-            scores: scores of any shape, already multiplied by the model's scaling factor.
-        """
+        """Apply the softcap, if there is one, to scores that have been multiplied by the scaling factor."""
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
     def sinks_of(self, heads: slice) -> Logits:
-        """Return the same softcap with only the sinks of some query heads.
-
-        Args:
-            heads: slice of query heads.
-        """
+        """Return the same softcap with only the sinks of some query heads."""
         return self if self.sinks is None else Logits(self.softcap, self.sinks[heads])
 
     def column(self, scores: Tensor) -> Tensor | None:
-        """Return the sinks as one extra column of scores, for the caller to append before the softmax.
-
-        Args:
-            scores: ``[B, Hq, q, n]``.
+        """Return the sinks as one extra column of scores ``[B, Hq, q, n]``, to append before the softmax.
 
         Returns:
             ``[B, Hq, q, 1]`` in the dtype of `scores`; None if the model has no sinks.
@@ -74,11 +63,6 @@ PLAIN = Logits()
 
 def logits_of(module: nn.Module, query: Tensor, kwargs: Mapping[str, Any]) -> Logits:
     """Return the softcap and the sinks that a model passes to its attention.
-
-    Args:
-        module: the model's attention module, named in the error message.
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        kwargs: keyword arguments of the model's call, possibly with ``softcap`` and ``s_aux`` (the sinks).
 
     Raises:
         CacheError: the number of sinks differs from the number of query heads.
@@ -100,10 +84,6 @@ def hands_over(kind: type[nn.Module], name: str) -> bool:
     """Guess if a module passes a given keyword argument to its attention, without running the module.
 
     The guess is True if the name is among the constants of the byte code of the module's ``forward``.
-
-    Args:
-        kind: class of the module.
-        name: name of the keyword argument.
     """
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     constants = () if code is None else code.co_consts

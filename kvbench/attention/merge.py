@@ -21,11 +21,6 @@ def grouped(layer: KVLayer, query: Tensor, scaling: float) -> Tensor:
     """Return scaled queries with all query heads and tokens of a KV head as rows, fp32 ``[rows, H, group * q, D]``.
 
     So one product reads the keys, or the values, of a KV head once.
-
-    Args:
-        layer: layer whose keys the queries attend to.
-        query: queries of the new tokens, ``[rows, Hq, q, D]``.
-        scaling: factor by which scores are multiplied.
     """
     batch, query_heads, count, channels = query.shape
     return (query.float() * scaling).reshape(batch, layer.heads, query_heads // layer.heads * count, channels)
@@ -35,9 +30,6 @@ def room(rows: int, heads: int, channels: int, block: int = BLOCK, elements: int
     """Return the largest number of tokens in a block.
 
     Args:
-        rows: number of rows that are read together.
-        heads: number of KV heads.
-        channels: channels of a head.
         block: smallest such number.
         elements: number of elements up to which a block may grow in small models.
     """
@@ -48,10 +40,7 @@ class Merge:
     """The softmax over blocks of slots that are added one after the other.
 
     Args:
-        layer: layer whose slots are read.
         query: scaled queries (:func:`grouped`).
-        heads: number of query heads.
-        logits: the model's softcap and sinks.
     """
 
     def __init__(self, layer: KVLayer, query: Tensor, heads: int, logits: Logits) -> None:
@@ -64,6 +53,7 @@ class Merge:
             group = heads // layer.heads
             sinks = logits.sinks.float().view(1, layer.heads, group, 1)
             self.top = sinks.expand(self.shape[0], -1, -1, self.shape[2] // group).reshape(*self.shape, 1)
+            # A sink is a logit without a value: it adds exp(0) to the total, relative to itself as the top.
             self.total = torch.ones_like(self.top)
 
     def add(self, scores: Tensor, values: Iterable[tuple[int, Callable[[], Tensor]]]) -> None:
@@ -85,6 +75,7 @@ class Merge:
         if self.top is None or self.total is None:
             self.total, self.sum = block_total, block_sum
         else:
+            # Total and sum are relative to exp(top): a higher top shrinks what earlier blocks have added.
             shrink = torch.exp(self.top - new_top)
             self.total = self.total * shrink + block_total
             self.sum = block_sum if self.sum is None else self.sum * shrink + block_sum

@@ -21,12 +21,9 @@ def probabilities(
     """Compute the attention probabilities of consecutive queries of the prompt in fp32.
 
     Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``, consecutive queries of the prompt.
         keys: ``[B, H, T, D]``, the first T keys of the prompt; later ones must not be visible to these queries.
         mask: ``[B or 1, 1, q, T]`` (bool or additive) for these queries, or None for causal attention.
-        scaling: factor by which scores are multiplied.
         first: column of the first query in the padded batch. It matters only without a mask.
-        logits: the softcap, and the sinks of these query heads.
 
     Returns:
         ``[B, Hq, q, T]``. A query that sees no key, such as one at padding, has only zeros. With sinks, a query's
@@ -61,11 +58,7 @@ def extend(
 
     Args:
         layer: layer of the chunk. Its ``observed`` contains the result for the earlier chunks, or None.
-        query: queries of the chunk, ``[B, Hq, q, D]``.
         keys: all keys of the prompt so far, ``[B, H, T, D]``.
-        mask: mask of the chunk's queries, as :func:`kvbench.attention.prefill.attend` takes it.
-        scaling: factor by which scores are multiplied.
-        logits: the layer's softcap and sinks.
 
     Returns:
         The updated statistics, to be stored in ``layer.observed``: probabilities ``[B, Hq, n, T]``, with fewer queries

@@ -29,17 +29,8 @@ def stored_prompt(
     values too, including those of the token itself.
 
     Args:
-        module: the model's attention module.
-        layer: layer that stores the new tokens.
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
         keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
-        values: values of the new tokens, ``[B, H, q, Dv]``.
         mask: mask of the new queries, as :func:`kvbench.attention.prefill.attend` takes it.
-        scaling: factor by which scores are multiplied.
-        logits: the model's softcap and sinks.
-
-    Returns:
-        The output ``[B, q, Hq, Dv]``.
     """
     layer.progress.prefill.path = "stored"
     layer.place_chunk(keys, values)
@@ -73,18 +64,7 @@ def step(
     `span` at a time, and the method may pack or drop tokens in between.
 
     Args:
-        module: the model's attention module.
-        layer: layer that stores the new tokens.
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
         keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
-        values: values of the new tokens, ``[B, H, q, Dv]``.
-        mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
-            dropped tokens; None for causal attention.
-        scaling: factor by which scores are multiplied.
-        logits: the model's softcap and sinks.
-
-    Returns:
-        The output ``[B, q, Hq, Dv]``.
     """
     count, span = query.shape[2], layer.progress.span
     if layer.index == 0:

@@ -31,7 +31,6 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
     """Describe a segment's buffers and format for a kernel.
 
     Args:
-        segment: segment of keys or of values.
         channels: number of channels of a head, which is also the group size of a quantizer with ``group_size=None``.
         upper: True to read only the upper nibble of QuantSpec's 8-bit codes, as QuantSpec's drafts do.
 
@@ -62,9 +61,6 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
 def scale_of(segment: PackedSegment) -> str:
     """Return the :attr:`Format.scale` of a segment.
 
-    Args:
-        segment: packed segment of keys or of values.
-
     Raises:
         NotServed: no kernel reads parameters of this dtype.
     """
@@ -78,9 +74,6 @@ def scale_of(segment: PackedSegment) -> str:
 
 def looked_up(segment: NuqSegment) -> Part:
     """Describe the buffers of a segment with KVQuant's codes for a kernel.
-
-    Args:
-        segment: segment of keys or of values.
 
     Raises:
         NotServed: ranges of values are fp32.
@@ -96,9 +89,6 @@ def looked_up(segment: NuqSegment) -> Part:
 def kind_of(quantizer: AffineQuantizer) -> str:
     """Return the :attr:`Format.kind` of the codes of a quantizer.
 
-    Args:
-        quantizer: quantizer of a packed segment.
-
     Raises:
         NotServed: no kernel reads the codes of this class of quantizers.
     """
@@ -110,9 +100,6 @@ def kind_of(quantizer: AffineQuantizer) -> str:
 
 def window_of(quantizer: AffineQuantizer) -> int:
     """Return the :attr:`Format.window` of a quantizer, which is 0 unless its groups may cross tile boundaries.
-
-    Args:
-        quantizer: quantizer of a packed segment.
 
     Raises:
         NotServed: groups are smaller than the run of consecutive tokens that a tile stores in the same bits of its

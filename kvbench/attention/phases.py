@@ -75,9 +75,6 @@ def out_of_order(layer: KVLayer) -> bool:
 def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, int, int]]]]:
     """Divide all rows of a layer into phases, and return where each phase lies in each row.
 
-    Args:
-        layer: a layer whose prompt is complete.
-
     Returns:
         The phases, in slot order, as pairs (number of the key segment, number of the value segment): all pairs that any
         row has now or has had before. And for each row one triple per pair, as in :attr:`Work.counts`.
@@ -125,7 +122,6 @@ def work(layer: KVLayer, upper: bool = False) -> Work:
     """Describe a layer's stored keys and values for a decode kernel.
 
     Args:
-        layer: a layer whose prompt is complete.
         upper: True to read only the upper nibble of QuantSpec's 8-bit codes, as QuantSpec's drafts do.
 
     Raises:
@@ -146,12 +142,10 @@ def assembled(
     """Describe a layer for a decode kernel as :func:`work` does, when its phases and their table are already known.
 
     Args:
-        layer: a layer whose prompt is complete.
         order: for each phase, the number of its key segment and the number of its value segment (:func:`lines`).
         counts: for each row and phase, the index of the first token in the key segment, its index in the value segment,
             and the number of tokens (:func:`lines`).
         table: `counts` in device memory, int32 ``[B, phases, 3]``.
-        upper: True to read only the upper nibble of QuantSpec's 8-bit codes, as QuantSpec's drafts do.
 
     Raises:
         NotServed: a segment has a format that no kernel reads.
@@ -185,8 +179,6 @@ def receiving(layer: KVLayer, count: int, *, fresh: bool = False) -> Received:
     """Return where a kernel is to write the attention that the tokens of a layer receive in a decode step.
 
     Args:
-        layer: a layer whose method observes the attention of every step.
-        count: number of new tokens per row.
         fresh: True for a buffer of this step's own, because that of an earlier one is still needed.
 
     Raises:
@@ -199,13 +191,6 @@ def shared_table(layer: KVLayer, counts: list[list[tuple[int, int, int]]]) -> Te
     """Copy the table of a layer's phases (:attr:`Work.table`) to the layer's device, or reuse an equal one.
 
     Layers with equal tables share one tensor, so a step usually copies a single table to the GPU.
-
-    Args:
-        layer: a layer of the cache.
-        counts: contents of the table (:attr:`Work.counts`).
-
-    Returns:
-        int32 ``[B, phases, 3]``.
     """
     device = layer.device
     key = (device, tuple(tuple(row) for row in counts))

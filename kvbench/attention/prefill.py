@@ -49,14 +49,8 @@ def attend(
     """Compute attention as transformers' ``sdpa`` does, but with support for sinks and softcaps.
 
     Args:
-        module: the model's attention module, from which transformers' ``sdpa`` function reads some attributes.
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        keys: ``[B, H, n, D]``.
-        values: ``[B, H, n, Dv]``.
         mask: one of: a mask ``[B or 1, 1, q, n]``; bool ``[B, n]``, False at padding (:func:`padding`); None for causal
             attention.
-        scaling: factor by which scores are multiplied; None for 1/sqrt(D).
-        kwargs: other arguments of the attention interface, including sinks and a softcap.
         backend: SDPA back end. ``auto``: the fastest. ``stock``: the one that torch chooses.
 
     Returns:
@@ -91,21 +85,7 @@ def exact(
     logits: Logits = PLAIN,
     kwargs: dict[str, Any] | None = None,
 ) -> Tensor:
-    """Compute attention over keys and values in full precision that contain no padding.
-
-    Args:
-        module: the model's attention module.
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        keys: ``[B, H, n, D]``.
-        values: ``[B, H, n, Dv]``.
-        mask: ``[B or 1, 1, q, n]``, or None for causal attention.
-        scaling: factor by which scores are multiplied; None for 1/sqrt(D).
-        logits: the model's softcap and sinks.
-        kwargs: other arguments of the attention interface.
-
-    Returns:
-        The output ``[B, q, Hq, Dv]``.
-    """
+    """Compute attention over keys and values in full precision that contain no padding."""
     kwargs = kwargs or {}
     if logits.plain:
         return sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling, **kwargs)[0]
@@ -132,9 +112,6 @@ def order(
     chooses.
 
     Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        keys: ``[B, H, n, D]``.
-        values: ``[B, H, n, Dv]``.
         mask: as for :func:`attend`. With a mask ``[B or 1, 1, q, n]``, torch chooses the back end.
         backend: ``auto`` for the fastest; ``stock`` to let torch choose in all cases.
 
@@ -198,9 +175,6 @@ def padding(request: dict[str, Any]) -> Tensor | None:
     prompt; all padding is on the left; at least one row has padding; and the mask would have at least :data:`MASK`
     elements.
 
-    Args:
-        request: keyword arguments of a call of transformers' mask interface.
-
     Returns:
         bool ``[B, T]``, False at padding; or None if the batch needs the usual mask, or no mask at all.
     """
@@ -225,8 +199,6 @@ def rows_of(mask: Tensor | None, first: int, last: int, width: int) -> Tensor | 
         mask: mask of the new queries, as :func:`attend` takes it. Padding ``[B, T]`` is expanded to a causal mask; the
             new queries must then be the whole prompt. None is returned unchanged.
         first: index of the first query, counted from the first new one.
-        last: one past the index of the last query.
-        width: number of keys, T.
 
     Returns:
         ``[B or 1, 1, last - first, T]``, or None.

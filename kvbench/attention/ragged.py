@@ -29,8 +29,6 @@ class Span:
     """Consecutive tokens of one segment, for some rows.
 
     Args:
-        keys: segment of the keys.
-        values: segment of the values.
         start: index of the first token within the segments.
         stop: one past the index of the last token.
     """
@@ -93,12 +91,7 @@ def served(layer: KVLayer) -> bool:
 
 
 def visible(layer: KVLayer, mask: Tensor | None) -> bool:
-    """Return True if a mask hides no slot: only padding, which is not stored.
-
-    Args:
-        layer: layer whose slots are in the order of columns.
-        mask: mask over all columns (``reference.attend``), or None.
-    """
+    """Return True if a mask hides no slot: only padding, which is not stored."""
     if mask is None:
         return True
     if mask.dtype != torch.bool:
@@ -152,9 +145,6 @@ def read(segment: Segment, rows: slice, span: Span, upper: bool, beyond: Tensor 
     """Return the tokens of a span, fp32 ``[rows, H, n, D]``.
 
     Args:
-        segment: the span's segment of keys or of values.
-        rows: rows of the batch.
-        span: the span.
         upper: True to decode hierarchical codes from their upper 4 bits only.
         beyond: mask of the last tokens (:meth:`Span.beyond`); those that a row does not have become 0. Values need it:
             the weights of such tokens are 0, but what is stored in their place need not be finite.

@@ -1,4 +1,4 @@
-"""What the attention kernels read of keys and of values, row by row (:class:`kvbench.cache.kernels.reads.Reads`)."""
+"""The formats of keys and of values that each attention kernel reads (:class:`kvbench.cache.kernels.reads.Reads`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WINDOWS = range(16, 2048)
 #: heads of 3-bit codes: the last bits of 32 channels are in one transfer
 _HEADS_3 = (64, 96, 128, 256)
 
-#: what the CUDA kernel reads of keys
+#: formats of keys that the CUDA kernel reads
 CUDA_KEYS = Rows(
     (
         EXACT,
@@ -45,7 +45,7 @@ CUDA_KEYS = Rows(
         Reads("levels_read", (3,), _ONE, heads=_HEADS_3),
     )
 )
-#: what the CUDA kernel reads of values: of the same kinds those per token, without levels
+#: formats of values that the CUDA kernel reads: of the same kinds those per token, without levels
 CUDA_VALUES = Rows(
     (
         EXACT,
@@ -60,7 +60,7 @@ CUDA_VALUES = Rows(
 )
 
 _GROUPS = (32, 64, 128)
-#: what the Triton kernel reads of keys, and of values
+#: formats of keys, and of values, that the Triton kernel reads
 TRITON_KEYS = Rows(
     (
         EXACT,
@@ -77,14 +77,14 @@ TRITON_VALUES = Rows(
     )
 )
 
-#: what the kernels for codebooks read (KVQuant): of keys, and of values
+#: formats that the kernels for codebooks read (KVQuant): of keys, and of values
 LOOKED_UP_KEYS = Rows((EXACT, Reads("codebook", (2, 3, 4), {"channel": (HEAD,)})))
 LOOKED_UP_VALUES = Rows((EXACT, Reads("codebook", (2, 3, 4), {"token": (HEAD,)})))
 
-#: what the kernels that return attention weights read
+#: formats that the kernels that return attention weights read
 OBSERVED = Rows((EXACT,))
 
-#: what at least one kernel reads of keys or of values
+#: formats that at least one kernel reads, of keys or of values
 ANY = Rows((*CUDA_KEYS, *CUDA_VALUES, *TRITON_KEYS, *TRITON_VALUES, *LOOKED_UP_KEYS, *LOOKED_UP_VALUES))
 
 #: largest number of (sequence, KV head) pairs: CUDA's limit on the later dimensions of a grid
@@ -92,13 +92,7 @@ LINES = 65535
 
 
 def unread(rows: Rows, form: Format, channels: int) -> str | None:
-    """Return in what a format differs from all that a kernel reads, or None if it is in the kernel's list.
-
-    Args:
-        rows: the kernel's list.
-        form: the format.
-        channels: channels of a head.
-    """
+    """Return in what a format differs from all that a kernel reads, or None if it is in the kernel's list."""
     return refusal(rows, form.kind, form.bits, form.axis, form.group, channels, form.scale, form.window)
 
 
@@ -108,11 +102,7 @@ def misfit(query: Tensor, work: Work, heads: Container[int], keys: Rows, values:
     Queries and what is stored in full precision must be of the same 16-bit dtype.
 
     Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        work: the layer's stored keys and values.
         heads: channels of a head that the kernel takes.
-        keys: what it reads of keys.
-        values: what it reads of values.
     """
     if query.dtype not in HALVES:
         return f"queries in {_name(query.dtype)}"

@@ -69,16 +69,7 @@ def attention(
     """Compute attention while a step is recorded as a CUDA graph; models call it through transformers' interface.
 
     Args:
-        module: the model's attention module.
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        key: keys of the new tokens, ``[B, H, q, D]``.
-        value: values of the new tokens, ``[B, H, q, Dv]``.
         attention_mask: ignored; a recorded step reads from device memory which tokens are visible.
-        scaling: factor by which scores are multiplied; None for 1/sqrt(D).
-        **kwargs: other arguments of the attention interface, including a softcap, sinks and a sliding window.
-
-    Returns:
-        The output ``[B, q, Hq, Dv]``, and None in place of attention weights.
 
     Raises:
         NotServed: the model passes an argument that a recorded step does not support, or another sliding window than
@@ -97,12 +88,7 @@ def attention(
 
 
 def check_window(module: torch.nn.Module, window: int | None) -> None:
-    """Raise NotServed if a model limits a layer's attention to another sliding window than that of the layer's cache.
-
-    Args:
-        module: the model's attention module.
-        window: the sliding window that the model passes to attention; None: none.
-    """
+    """Raise NotServed if a model limits a layer's attention to another sliding window than the layer's cache."""
     windows, index = _windows.get(), getattr(module, "layer_idx", None)
     served = windows[index] if index is not None and index < len(windows) else None
     if window != served:
@@ -118,11 +104,7 @@ def attention_before_rope(
 
     Args:
         module: the model's attention module, from which a hook has left the keys before RoPE.
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
         key: keys of the new tokens after RoPE, which are used only if the layer stores those.
-        value: values of the new tokens, ``[B, H, q, Dv]``.
-        *args: further arguments of :func:`attention`.
-        **kwargs: further arguments of :func:`attention`.
 
     Raises:
         NotServed: the keys before RoPE were not captured.
@@ -136,18 +118,7 @@ def attention_before_rope(
 
 
 def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
-    """Call the function that :func:`recording` was given, which stores a layer's new tokens and computes its attention.
-
-    Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        key: keys of the new tokens, ``[B, H, q, D]``.
-        value: values of the new tokens, ``[B, H, q, Dv]``.
-        scaling: factor by which scores are multiplied.
-        logits: the model's softcap and sinks.
-
-    Returns:
-        The output ``[B, q, Hq, Dv]``.
-    """
+    """Call the function given to :func:`recording`, which stores a layer's new tokens and computes its attention."""
     return _serving.get()(query, key, value, scaling, logits)
 
 
@@ -155,19 +126,7 @@ def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Log
 def recorded_attention(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """Call :func:`serve` as a custom torch operation, into which ``torch.compile`` does not look.
-
-    Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        key: keys of the new tokens, ``[B, H, q, D]``.
-        value: values of the new tokens, ``[B, H, q, Dv]``.
-        scaling: factor by which scores are multiplied.
-        softcap: the model's softcap, or None.
-        sinks: one logit per query head, or None.
-
-    Returns:
-        The output ``[B, q, Hq, Dv]``.
-    """
+    """Call :func:`serve` as a custom torch operation, into which ``torch.compile`` does not look."""
     return serve(query, key, value, scaling, Logits(softcap, None if sinks is None else sinks.reshape(-1)))
 
 

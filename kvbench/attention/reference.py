@@ -29,20 +29,7 @@ def attend(
     scaling: float,
     logits: Logits = PLAIN,
 ) -> Tensor:
-    """Compute the attention of the newest tokens over all cached tokens, in plain torch.
-
-    Args:
-        module: the model's attention module, which transformers' ``sdpa`` function takes; used if nothing is packed.
-        layer: layer whose stores already contain the new tokens.
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        mask: bool or additive ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and
-            dropped tokens; None for causal attention.
-        scaling: factor by which scores are multiplied.
-        logits: the model's softcap and sinks.
-
-    Returns:
-        The output ``[B, q, Hq, Dv]``.
-    """
+    """Compute the attention of the newest tokens over all cached tokens; arguments: :mod:`kvbench.attention`."""
     outputs = []
     groups = layer.row_groups()
     if len(groups) > 1 and query.device.type != "cpu":
@@ -69,16 +56,7 @@ def attend_rows(
     """Compute the attention of the newest tokens over all cached tokens, for rows whose segments are equally long.
 
     Args:
-        module: the model's attention module.
-        layer: layer whose stores are read.
-        rows: rows with equal numbers of tokens in every segment.
-        query: queries of these rows, ``[rows, Hq, q, D]``.
         mask: mask over the slots of these rows (:func:`mask_over_slots`), or None if every slot is visible.
-        scaling: factor by which scores are multiplied.
-        logits: the model's softcap and sinks.
-
-    Returns:
-        The output ``[rows, q, Hq, Dv]``.
     """
     keys, values = layer.stores()
     full_keys, full_values = keys.only_full(rows), values.only_full(rows)
@@ -102,19 +80,7 @@ def attend_rows(
 def in_caches(
     layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | None, scaling: float, logits: Logits
 ) -> Tensor:
-    """Compute :func:`merge_blocks` for so few rows at a time that a CPU's caches hold their blocks.
-
-    Args:
-        layer: layer whose stores are read.
-        rows: rows with equal numbers of tokens in every segment.
-        query: queries of these rows, ``[rows, Hq, q, D]``.
-        mask: mask over the slots of these rows (:func:`mask_over_slots`), or None if every slot is visible.
-        scaling: factor by which scores are multiplied.
-        logits: the model's softcap and sinks.
-
-    Returns:
-        The output in fp32, ``[rows, Hq, q, Dv]``.
-    """
+    """Compute the output of :func:`merge_blocks` for so few rows at a time that a CPU's caches hold their blocks."""
     first, last, _ = rows.indices(layer.batch)
     longest = max((stop - start for start, stop in blocks(layer, rows)), default=1)
     width = longest * layer.heads * max(layer.key_dim, layer.value_dim)
@@ -142,12 +108,7 @@ def merge_blocks(
     """Compute attention one block of slots at a time, and combine the blocks by an online softmax.
 
     Args:
-        layer: layer whose stores are read.
-        rows: rows with equal numbers of tokens in every segment.
-        query: queries of these rows, ``[rows, Hq, q, D]``.
-        mask: mask over the slots of these rows (:func:`mask_over_slots`), or None if every slot is visible.
-        scaling: factor by which scores are multiplied.
-        logits: the model's softcap and sinks.
+        mask: as for :func:`attend_rows`.
         keep: True to return the probabilities as well, for a method that observes attention.
         together: number of rows for which blocks are chosen, if `rows` are only some of them.
 
@@ -192,15 +153,6 @@ def one_token(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Te
     The query heads that share a KV head are passed as several queries of one head, so keys and values are read once.
     Stock transformers calls SDPA so that it reads them once per query head. The sums are the same, but in bf16 on a CPU
     that takes seven times as long.
-
-    Args:
-        query: ``[B, Hq, 1, D]``.
-        keys: ``[B, H, n, D]``.
-        values: ``[B, H, n, Dv]``.
-        scaling: factor by which scores are multiplied.
-
-    Returns:
-        The output ``[B, 1, Hq, Dv]``.
     """
     batch, heads, _, channels = query.shape
     grouped = query.reshape(batch, keys.shape[1], heads // keys.shape[1], channels)
@@ -212,8 +164,6 @@ def blocks(layer: KVLayer, rows: slice, together: int | None = None) -> list[tup
     """Divide the slots into blocks that are small enough to be dequantized at once.
 
     Args:
-        layer: layer whose stores are read.
-        rows: rows with equal numbers of tokens in every segment.
         together: number of rows for which blocks are chosen; None: that of `rows`.
 
     Returns:
@@ -232,11 +182,7 @@ def mask_over_slots(layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | N
     """Convert an attention mask over the tokens of the sequence to one over the slots in which a layer holds tokens.
 
     Args:
-        layer: layer that holds the slots.
-        rows: rows with equal numbers of tokens in every segment.
-        query: queries of the new tokens, ``[B, Hq, q, D]``; only its shape and device are used.
-        mask: ``[B or 1, 1, q, kv]``, where kv counts all tokens seen so far, including padding and dropped tokens; None
-            for causal attention.
+        query: only its shape and device are used.
 
     Returns:
         ``[rows or 1, 1 or Hq, q, slots]``, or None if every slot is visible.

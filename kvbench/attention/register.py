@@ -44,8 +44,7 @@ def attention(
     """Compute attention for any Hugging Face model; models call it through transformers' attention interface.
 
     Args:
-        module: the model's attention module.
-        query: queries of the new tokens, ``[B, Hq, q, D]``, after RoPE.
+        query: after RoPE, ``[B, Hq, q, D]``.
         key: the :class:`Handle` that a kvbench cache returns from ``update`` in place of keys; or the keys,
             ``[B, H, n, D]``, if another cache or none is in use.
         value: the same :class:`Handle`; or the values, ``[B, H, n, Dv]``.
@@ -53,7 +52,6 @@ def attention(
             and dropped tokens; for a long prompt, bool ``[B, q]``, False at padding
             (:func:`kvbench.attention.prefill.padding`);
             None for causal attention.
-        scaling: factor by which scores are multiplied; None for 1/sqrt(D).
         **kwargs: other arguments of the attention interface, including a softcap, sinks and a sliding window.
 
     Returns:
@@ -91,13 +89,7 @@ def attention(
 
 
 def see_padding(layer: KVLayer, mask: Tensor | None, count: int) -> None:
-    """Tell the cache where the new prompt tokens have padding; does nothing on any layer but the first.
-
-    Args:
-        layer: the layer whose attention is being computed.
-        mask: the mask or the padding that the model passed (:func:`attention`), or None.
-        count: number of new tokens.
-    """
+    """Tell the cache where the new prompt tokens have padding; does nothing on any layer but the first."""
     for member in layer.chain():
         if member.index == 0:
             member.progress.see(mask, layer.batch, count)
@@ -120,18 +112,9 @@ def prompt(
     keys and values of the prompt are written to the layer's stores.
 
     Args:
-        module: the model's attention module.
-        layer: layer that stores the new tokens.
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
         keys: keys of the new tokens after RoPE, ``[B, H, q, D]``.
         stored: keys of the new tokens in the form that the layer stores: `keys` themselves, or the keys before RoPE.
-        values: values of the new tokens, ``[B, H, q, Dv]``.
         mask: mask of the new queries, as :func:`kvbench.attention.prefill.attend` takes it.
-        scaling: factor by which scores are multiplied.
-        kwargs: other arguments of the attention interface.
-
-    Returns:
-        The output ``[B, q, Hq, Dv]``.
     """
     prompt_keys, values = layer.extend_prompt(stored, values)
     if prompt_keys is not stored or layer.rope is None:  # of a prompt in one piece, `keys` are the rotated ones
@@ -150,10 +133,6 @@ def prompt(
 def mask(*args: Any, **kwargs: Any) -> Tensor | None:
     """Create the attention mask of a forward pass; transformers calls this as its mask function.
 
-    Args:
-        *args: positional arguments of transformers' mask interface.
-        **kwargs: keyword arguments of the same interface.
-
     Returns:
         The mask that transformers' ``sdpa`` would get: bool ``[B, 1, q, kv]``, where kv counts all tokens seen so far,
         including padding and dropped tokens, or None. For a long prompt with left padding, bool ``[B, T]`` instead,
@@ -171,9 +150,6 @@ def register() -> None:
 
 def attach(model: PreTrainedModel) -> None:
     """Switch a model to kvbench's attention; :func:`detach` restores the previous implementation.
-
-    Args:
-        model: causal language model.
 
     Raises:
         ModelError: kvbench does not support the model's attention (:func:`check_served`).

@@ -43,13 +43,7 @@ def check_served(model: PreTrainedModel) -> None:
 
 
 def check_speculation(speculation: Any, kinds: Sequence[LayerKind], name: str) -> None:
-    """Raise ModelError if a method speculates on a hybrid model, whose layers cannot take rejected tokens back.
-
-    Args:
-        speculation: the method's speculative decoding; None if it does not speculate.
-        kinds: kinds of the model's layers.
-        name: name of the model's class for the message.
-    """
+    """Raise ModelError if a method speculates on a hybrid model, whose layers cannot take rejected tokens back."""
     if speculation is not None and any(kind.states for kind in kinds):
         raise ModelError(
             f"{name} has layers with a state of fixed size (linear attention, Mamba or convolution), which cannot go "
@@ -63,9 +57,6 @@ def uses_interface(model: PreTrainedModel) -> bool:
 
     Many hybrid models do without saying so (``_supports_attention_backend``). This looks for the interface's name in
     the byte code of their attention modules.
-
-    Args:
-        model: the model.
     """
     if getattr(model, "_supports_attention_backend", False):
         return True
@@ -78,9 +69,6 @@ def sees_later_tokens(module: torch.nn.Module) -> bool:
     """Return True if a module is an attention module in which tokens also attend to later tokens.
 
     This is so in BERT-like models, unless they are configured as decoders.
-
-    Args:
-        module: any module of the model.
     """
     return getattr(module, "is_causal", None) is False and getattr(module, "layer_idx", None) is not None
 

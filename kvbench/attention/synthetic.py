@@ -27,7 +27,6 @@ class Piece:
     """Description of one segment of keys or values, from which :func:`part` generates random contents.
 
     Args:
-        format: storage format of the tokens.
         lengths: number of tokens in each row of the batch.
         scale: standard deviation of elements in full precision. In packed formats, quantization steps are drawn
             uniformly from 0.5 to 1.5 times ``4 * scale / levels``, which gives dequantized elements a similar spread;
@@ -50,11 +49,6 @@ def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype,
     is deliberate: a kernel that ignores it reads NaN.
 
     Args:
-        piece: format and number of tokens.
-        side: ``key`` or ``value``.
-        heads: number of KV heads.
-        channels: number of channels of a head.
-        dtype: dtype of tokens in full precision.
         rng: random generator; the buffers are created on its device.
     """
     form, batch, device = piece.format, len(piece.lengths), rng.device
@@ -95,15 +89,7 @@ def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype,
 
 
 def groups_of(form: Format, tokens: Tensor) -> Tensor:
-    """Return the number of the quantization group to which each token belongs, in a per-channel format.
-
-    Args:
-        form: a format with axis ``channel``.
-        tokens: indices of tokens in the segment, integers ``[n]``.
-
-    Returns:
-        Indices of groups ``[n]``, counted from the first group of the segment.
-    """
+    """Return the index of each token's quantization group, ``[n]``, counted from the segment's first one."""
     if not form.window:
         return tokens // form.group
     cuts = -(-form.window // form.group)
@@ -113,19 +99,10 @@ def groups_of(form: Format, tokens: Tensor) -> Tensor:
 
 
 def read(part: Part, side: str, row: int, heads: slice, first: int, count: int, channels: int) -> Tensor:
-    """Return consecutive tokens of one row of a segment, dequantized.
+    """Return consecutive tokens of one row of a segment, dequantized, fp32 ``[heads, count, channels]``.
 
     Args:
-        part: the segment, as kernels read it.
-        side: ``key`` or ``value``.
-        row: row of the batch.
-        heads: KV heads to return.
         first: index of the first token in the segment's buffer.
-        count: number of tokens.
-        channels: number of channels of a head.
-
-    Returns:
-        fp32 ``[heads, count, channels]``.
     """
     form = part.format
     if part.buffer is not None:
@@ -167,15 +144,7 @@ def read(part: Part, side: str, row: int, heads: slice, first: int, count: int, 
 
 
 def cross_factors(part: Part, row: int, heads: slice, first: int, count: int) -> Tensor:
-    """Return the cross factors of consecutive tokens, fp32 ``[heads, count, 1]`` or, of values, ``[heads, count, D]``.
-
-    Args:
-        part: segment of the kind ``cross``.
-        row: row of the batch.
-        heads: KV heads to return.
-        first: index of the first token in the segment's buffer.
-        count: number of tokens.
-    """
+    """Return the cross factors of consecutive tokens, fp32 ``[heads, count, 1]`` or, for values, ``[..., D]``."""
     cross = part.params[2][row, heads].float()
     tile = part.words[0].shape[2] * TILE // cross.shape[1]  # 1 for keys
     return cross.index_select(1, torch.arange(first, first + count, device=cross.device) // tile)
@@ -198,12 +167,6 @@ def layer(
     Args:
         keys: segments of keys; the last one must be in full precision.
         values: segments of values; the last one must be in full precision.
-        heads: number of KV heads.
-        key_dim: channels of a key.
-        value_dim: channels of a value.
-        dtype: dtype of tokens in full precision.
-        device: device of the buffers.
-        seed: seed of the random contents.
         sliding: sliding window: number of tokens that the newest query sees, its own included. None: all.
     """
     rng = torch.Generator(device).manual_seed(seed)
@@ -227,13 +190,7 @@ def exact(query: Tensor, work: Work, scaling: float, heads: slice | None = None)
     """Compute attention over the dequantized tokens in fp32, as the reference for a kernel's output.
 
     Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        work: the layer's stored keys and values, as kernels read them.
-        scaling: factor by which scores are multiplied.
         heads: KV heads to compute; the output then contains only their query heads. None for all.
-
-    Returns:
-        ``[B, q, Hq, Dv]`` in fp32.
     """
     batch, query_heads, count, _ = query.shape
     group = query_heads // work.heads
@@ -261,9 +218,7 @@ def exact(query: Tensor, work: Work, scaling: float, heads: slice | None = None)
 def error(output: Tensor, wanted: Tensor) -> float:
     """Return the relative error of a result: the norm of the difference divided by the norm of the expected result.
 
-    Args:
-        output: the result. If any element is not finite, the error is infinite.
-        wanted: the expected result, of the same shape.
+    It is infinite if any element of the result is not finite.
     """
     if not bool(torch.isfinite(output).all()):
         return float("inf")

@@ -14,12 +14,9 @@ def factors(
     """Generate the parameters of a segment whose values are factors times elements; none if the format has no scale.
 
     Args:
-        form: format of the segment.
-        spread: standard deviation of elements in full precision.
         words: random codes of all planes. Those of e4m3 are changed such that none is NaN; without a scale, all are
             also less than 2.
         shape: number of rows, KV heads, tokens, and groups of a token.
-        rng: random generator.
     """
     device = rng.device
     if (form.kind, form.bits) == ("float", 8):
@@ -47,7 +44,6 @@ def elements(form: Format, codes: Tensor) -> Tensor:
 
     Args:
         form: a format with factors; not ``folded``, whose elements depend on the factor.
-        codes: integer codes.
     """
     if form.kind == "offset":
         return codes.float() - 2 ** (form.bits - 1)

@@ -89,7 +89,6 @@ class Part:
     """The buffers and the format of one segment of keys or of values, as a kernel reads them.
 
     Args:
-        format: format in which they are stored.
         words: packed codes, int16 ``[B, H, tiles, ...]``, one tensor per plane. The plane of the most significant bits
             comes first. Empty if not packed.
         params: parameter tensors: scales, then minima or zero points, then cross factors, as far as the kind has them
@@ -137,13 +136,9 @@ class Work:
             value segment, and the number of tokens (0 if the row has none). If both segments are packed, the two
             indices are equal modulo the tile size.
         counts: the contents of `table` as nested lists on the host.
-        heads: number of KV heads.
-        key_dim: channels of a key.
-        value_dim: channels of a value.
         room: number of tokens for which the buffers of a row have room; None if unknown. Kernels derive the number of
             thread blocks per head from it and not from the current length. So a step that is replayed as a CUDA graph
             and one that is launched normally add up partial results in the same order.
-        logits: the model's softcap and sinks.
         received: where to write the attention that tokens receive; None if the method does not observe it.
         rope: the rotation that keys still need, if they are stored before RoPE; else None.
     """

@@ -12,12 +12,7 @@ HEAD_DIMS = (64, 128)
 
 
 def unfit(query: Tensor, work: Work) -> str | None:
-    """Return why neither kernel can compute the attention of a decode step, or None if both may.
-
-    Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        work: the layer's stored keys and values, as kernels read them.
-    """
+    """Return why neither kernel can compute the attention of a decode step, or None if both may."""
     reason = misfit(query, work, HEAD_DIMS, LOOKED_UP_KEYS, LOOKED_UP_VALUES)
     if reason:
         return reason
@@ -39,9 +34,5 @@ def unfit(query: Tensor, work: Work) -> str | None:
 
 
 def place_of_codes(work: Work) -> int:
-    """Return the number of the phase whose codes are looked up in a codebook.
-
-    Args:
-        work: a layer's stored keys and values, as kernels read them.
-    """
+    """Return the number of the phase whose codes are looked up in a codebook."""
     return next(i for i, (key, _) in enumerate(work.phases) if key.format.kind == "codebook")

@@ -50,10 +50,6 @@ OVERLAPPED = True
 class Kernel(nvrtc.Function):
     """The CUDA kernel, compiled for one configuration and loaded on one device.
 
-    Args:
-        build: configuration to compile.
-        device: index of the GPU to load the kernel on.
-
     Raises:
         RuntimeError: nvrtc or the driver reported an error, which the message contains.
     """
@@ -71,11 +67,7 @@ def source() -> str:
 
 
 def part(name: str) -> str:
-    """Return one of the files of the CUDA source.
-
-    Args:
-        name: name of the file, one of :data:`PARTS`.
-    """
+    """Return one of the files of the CUDA source."""
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
@@ -93,15 +85,7 @@ def kernel(
     """Return the CUDA kernel for a layer's formats, compiled and loaded on a GPU; equal calls share one kernel.
 
     Args:
-        phases: one pair per phase, the format of its keys and the format of its values. A phase is a run of consecutive
-            tokens whose formats do not change.
-        channels: number of channels of a head.
-        rows: number of query rows of a KV head, which is query heads per KV head times new tokens.
-        bf16: True for a model in bf16, False for fp16.
-        device: index of the GPU.
         tuning: overrides of ``teams``, ``stages`` and ``resident`` (:class:`Build`), as pairs of name and value.
-        softcap: True if scores have a softcap.
-        sinks: dtype of the model's attention sinks, as a number. 0: no sinks; 1: the dtype of the query; 2: fp32.
 
     Raises:
         RuntimeError: nvrtc or the driver reported an error, which the message contains.

@@ -71,13 +71,10 @@ class Build:
         one_column: True if a CTA serves at most 4 query rows (``ONECOL``). The kernel then leaves every other of the 8
             columns of its matrix instructions empty, and does no work for the empty ones.
         bf16: True if the query, the output and segments in full precision are bf16; False for fp16.
-        phases: one pair per phase, the format of its keys and the format of its values. A phase is a run of consecutive
-            tokens whose formats do not change.
         teams: number of teams in a CTA (``TEAMS``).
         stages: number of slots in a team's ring buffer (``STAGES``).
         resident: number of CTAs that a multiprocessor must be able to run at once (``MINB``), which bounds the
             registers of a thread.
-        softcap: True if scores have a softcap.
         sinks: dtype of the model's attention sinks, as a number. 0: no sinks; 1: the dtype of the query; 2: fp32.
         blocks: number of blocks of 8 query rows that a warp serves (``NT``). A warp unpacks each code once for all of
             them.
@@ -170,11 +167,7 @@ class Build:
         return self.shared + -(-static // 128) * 128 + RESERVED
 
     def fits(self, shared: int) -> bool:
-        """Return True if a multiprocessor has room for as many CTAs as it must run at once.
-
-        Args:
-            shared: bytes of shared memory that the device allows a CTA.
-        """
+        """Return True if a multiprocessor has room for as many CTAs as it must run at once."""
         room = shared + RESERVED
         return self.occupied * self.resident <= (room if self.resident == 1 else min(room, SEVERAL))
 
@@ -214,12 +207,7 @@ class Build:
 
 
 def level_macros(phases: Signature, channels: int) -> dict[str, str]:
-    """Return the macros with the levels of codebooks: none if no phase has such keys, zeros for widths that no key has.
-
-    Args:
-        phases: one pair per phase, the format of its keys and the format of its values.
-        channels: number of channels of a head.
-    """
+    """Return the macros with the levels of codebooks: none if no keys have levels, zeros for widths not in use."""
     widths = {key.bits for key, _ in phases if key.kind in LEVELS}
     if not widths:
         return {}
@@ -260,15 +248,9 @@ def build(
     Which candidates are faster was measured on an H200. If none fits, the one with the smallest buffers is returned.
 
     Args:
-        phases: one pair per phase, the format of its keys and the format of its values. A phase is a run of consecutive
-            tokens whose formats do not change.
-        channels: number of channels of a head.
         rows: number of query rows of a KV head, which is query heads per KV head times new tokens.
-        bf16: True for a model in bf16, False for fp16.
         shared: bytes of shared memory that the device allows a CTA (:func:`shared_memory`).
         tuning: overrides of numbers of :class:`Build` (``teams``, ``stages``, ...), as pairs of name and value.
-        softcap: True if scores have a softcap.
-        sinks: dtype of the model's attention sinks, as a number. 0: no sinks; 1: the dtype of the query; 2: fp32.
         fast_integers: True if the GPU multiplies integers as fast as fp16 (:data:`SLOW_INTEGERS`).
     """
     columns = rows * columns_of_row(phases)

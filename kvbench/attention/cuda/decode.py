@@ -30,10 +30,6 @@ HEAD_DIMS = (64, 80, 96, 128, 256)
 def refuses(query: Tensor, work: Work) -> str | None:
     """Return why this kernel cannot compute the attention of a decode step, or None if it can.
 
-    Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        work: the layer's stored keys and values, as kernels read them.
-
     Returns:
         A short phrase, which a run's results show as the reason for another kernel or the reference path.
     """
@@ -62,18 +58,7 @@ def refuses(query: Tensor, work: Work) -> str | None:
 def problem(
     phases: Signature, channels: int, rows: int, bf16: bool, device: int, softcap: bool = False, sinks: int = 0
 ) -> str | None:
-    """Compile the kernel to find out if it works on a GPU; return the reason why it does not, or None if it does.
-
-    Args:
-        phases: one pair per phase, the format of its keys and the format of its values. A phase is a run of consecutive
-            tokens whose formats do not change.
-        channels: number of channels of a head.
-        rows: number of query rows of a KV head, which is query heads per KV head times new tokens.
-        bf16: True for a model in bf16, False for fp16.
-        device: index of the GPU.
-        softcap: True if scores have a softcap.
-        sinks: dtype of the model's attention sinks, as a number. 0: no sinks; 1: the dtype of the query; 2: fp32.
-    """
+    """Compile the kernel to find out if it works on a GPU; return the reason why it does not, or None if it does."""
     try:
         compiled = kernel(phases, channels, rows, bf16, device, (), softcap, sinks)
     except RuntimeError as error:
@@ -87,18 +72,12 @@ def attend(
     """Compute the attention of the newest tokens over all cached tokens.
 
     Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``, fp16 or bf16. It is copied if its channels are not
-            contiguous.
-        work: the layer's stored keys and values, as kernels read them. :func:`refuses` must have returned None for
-            them.
-        scaling: factor by which scores are multiplied.
+        query: fp16 or bf16; copied if its channels are not contiguous.
+        work: :func:`refuses` must have returned None for it.
         tuning: values for ``teams``, ``stages`` and ``resident`` in place of the chosen ones, for benchmarks, as pairs
             of name and value (:class:`kvbench.attention.cuda.config.Build`).
         splits: number of CTAs that share the tokens of a head, at most 128. None for the number that
             :func:`best_splits` estimates to be fastest.
-
-    Returns:
-        The output ``[B, q, Hq, D]``.
     """
     batch, heads_q, count, channels = query.shape
     if query.stride(-1) != 1:
@@ -139,11 +118,6 @@ def arguments(
     """Serialize the kernel's only argument, the C struct ``Args`` of ``cuda/header.cuh``.
 
     Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``, with contiguous channels.
-        work: the layer's stored keys and values, as kernels read them.
-        scaling: factor by which scores are multiplied.
-        splits: number of CTAs that share the tokens of a head.
-        out: buffer of the output, ``[B, q, Hq, D]``.
         partial: buffer of partial results (:func:`workspace`).
         counter: buffer of counters, all zero.
         sinks: the model's attention sinks in the dtype that the kernel is compiled for, or None.
@@ -168,10 +142,6 @@ def arguments(
 def extras(query: Tensor, work: Work) -> tuple[bool, int]:
     """Return whether a step needs the kernel's code for a softcap, and which code it needs for attention sinks.
 
-    Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        work: the layer's stored keys and values, with the model's softcap and sinks.
-
     Returns:
         The arguments `softcap` and `sinks` of :func:`kvbench.attention.cuda.build.kernel`: True if scores have a
         softcap; and the dtype of the sinks as a number: 0 if there are none, 1 for the dtype of the query, 2 for fp32.
@@ -182,10 +152,6 @@ def extras(query: Tensor, work: Work) -> tuple[bool, int]:
 
 def factors(scaling: float, softcap: float | None) -> tuple[float, float]:
     """Return the kernel's arguments ``scale`` and ``cap``, which turn a product of query and key into a base-2 score.
-
-    Args:
-        scaling: factor by which scores are multiplied.
-        softcap: the model's softcap, or None.
 
     Returns:
         Without a softcap, ``scaling * log2(e)`` and 0. With one, ``2 * scaling * log2(e) / softcap``, from which the
@@ -198,10 +164,6 @@ def factors(scaling: float, softcap: float | None) -> tuple[float, float]:
 
 def pack(key: Part, value: Part) -> bytes:
     """Serialize the buffer addresses of one phase as the C struct that ``cuda/header.cuh`` defines.
-
-    Args:
-        key: the phase's keys.
-        value: the phase's values.
 
     Returns:
         The bytes of the struct: four pointers for keys and four for values (words, lower plane of 8-bit codes, scales,
@@ -236,8 +198,6 @@ def best_splits(lines: int, resident: int, tiles: int, teams: int) -> int:
     Args:
         lines: number of CTAs without a split: KV heads times sequences times blocks of query rows.
         resident: number of CTAs that the GPU can run at once.
-        tiles: number of tiles of a head.
-        teams: number of teams in a CTA.
     """
     most = min(max(-(-tiles // teams), 1), MOST_SPLITS)  # with more CTAs some teams would have no tile
 
@@ -257,8 +217,6 @@ def workspace(device: int, stream: int, floats: int, lines: int) -> tuple[Tensor
     earlier may still write to them.
 
     Args:
-        device: index of the GPU.
-        stream: handle of the CUDA stream.
         floats: minimum size of the buffer of partial results, in elements.
         lines: minimum number of counters.
 

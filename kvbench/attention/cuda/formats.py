@@ -10,13 +10,7 @@ VALUE_GROUPS = 8
 
 
 def unreadable(key: Format, value: Format, channels: int) -> str | None:
-    """Return why the kernel cannot read keys and values in two formats of its list, or None if it can.
-
-    Args:
-        key: format of the keys, in :data:`kvbench.attention.reads.CUDA_KEYS`.
-        value: format of the values of the same tokens, in :data:`kvbench.attention.reads.CUDA_VALUES`.
-        channels: number of channels of a head.
-    """
+    """Return why the kernel cannot read keys and values in two formats of its list, or None if it can."""
     if value.kind == "cross" and key.kind != "cross":
         return "cross factors of values, but not of keys"
     minima = value.kind != "full" and value.kind not in FACTORED

@@ -36,7 +36,6 @@ def table(channels: int, bits: int) -> Table:
     the factor, of :data:`FACTORS` ones, with which the largest relative error is least.
 
     Args:
-        channels: number of channels of a head.
         bits: bits of a code: 3 or 4.
     """
     import torch
@@ -83,9 +82,6 @@ def byte_table(channels: int) -> ByteTable:
     the mean squared error is least. It is 7e-4 of the levels' root mean square: there are four magnitudes only, and one
     step suits all of them. The factor of the squares, rounded to integers up to 255, is that with the least error of a
     token's sum.
-
-    Args:
-        channels: number of channels of a head.
     """
     import torch
 

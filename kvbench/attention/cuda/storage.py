@@ -9,6 +9,7 @@ from itertools import accumulate
 from kvbench.attention.phases import Format
 from kvbench.attention.work import FACTORED
 
+#: formats of a layer: for each phase (:class:`kvbench.attention.work.Work`), that of its keys and that of its values
 Signature = tuple[tuple[Format, Format], ...]
 
 
@@ -30,9 +31,6 @@ def slot_bytes(form: Format, channels: int, key: bool = False, tile: int = 128) 
     """Return the bytes of codes and parameters of one tile of 128 tokens in a slot; 0 in full precision.
 
     Args:
-        form: format of the keys or of the values.
-        channels: number of channels of a head.
-        key: True for keys, False for values.
         tile: number of tokens that share the cross factors of their values (kind ``cross``).
     """
     if form.kind == "full":
@@ -49,8 +47,6 @@ def tabulated(form: Format, channels: int, key: bool = False) -> int:
     """Return the bytes of the table that a warp makes of a tile's factors before it multiplies by them.
 
     Args:
-        form: format of the keys or of the values.
-        channels: number of channels of a head.
         key: True for keys, whose factors become fp32 if a token has several; False for values, whose factors become
             fp16, followed by zero points of 16 bits if the kind is ``folded``.
     """
@@ -64,11 +60,7 @@ def tabulated(form: Format, channels: int, key: bool = False) -> int:
 
 @lru_cache(maxsize=256)
 def groups_met(form: Format) -> int:
-    """Return how many groups a tile may meet, rounded up to a power of two, for keys whose groups do not fit tiles.
-
-    Args:
-        form: format of the keys, with a window.
-    """
+    """Return how many groups a tile may meet, rounded up to a power of two, for keys whose groups do not fit tiles."""
     count = -(-form.window // form.group)
     least, longer = divmod(form.window, count)
     ends = list(accumulate(least + (number < longer) for number in range(count)))
@@ -83,11 +75,7 @@ def groups_met(form: Format) -> int:
 
 
 def columns_of_row(phases: Signature) -> int:
-    """Return how many columns of the products a query row takes: one, or one for each group that a tile may meet.
-
-    Args:
-        phases: one pair per phase, the format of its keys and the format of its values.
-    """
+    """Return how many columns of the products a query row takes: one, or one for each group that a tile may meet."""
     return max((groups_met(key) for key, _ in phases if key.window), default=1)
 
 
@@ -101,13 +89,6 @@ def integer_rows(phases: Signature, channels: int, rows: int, softcap: bool, bf1
     Windows whose groups fit no tile could be multiplied so (``cuda/integer.cuh``), but fp16 is faster, because two
     groups in a field double the products of integers: with LogQuant's W = 42 and 8 sequences of 32k tokens, a layer
     takes 201 microseconds on an H200, and 210 with integers.
-
-    Args:
-        phases: one pair per phase, the format of its keys and the format of its values.
-        channels: number of channels of a head.
-        rows: number of query rows of a KV head.
-        softcap: True if scores have a softcap.
-        bf16: True for a model in bf16, False for fp16.
     """
     if rows > 4 or any(key.window for key, _ in phases):
         return 0
@@ -119,35 +100,19 @@ def integer_rows(phases: Signature, channels: int, rows: int, softcap: bool, bf1
 
 
 def level_bytes(key: Format) -> bool:
-    """Return True if the levels of keys can be multiplied as integers of a byte (``cuda/byte_levels.cuh``).
-
-    Args:
-        key: format of the keys.
-    """
+    """Return True if the levels of keys can be multiplied as integers of a byte (``cuda/byte_levels.cuh``)."""
     return key.kind in LEVELS and key.bits == 3
 
 
 def has_columns(key: Format, value: Format, channels: int) -> bool:
-    """Return True if, for one query row, each group of such codes can have a column (``cuda/columns.cuh``).
-
-    Args:
-        key: format of the keys.
-        value: format of the values.
-        channels: number of channels of a head.
-    """
+    """Return True if, for one query row, each group of such codes can have a column (``cuda/columns.cuh``)."""
     return channels in (64, 128) and all(
         (form.kind, form.bits, form.group, form.scale) == ("float", 4, 16, "e4m3") for form in (key, value)
     )
 
 
 def integers(key: Format, value: Format, channels: int) -> bool:
-    """Return True if codes of these formats can be multiplied as integers (``cuda/integer.cuh``) by one query row.
-
-    Args:
-        key: format of the keys.
-        value: format of the values.
-        channels: number of channels of a head.
-    """
+    """Return True if codes of these formats can be multiplied as integers (``cuda/integer.cuh``) by one query row."""
     return (
         channels in (64, 128)
         and all((form.kind, form.bits) == ("affine", 2) for form in (key, value))

@@ -33,9 +33,6 @@ OTHERWISE = (
 def attach(model: PreTrainedModel) -> Callable[..., Tensor]:
     """Install hooks on a model that capture the keys before RoPE in each layer; repeated calls are harmless.
 
-    Args:
-        model: causal language model.
-
     Returns:
         The function that applies the model's RoPE to keys (:meth:`Rotary.rotate`).
 
@@ -70,7 +67,6 @@ class Hooked:
     Args:
         attention: the attention module. This object is stored in an attribute of it until :meth:`remove`.
         source: the projection that computes the keys; the hook is installed on it.
-        channels: number of channels of a head.
 
     Attributes:
         keys: pre-RoPE keys, ``[B, H, q, D]``; None before the first call and after :func:`take`.
@@ -96,9 +92,6 @@ class Hooked:
 def take(module: nn.Module) -> Tensor | None:
     """Return the pre-RoPE keys that an attention module has just computed, and forget them.
 
-    Args:
-        module: the attention module.
-
     Returns:
         ``[B, H, q, D]``; None if the module has no hook, or if its keys have already been taken.
     """
@@ -118,10 +111,7 @@ def stored(
     pre-RoPE keys.
 
     Args:
-        layer: layer that will store the keys.
-        keys: new keys after RoPE, ``[B, H, q, D]``.
         before: new pre-RoPE keys, as :func:`take` returned them.
-        module: the model's attention module.
         position_ids: ``[B or 1, q]``; needed only for layers that hold pre-RoPE keys.
 
     Returns:

@@ -54,11 +54,7 @@ class Rotary:
 
         Args:
             keys: keys before RoPE (after RoPE if `inverse`), ``[B, H, n, D]``.
-            positions: position of each token, ``[B, n]``.
             inverse: True to undo the rotation, which returns the keys before RoPE.
-
-        Returns:
-            The rotated keys, ``[B, H, n, D]``.
         """
         cos, sin = self._forward(self.module, keys, positions.to(keys.device))
         if inverse:  # YaRN and similar variants scale keys through the cosines and sines
@@ -70,11 +66,7 @@ class Rotary:
         """Rotate keys to later positions: the key of a token at position s becomes its key at position s + by.
 
         Args:
-            keys: keys after RoPE, ``[B, H, n, D]``.
             by: number of positions, or one number per row.
-
-        Returns:
-            ``[B, H, n, D]`` in the dtype of `keys`.
         """
         cos, sin = self._angles(by if isinstance(by, int) else tuple(by), keys.device)
         return self._applied(keys.float(), cos, sin).to(keys.dtype)
@@ -113,7 +105,6 @@ def rotary(model: PreTrainedModel, what: str = "position=cache", instead: str = 
     this embedding, for which the model is run on two tokens. The result is cached on the model.
 
     Args:
-        model: causal language model.
         what: name of the setting that needs the rotation, with which the error message begins.
         instead: advice at the end of the error message, such as a setting that works without the rotation.
 
@@ -195,7 +186,6 @@ def probed(
     depend on its position, and the two keys of a layer differ only by the rotation.
 
     Args:
-        model: causal language model.
         before: function called with a layer's number while its attention runs; returns the keys before RoPE, or None.
 
     Returns:
@@ -217,7 +207,6 @@ def alike(keys: Tensor, expected: Tensor) -> bool:
     """Return True if two tensors of keys are equal up to rounding in their dtype (:data:`TOLERANCE`).
 
     Args:
-        keys: keys to compare.
         expected: expected keys; their dtype and largest magnitude determine the allowed difference.
     """
     allowed = TOLERANCE.get(expected.dtype, 1e-4) * float(expected.float().abs().amax())

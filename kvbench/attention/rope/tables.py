@@ -51,7 +51,6 @@ def rope_of(layer: KVLayer, room: int) -> Rope:
     """Return the rotation of a layer that holds pre-RoPE keys.
 
     Args:
-        layer: a layer whose prompt is complete, and whose :attr:`rotation` is set.
         room: number of slots per row for which the tables must suffice.
 
     Raises:
@@ -84,8 +83,6 @@ def tables(
     Args:
         rotation: function that rotates keys ``[1, 1, n, D]`` for positions ``[1, n]``
             (:meth:`kvbench.attention.rope.rotary.Rotary.rotate`).
-        channels: channels of a key, D.
-        device: device of the tables.
         positions: number of positions for which they must suffice.
 
     Raises:
@@ -107,29 +104,14 @@ def tables(
 
 
 def angles(rotation: Callable[..., Tensor], positions: Tensor, channels: int, device: torch.device) -> Tensor:
-    """Return the cosines, then the sines, of a rotation at some positions, fp32 ``[n, D]``.
-
-    Args:
-        rotation: function that rotates keys.
-        positions: the positions, ``[n]``.
-        channels: channels of a key, D.
-        device: device of the result.
-    """
+    """Return the cosines, then the sines, of a rotation at some positions, fp32 ``[n, D]``."""
     ones = torch.zeros(1, 1, len(positions), channels, device=device)
     ones[..., : channels // 2] = 1  # (1, 0) turned by an angle is (cos, sin)
     return rotation(ones, positions[None].to(device))[0, 0].float().contiguous()
 
 
 def check(rotation: Callable[..., Tensor], fine: Tensor, coarse: Tensor, channels: int, device: torch.device) -> None:
-    """Raise NotServed if the tables do not rotate keys as the model does.
-
-    Args:
-        rotation: function that rotates keys.
-        fine: table of the positions 0 to 127.
-        coarse: table of the multiples of 128.
-        channels: channels of a key, D.
-        device: device of the tables.
-    """
+    """Raise NotServed if the tables do not rotate keys as the model does."""
     half = channels // 2
     positions = torch.tensor([0, 1, 77, 128, FINE * (len(coarse) - 1) // 2 + 5, FINE * len(coarse) - 1])
     keys = torch.randn(1, 1, len(positions), channels, generator=torch.Generator().manual_seed(0)).to(device)

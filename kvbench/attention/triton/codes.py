@@ -46,7 +46,6 @@ def number(kind: str, bits: int, axis: str = "channel", group: int = 0, window: 
     and bits 20 and up the window.
 
     Args:
-        kind: one of :data:`KINDS`.
         bits: bits of a code; 16 in full precision.
         axis: one of :data:`AXES`; empty in full precision.
         group: number of tokens (axis ``channel``) or channels (axis ``token``) that share parameters.
@@ -58,31 +57,19 @@ def number(kind: str, bits: int, axis: str = "channel", group: int = 0, window: 
 
 @triton.constexpr_function
 def kind(form):
-    """Return the kind of a format: FULL, AFFINE, ATOM or HIERARCHICAL.
-
-    Args:
-        form: the encoded format (:func:`number`).
-    """
+    """Return the kind of a format: FULL, AFFINE, ATOM or HIERARCHICAL."""
     return form & 3
 
 
 @triton.constexpr_function
 def axis(form):
-    """Return the axis of a format: CHANNEL or TOKEN.
-
-    Args:
-        form: the encoded format (:func:`number`).
-    """
+    """Return the axis of a format: CHANNEL or TOKEN."""
     return form >> 2 & 1
 
 
 @triton.constexpr_function
 def bits(form):
-    """Return the number of bits of a code; 16 in full precision.
-
-    Args:
-        form: the encoded format (:func:`number`).
-    """
+    """Return the number of bits of a code; 16 in full precision."""
     return form >> 4 & 31
 
 
@@ -92,40 +79,25 @@ def group(form):
 
     With axis ``channel`` the elements of a group are consecutive tokens of one channel, with axis ``token`` consecutive
     channels of one token.
-
-    Args:
-        form: the encoded format (:func:`number`).
     """
     return form >> 12 & 255
 
 
 @triton.constexpr_function
 def window(form):
-    """Return how many tokens are packed at a time if groups may cross tile boundaries; 0 if no group does.
-
-    Args:
-        form: the encoded format (:func:`number`).
-    """
+    """Return how many tokens are packed at a time if groups may cross tile boundaries; 0 if no group does."""
     return form >> 20
 
 
 @triton.constexpr_function
 def cuts(form):
-    """Return the number of groups into which :func:`window` tokens are divided.
-
-    Args:
-        form: the encoded format (:func:`number`), with a window.
-    """
+    """Return the number of groups into which :func:`window` tokens are divided."""
     return -(-window(form) // group(form))
 
 
 @triton.constexpr_function
 def meeting(form):
-    """Return an upper bound on the groups per channel that have tokens in one tile, if groups may cross tiles.
-
-    Args:
-        form: the encoded format (:func:`number`), with a window.
-    """
+    """Return an upper bound on the groups per channel that have tokens in one tile, if groups may cross tiles."""
     return 128 // (window(form) // cuts(form)) + 2
 
 
@@ -134,20 +106,13 @@ def width(form):
     """Return the number of bits of one field: the part of an int16 word that belongs to one token.
 
     This is the number of bits of a code, except that 8-bit codes have two fields of 4 bits, in two planes.
-
-    Args:
-        form: the encoded format (:func:`number`).
     """
     return min(bits(form), 4)
 
 
 @triton.constexpr_function
 def fields(form):
-    """Return the number of fields in an int16 word.
-
-    Args:
-        form: the encoded format (:func:`number`).
-    """
+    """Return the number of fields in an int16 word."""
     return 16 // width(form)
 
 
@@ -157,44 +122,25 @@ def rows(form):
 
     The tokens of a tile are divided over the fields: a word row contains one token per field. So this is also the
     number of tokens in a tile whose codes are in the same field of their words.
-
-    Args:
-        form: the encoded format (:func:`number`).
     """
     return 8 * width(form)
 
 
 @triton.constexpr_function
 def planes(form):
-    """Return the number of buffers that hold the tokens: 2 for 8-bit codes, which have two planes of words, else 1.
-
-    Args:
-        form: the encoded format (:func:`number`).
-    """
+    """Return the number of buffers that hold the tokens: 2 for 8-bit codes, which have two planes of words, else 1."""
     return 2 if bits(form) == 8 else 1
 
 
 @triton.constexpr_function
 def blocks(form, channels):
-    """Return the number of groups into which the channels of one token are divided.
-
-    Args:
-        form: the encoded format (:func:`number`).
-        channels: channels of a key or of a value.
-
-    Returns:
-        The number of groups if the axis is ``token``, else 1.
-    """
+    """Return the number of groups into which the channels of one token are divided; 1 unless the axis is ``token``."""
     return channels // group(form) if kind(form) and axis(form) else 1
 
 
 @triton.constexpr_function
 def run(form):
-    """Return how many consecutive fields of a tile hold tokens of the same group, for a per-channel format.
-
-    Args:
-        form: the encoded format (:func:`number`).
-    """
+    """Return how many consecutive fields of a tile hold tokens of the same group, for a per-channel format."""
     return min(group(form) // rows(form), fields(form))
 
 
@@ -205,7 +151,6 @@ def lift(form, i):
     Unpacking yields tiny fp16 numbers: the codes divided by a power of two, which this factor cancels.
 
     Args:
-        form: the encoded format.
         i: index of the field from which :func:`field` unpacked the codes. None if :func:`field_at` unpacked them; these
             have the value code * 2**-24 for every field.
     """
@@ -223,12 +168,7 @@ def field(words, FORM: tl.constexpr, i: tl.constexpr, ASM: tl.constexpr):
 
     Args:
         words: tuple with one block of int16 words per plane (:func:`planes`), all of the same shape.
-        FORM: the encoded format (:func:`number`).
         i: index of the field, 0 to ``fields(FORM) - 1``, known at compile time.
-        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
-
-    Returns:
-        fp16 numbers as described above, in the shape of a block of words.
     """
     if bits(FORM) == 8:
         # the upper nibble from one plane, the lower from the other: 8 bits are still an fp16 subnormal
@@ -256,10 +196,7 @@ def field_at(words, FORM: tl.constexpr, i, ASM: tl.constexpr):
     """Extract the codes of one field like :func:`field`, but with an index that is known only at run time.
 
     Args:
-        words: tuple with one block of int16 words per plane (:func:`planes`), all of the same shape.
-        FORM: the encoded format (:func:`number`).
         i: index of the field, a scalar tensor.
-        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
 
     Returns:
         fp16 numbers with the value code * 2**-24, in the shape of a block of words.
@@ -294,8 +231,6 @@ def meaning(FORM: tl.constexpr, scale, second):
     nibble, 16 times too large; :func:`lift` contains the missing factor 1/16.
 
     Args:
-        FORM: the encoded format.
-        scale: block of stored scales, fp16.
         second: block of stored minima (zero points if the kind is ATOM), fp16, of the same shape.
 
     Returns:
@@ -347,11 +282,6 @@ def ready(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr):
     If a token has one group, they are converted to fp32 (:func:`meaning`). If it has several, they stay packed in an
     integer until :func:`group_of` extracts them, which saves registers.
 
-    Args:
-        stored: the result of :func:`of_tokens`.
-        FORM: the encoded format.
-        CHANNEL_GROUPS: number of groups into which the channels of a token are divided: 1, 2 or 4.
-
     Returns:
         A pair of blocks ``[N]`` for :func:`group_of`.
     """
@@ -361,12 +291,6 @@ def ready(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr):
 @triton.jit
 def group_of(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, c: tl.constexpr):
     """Extract the parameters of one group of channels, for every token.
-
-    Args:
-        stored: the result of :func:`ready`.
-        FORM: the encoded format.
-        CHANNEL_GROUPS: number of groups into which the channels of a token are divided: 1, 2 or 4.
-        c: index of the group, known at compile time.
 
     Returns:
         The step between codes and the element for code 0 (:func:`meaning`), both fp32 ``[N]``.
@@ -387,11 +311,7 @@ def channel_parameters(PARTS, FORM: tl.constexpr, KEY_DIM: tl.constexpr, number,
     every key. The minima become a bias of the scores, which is the same for all keys of the group.
 
     Args:
-        PARTS: pointers to the buffers of the keys (:func:`kvbench.attention.triton.kernel.located`).
-        FORM: encoded format of the keys.
-        KEY_DIM: channels of a key, D.
         number: index of the group, counted from the one to which the pointers point.
-        query: normalised query (:mod:`kvbench.attention.triton.tiles`), ``[D, R]``, with one column per query row.
         alone: the only row of the query, ``[D]``; used only if `ONE_ROW`.
         ONE_ROW: True if the query has only one row. The bias is then a sum over a vector.
 

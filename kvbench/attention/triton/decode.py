@@ -43,10 +43,6 @@ TOGETHER: dict[Any, int] = {}
 def refuses(query: Tensor, work: Work) -> str | None:
     """Return why this kernel cannot compute the attention of a decode step, or None if it can.
 
-    Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        work: the layer's stored keys and values, as kernels read them.
-
     Returns:
         A short phrase, which a run's results show as the reason for the reference path.
     """
@@ -63,14 +59,9 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
     """Compute the attention of the newest tokens over all cached tokens of a layer.
 
     Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``, with any strides; copied if its channels are not
-            contiguous. New token i sees all slots except the newest q - 1 - i.
-        work: the layer's stored keys and values, as kernels read them. :func:`refuses` must have returned None for
-            them.
-        scaling: factor by which scores are multiplied.
-
-    Returns:
-        The output ``[B, q, Hq, Dv]`` in the query's dtype.
+        query: of any strides; copied if its channels are not contiguous. New token i sees all slots except the newest
+            q - 1 - i.
+        work: :func:`refuses` must have returned None for it.
     """
     batch, query_heads, count, channels = query.shape
     if query.stride(-1) != 1:
@@ -119,9 +110,6 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
 def pointers(side: Part) -> tuple[Tensor, ...]:
     """Return the buffers of a phase's keys or values in the order in which the kernel takes them.
 
-    Args:
-        side: the keys or the values of a phase (consecutive tokens whose formats do not change).
-
     Returns:
         The one buffer in full precision; or the words of each plane, the scales, and the minima or zero points.
     """
@@ -132,9 +120,6 @@ def extent(side: Part) -> tuple[int, int]:
     """Return how many tiles or tokens, and how many rows of scales, a head has in the buffers of a phase.
 
     The kernel computes addresses from these two numbers.
-
-    Args:
-        side: the keys or the values of a phase (consecutive tokens whose formats do not change).
 
     Returns:
         The capacity of a head's part of the buffer, in tiles if packed and in tokens if in full precision; and the
@@ -149,11 +134,6 @@ def extent(side: Part) -> tuple[int, int]:
 @lru_cache(maxsize=256)
 def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tuple[tuple, tuple]:  # type: ignore[type-arg]
     """Compute those compile-time arguments of the kernel that depend on the formats of a layer.
-
-    Args:
-        forms: one pair per phase, the format of its keys and the format of its values. A phase is a run of consecutive
-            tokens whose formats do not change.
-        full_step: number of tokens per iteration if keys and values are in full precision.
 
     Returns:
         Two pairs of tuples, each tuple with one entry per phase. The first pair contains the encoded formats of keys
@@ -172,10 +152,7 @@ def together(kernel: Any, device: torch.device, chosen: Tuning, warps: int) -> i
     """Return how many thread blocks (Triton's programs) of a compiled kernel the GPU can run at once.
 
     Args:
-        kernel: the compiled kernel, whose registers and shared memory limit the number.
-        device: the GPU.
         chosen: launch parameters; a nonzero ``resident`` is used in place of the computed number per multiprocessor.
-        warps: number of warps of a program.
     """
     kernel._init_handles()
     about = torch.cuda.get_device_properties(device)
@@ -215,10 +192,6 @@ def counters(device: torch.device, cells: int) -> Tensor:
     It counts the programs that have stored their partial result. The last of them merges these results and resets the
     counter, so all launches can share one tensor.
 
-    Args:
-        device: the GPU.
-        cells: number of counters.
-
     Returns:
         int32 ``[cells]``.
     """
@@ -229,10 +202,7 @@ def scratch(device: torch.device, parts: int, rows: int, channels: int, cells: i
     """Allocate the buffers through which the programs of a launch pass partial results to the merge.
 
     Args:
-        device: the GPU.
         parts: number of partial results, counted over all blocks of query rows.
-        rows: number of query rows of a program.
-        channels: channels of a value.
         cells: number of blocks of query rows, counted over all sequences and KV heads; each is merged separately.
 
     Returns:

@@ -9,6 +9,21 @@ by a second kernel, :func:`kvbench.attention.triton.merge.merge`.
 Shapes, here and in the modules that this one calls: D channels of a key (``KEY_DIM``), Dv of a value (``VALUE_DIM``), R
 query rows of a program (``BLOCK_ROWS``). A KV head has one query row for each of its query heads and new tokens.
 docs/kernels.md explains tiles, phases and the algebra of scales.
+
+Parameters that mean the same in all of these modules (more in :mod:`kvbench.attention.triton.tiles`):
+    heads, GROUP, NEW_TOKENS: number of KV heads, of query heads per KV head, and of new tokens of the step, q.
+    cell: index of the pair of sequence and KV head: ``sequence * KV heads + KV head``, int64.
+    row_at: offset of each query row from the pointer to the queries, in elements, ``[R]``.
+    valid: which of the R query rows exist, bool ``[R]``; the others are padding and read as zeros.
+    KEY, VALUE: encoded formats (:func:`kvbench.attention.triton.codes.number`).
+    KEYS, VALUES: pointers to buffers in these formats (:func:`located`).
+    top, total, acc: the running state of the softmax: maximum of the scores in bits (base-2 logarithms), ``[R]``; sum
+        of the weights, ``[R]``; weighted sum of the values, not divided by it, ``[Dv, R]``.
+    stat_ptr, acc_ptr: buffers of partial results (:func:`kvbench.attention.triton.merge.write_part`).
+    cap, CAPPED: ``softcap * log2(e)``; True if scores have a softcap.
+    sinks_ptr, SINKS: the sinks, one logit per query head; True if the model has any.
+    LIMIT: largest number of the output's dtype.
+    STAGES: pipeline stages of the loop.
 """
 
 # mypy: ignore-errors
@@ -27,10 +42,6 @@ def whole(key, value):
     """Return True if the kernel can process a whole tile of a phase in one iteration.
 
     It can if keys and values are both packed, in fields of equal width.
-
-    Args:
-        key: encoded format of the phase's keys (:func:`kvbench.attention.triton.codes.number`).
-        value: encoded format of the phase's values.
     """
     return kind(key) != 0 and kind(value) != 0 and width(key) == width(value)
 
@@ -42,8 +53,6 @@ def part(key, value, full):
     Such a part lies inside a single field of the packed keys and inside a single field of the packed values.
 
     Args:
-        key: encoded format of the phase's keys (:func:`kvbench.attention.triton.codes.number`).
-        value: encoded format of the phase's values.
         full: the number to return if keys and values are both in full precision.
     """
     sizes = [rows(form) for form in (key, value) if kind(form) != 0]
@@ -61,9 +70,6 @@ def located(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, cell, extent, gro
     Args:
         PARTS: pointers to the words (one or two planes), the scales and the minima; in full precision, the pointer to
             the only buffer.
-        FORM: encoded format.
-        CHANNELS: channels of a key or of a value.
-        cell: index of the pair of sequence and KV head: ``sequence * KV heads + KV head``, int64.
         extent: room of a head's buffer, in tiles if packed and in tokens if in full precision.
         groups: number of rows of a head's scales and of its minima, one per group of tokens; used only for per-channel
             formats.
@@ -101,9 +107,6 @@ def span(table_ptr, KEY: tl.constexpr, VALUE: tl.constexpr, PART_TOKENS: tl.cons
 
     Args:
         table_ptr: pointer to the line: first key token, first value token, number of tokens.
-        KEY: encoded format of the phase's keys.
-        VALUE: encoded format of the phase's values.
-        PART_TOKENS: number of tokens in a part of a tile (:func:`part`).
 
     Returns:
         A tuple of ten scalars. Tiles and parts are numbered from the beginning of the phase's first tile.
@@ -142,13 +145,7 @@ def span(table_ptr, KEY: tl.constexpr, VALUE: tl.constexpr, PART_TOKENS: tl.cons
 
 @triton.jit
 def price(SPAN, WHOLE_COST: tl.constexpr, PART_COST: tl.constexpr):
-    """Return the estimated cost of a phase: the sum of the costs of its whole tiles and parts of tiles.
-
-    Args:
-        SPAN: the phase's division into tiles and parts (:func:`span`).
-        WHOLE_COST: cost of a whole tile.
-        PART_COST: cost of a part of a tile.
-    """
+    """Return the estimated cost of a phase: the sum of the costs of its whole tiles and parts of tiles."""
     _, _, _, _, _, tiles, _, _, _, pieces = SPAN
     return tiles * WHOLE_COST + pieces * PART_COST
 
@@ -214,41 +211,15 @@ def phase(
     The share is the tiles and parts of tiles that begin in the program's interval of costs (:func:`share`).
 
     Args:
-        state: running maximum of the scores in bits (base-2 logarithms), ``[R]``; running sum of the weights, ``[R]``;
-            running weighted sum of the values, ``[Dv, R]``.
-        q_ptr: pointer to the queries.
-        row_at: offset of each query row from `q_ptr` in elements, ``[R]``.
-        valid: which of the R query rows exist, bool ``[R]``.
+        state: `top`, `total` and `acc`.
         normal: factor that brings the largest magnitude of each query row into [0.5, 1), a power of two, ``[R]``.
-        factor: factor that converts a score of the normalised query to bits, ``[R]``.
         seen: number of tokens of the phase that each query row sees, ``[R]``; used only if `CAUSAL`.
-        KEYS: pointers to the buffers of the phase's keys, as :func:`located` takes them.
-        VALUES: pointers to the buffers of the phase's values, likewise.
         EXTENT: four sizes: `extent` and `groups` of :func:`located` for the keys, then for the values.
-        SPAN: the phase's division into tiles and parts (:func:`span`).
-        cell: index of the pair of sequence and KV head: ``sequence * KV heads + KV head``, int64.
         low: start of the program's interval of costs.
         high: end of the program's interval, exclusive.
         at: total cost of the phases before this one.
-        KEY: encoded format of the phase's keys.
-        VALUE: encoded format of the phase's values.
-        WHOLE_COST: cost of a whole tile.
-        PART_COST: cost of a part of a tile.
-        PART_TOKENS: number of tokens in a part of a tile.
         CAUSAL: True if query rows see different numbers of tokens, as in the last phase of a step with several new
             tokens.
-        ROWS: number of query rows of the KV head.
-        KEY_DIM: channels of a key, D.
-        VALUE_DIM: channels of a value, Dv.
-        BLOCK_ROWS: number of query rows of a program, R.
-        STAGES: pipeline stages of the loop over whole tiles.
-        PART_STAGES: pipeline stages of the loop over parts of tiles.
-        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
-        cap: ``softcap * log2(e)``; used only if `CAPPED`.
-        CAPPED: True if scores have a softcap.
-
-    Returns:
-        The new `state`.
     """
     CHANNEL_GROUPS: tl.constexpr = blocks(KEY, KEY_DIM)
     # with one query row, biases are sums over a vector: the seven padding columns of the product need none
@@ -325,43 +296,25 @@ def decode(
     that the programs have equal estimated costs (:func:`share`).
 
     Args:
-        q_ptr: pointer to the queries, ``[B, Hq, q, D]``.
-        out_ptr: pointer to the output, ``[B, q, Hq, Dv]``.
         table_ptr: pointer to the table of phases, int32 ``[B, phases, 3]`` (:class:`kvbench.attention.phases.Work`).
         KEYS: for each phase, pointers to the words, the scales and the minima of its keys; in full precision, the
             pointer to the only buffer.
         VALUES: the same for the values of each phase.
         EXTENTS: for each phase, four sizes: `extent` and `groups` of :func:`located` for the keys, then for the values.
-        stat_ptr: pointer to the buffer of maxima and sums of partial results (:func:`write_part`).
-        acc_ptr: pointer to the buffer of weighted values of partial results (:func:`write_part`).
         arrived_ptr: pointer to counters of finished programs, one per sequence, KV head and block of query rows; zero
             before and after the launch.
-        sinks_ptr: pointer to the sinks, one logit per query head; read only if `SINKS`.
-        q_batch: stride of the queries over sequences, in elements.
-        q_head: stride of the queries over heads, in elements.
-        q_token: stride of the queries over new tokens, in elements.
-        heads: number of KV heads.
+        q_batch, q_head, q_token: strides of the queries over sequences, heads and new tokens, in elements.
         scaling: the model's factor s on scores, converted for base-2 exponentials: ``s * log2(e)``; with a softcap,
             ``2 * s * log2(e) / softcap``.
         cap: ``softcap * log2(e)``; 0 without a softcap.
         fused: largest number of partial results that the last program to finish merges. More are left to a second
             launch, :func:`kvbench.attention.triton.merge.merge`.
-        KEY_FORMS: encoded format of each phase's keys (:func:`kvbench.attention.triton.codes.number`).
-        VALUE_FORMS: encoded format of each phase's values.
         WHOLE_COSTS: for each phase, the cost of a whole tile.
         PART_COSTS: for each phase, the cost of a part of a tile.
-        KEY_DIM: channels of a key, D.
-        VALUE_DIM: channels of a value, Dv.
-        GROUP: number of query heads per KV head.
-        NEW_TOKENS: number of new tokens in the step, q.
         BLOCK_ROWS: number of query rows of a program, R: a power of two, at least 8.
         FULL_STEP: number of tokens per iteration if keys and values are in full precision.
         STAGES: pipeline stages of the loop over whole tiles.
         PART_STAGES: pipeline stages of the loop over parts of tiles.
-        LIMIT: largest number of the output's dtype.
-        CAPPED: True if scores have a softcap.
-        SINKS: True if the model has sinks.
-        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
     """
     block = tl.program_id(0)  # fastest: programs that read the same tiles run side by side
     index = tl.program_id(1)

@@ -1,7 +1,7 @@
 """Writing partial attention results and merging them by log-sum-exp (flash decoding's second step).
 
 A program writes, for each query row, the largest score ``top``, the sum ``total`` of the weights 2**(score - top), and
-the weighted values ``acc``. Shapes: R query rows of a program (``BLOCK_ROWS``), Dv channels of a value (``VALUE_DIM``).
+the weighted values ``acc``. Shapes and parameters as in :mod:`~kvbench.attention.triton.kernel`.
 """
 
 # mypy: ignore-errors
@@ -22,14 +22,7 @@ def place_of(
     """Return a pointer to the output of one query row in a tensor ``[B, q, Hq, Dv]``.
 
     Args:
-        out_ptr: pointer to the output tensor.
-        sequence: row of the batch.
-        head: index of the KV head.
         row: index of the query row within the KV head: ``query head within the group * NEW_TOKENS + new token``.
-        heads: number of KV heads.
-        GROUP: number of query heads per KV head.
-        NEW_TOKENS: number of new tokens in the step, q.
-        VALUE_DIM: channels of a value, Dv.
     """
     return (
         out_ptr
@@ -40,12 +33,7 @@ def place_of(
 
 @triton.jit
 def rounded(x, LIMIT: tl.constexpr):
-    """Clamp a block to the range of the output's dtype, so that converting it does not yield infinities.
-
-    Args:
-        x: block of fp32 numbers.
-        LIMIT: largest number of the output's dtype.
-    """
+    """Clamp a block to ``LIMIT``, the largest number of the output's dtype, so that converting yields no infinities."""
     return tl.minimum(tl.maximum(x, -LIMIT), LIMIT)
 
 
@@ -57,12 +45,7 @@ def write_part(stat_ptr, acc_ptr, index, top, total, acc, valid, BLOCK_ROWS: tl.
         stat_ptr: pointer to the buffer of maxima and sums: fp32 ``[all partial results, 2, R]``.
         acc_ptr: pointer to the buffer of weighted values: fp32 ``[all partial results, R, Dv]``.
         index: number of this partial result in both buffers.
-        top: running maximum of the scores, in bits (base-2 logarithms), ``[R]``.
-        total: sum of the weights, ``[R]``.
         acc: weighted values, not divided by the sum of the weights, ``[Dv, R]``.
-        valid: which of the R query rows exist, bool ``[R]``.
-        BLOCK_ROWS: number of query rows of a program, R.
-        VALUE_DIM: channels of a value, Dv.
     """
     # sums stay unnormalised: the division is done once, after the merge
     row = tl.arange(0, BLOCK_ROWS)
@@ -78,12 +61,7 @@ def sink_of(sinks_ptr, head, row, valid, GROUP: tl.constexpr, NEW_TOKENS: tl.con
     """Load the attention sinks of some query rows of a KV head, as base-2 logarithms (multiplied by log2(e)).
 
     Args:
-        sinks_ptr: pointer to the sinks, one logit per query head.
-        head: index of the KV head.
         row: indices of query rows within the KV head, a vector or a scalar.
-        valid: which of these rows exist, bool.
-        GROUP: number of query heads per KV head.
-        NEW_TOKENS: number of new tokens in the step, q.
         SINKS: True if the model has sinks; otherwise the result is 0.
     """
     if SINKS:
@@ -101,16 +79,9 @@ def merge_row(
     """Merge the partial results of one query row, and return its output ``[Dv]``.
 
     Args:
-        stat_ptr: pointer to the maxima and sums that :func:`write_part` has stored.
-        acc_ptr: pointer to the weighted values that :func:`write_part` has stored.
         index: index of the row's first partial result in both buffers.
-        parts: number of partial results.
         row: index of the query row within its block of R rows.
-        sink: attention sink of this row (:func:`sink_of`).
-        BLOCK_ROWS: number of query rows of a program of the decode kernel, R.
-        VALUE_DIM: channels of a value, Dv.
         CHUNK: number of partial results to load at a time.
-        SINKS: True if the model has sinks; otherwise `sink` is ignored.
     """
     top = NOTHING
     total = 0.0
@@ -160,20 +131,8 @@ def merge(
     Grid: (query rows of a KV head, sequences x KV heads).
 
     Args:
-        stat_ptr: pointer to the maxima and sums that :func:`write_part` has stored.
-        acc_ptr: pointer to the weighted values that :func:`write_part` has stored.
-        out_ptr: pointer to the output, ``[B, q, Hq, Dv]``.
-        sinks_ptr: pointer to the sinks, one logit per query head; read only if `SINKS`.
         parts: number of partial results of each block of query rows.
-        heads: number of KV heads.
         ROWS: number of query rows of a KV head: ``GROUP * NEW_TOKENS``.
-        GROUP: number of query heads per KV head.
-        NEW_TOKENS: number of new tokens in the step, q.
-        BLOCK_ROWS: number of query rows of a program of the decode kernel, R.
-        VALUE_DIM: channels of a value, Dv.
-        CHUNK: number of partial results to load at a time.
-        LIMIT: largest number of the output's dtype.
-        SINKS: True if the model has sinks.
     """
     row = tl.program_id(0)
     cell = tl.program_id(1)

@@ -52,10 +52,6 @@ LAUNCH = Launch()
 def refuses(query: Tensor, work: Work) -> str | None:
     """Return why these kernels cannot compute the attention of a decode step, or None if they can.
 
-    Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        work: the layer's stored keys and values, as kernels read them.
-
     Returns:
         A short phrase, which a run's results show as the reason for the reference path.
     """
@@ -77,16 +73,9 @@ def attend(query: Tensor, work: Work, scaling: float, launch: Launch | None = No
     """Compute the attention of the newest tokens over all cached tokens, and write to ``work.received``.
 
     Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``; copied if its channels are not contiguous. New token i sees
-            all slots except the newest q - 1 - i.
-        work: the layer's stored keys and values, as kernels read them. :func:`refuses` must have returned None for
-            them. ``work.received`` gets the attention that every token receives from every new one; what it holds
-            behind the last token is left as it is.
-        scaling: factor by which scores are multiplied.
-        launch: launch parameters in place of the chosen ones, for benchmarks.
-
-    Returns:
-        The output ``[B, q, Hq, Dv]`` in the query's dtype.
+        query: copied if its channels are not contiguous. New token i sees all slots except the newest q - 1 - i.
+        work: :func:`refuses` must have returned None for it. ``work.received`` gets the attention that every token
+            receives from every new one; what it holds behind the last token is left as it is.
     """
     assert work.received is not None
     received, launch = work.received.buffer, launch or LAUNCH
@@ -130,10 +119,8 @@ def split(device: torch.device, cells: int, width: int, launch: Launch) -> int:
     CUDA graph and one that is launched normally add up partial results in the same order.
 
     Args:
-        device: the GPU.
         cells: number of pairs of sequence and KV head.
         width: number of tokens for which there is room.
-        launch: launch parameters.
     """
     programs = torch.cuda.get_device_properties(device).multi_processor_count * launch.resident
     return max(1, min(programs // cells, -(-width // (2 * launch.block))))

@@ -4,8 +4,8 @@ The first kernel stores the scores of all tokens in device memory, beside its pa
 and token, where a key and a value are hundreds. The second merges the partial results, and turns the scores into
 probabilities with the log-sum-exp that follows from them, so no key is read twice.
 
-Shapes: D channels of a key (``KEY_DIM``), Dv of a value (``VALUE_DIM``), R query rows of a program (``BLOCK_ROWS``, the
-rows of a KV head padded to at least 8), ``ROWS`` of which exist: query heads of the group x new tokens.
+Shapes and parameters as in :mod:`~kvbench.attention.triton.kernel`: R query rows of a program (``BLOCK_ROWS``), the
+rows of a KV head padded to at least 8, ``ROWS`` of which exist: query heads of the group x new tokens.
 """
 
 # mypy: ignore-errors
@@ -56,22 +56,12 @@ def attend_and_score(
         score_ptr: pointer to where the scores are stored, in bits (base-2 logarithms), fp32 ``[B, H, ROWS, width]``.
         stat_ptr: pointer to the maxima and sums of partial results (:func:`kvbench.attention.triton.merge.write_part`).
         acc_ptr: pointer to the weighted values of partial results, likewise.
-        q_batch: stride of the queries over sequences, in elements.
-        q_head: stride of the queries over heads, in elements.
-        q_token: stride of the queries over new tokens, in elements.
-        heads: number of KV heads.
+        q_batch, q_head, q_token: strides of the queries over sequences, heads and new tokens, in elements.
         key_room: number of keys per head for which the buffer has room.
         value_room: number of values per head for which the buffer has room.
         width: number of scores per query row for which there is room.
         scaling: factor on scores times log2(e).
-        KEY_DIM: channels of a key, D.
-        VALUE_DIM: channels of a value, Dv.
-        GROUP: number of query heads per KV head.
-        NEW_TOKENS: number of new tokens in the step, q.
-        BLOCK_ROWS: number of query rows of a program, R.
         BLOCK: number of tokens per iteration.
-        STAGES: pipeline stages of the loop.
-        ASM: False in the interpreter, which cannot multiply bf16.
     """
     part = tl.program_id(0)
     parts = tl.num_programs(0)
@@ -222,22 +212,13 @@ def merge_and_weigh(
     Args:
         table_ptr: pointer to the table of the only phase, int32 ``[B, 1, 3]``.
         score_ptr: pointer to the scores in bits, fp32 ``[B, H, ROWS, width]``.
-        stat_ptr: pointer to the maxima and sums of partial results.
-        acc_ptr: pointer to the weighted values of partial results.
         out_ptr: pointer to the output, ``[B, q, Hq, Dv]``.
         received_ptr: pointer to where the attention goes, fp32 ``[B, H, S, q, width]``: S is 1 for a sum or a mean over
             the query heads of a KV head, and `GROUP` to keep them apart.
-        parts: number of partial results of a head.
-        heads: number of KV heads.
         width: number of tokens per query row for which there is room in scores and attention.
-        VALUE_DIM: channels of a value, Dv.
-        GROUP: number of query heads per KV head.
-        NEW_TOKENS: number of new tokens in the step, q.
-        BLOCK_ROWS: number of query rows of a program of the first kernel, R.
         BLOCK: number of tokens of a program.
         APART: True to keep the query heads of a KV head apart.
         MEAN: True for the mean over them, False for the sum; used only unless `APART`.
-        LIMIT: largest number of the output's dtype.
     """
     index = tl.program_id(0)
     cell = tl.program_id(1)

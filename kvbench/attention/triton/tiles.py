@@ -58,11 +58,9 @@ TINY = tl.constexpr(2.0**-24)
 
 @triton.jit
 def exact_dot(a, b, ASM: tl.constexpr):
-    """Return the matrix product of two fp16 or bf16 blocks (not codes), accumulated in fp32.
+    """Return the product of two fp16 or bf16 blocks (not codes), ``[M, K]`` and ``[K, N]``, accumulated in fp32.
 
     Args:
-        a: block ``[M, K]``, fp16 or bf16.
-        b: block ``[K, N]`` in the same dtype.
         ASM: False in the interpreter, which cannot multiply bf16; the blocks are then converted to fp32.
     """
     if ASM:
@@ -77,8 +75,6 @@ def words_of(PARTS, FORM: tl.constexpr, base, at):
     """Load a block of the int16 words that hold packed codes, from one plane or, for 8-bit codes, from both.
 
     Args:
-        PARTS: pointers to the buffers of keys or of values (:func:`kvbench.attention.triton.kernel.located`).
-        FORM: their encoded format.
         base: offset of the block in words, a scalar.
         at: offsets within the block, the same for every block of a tile.
 
@@ -97,12 +93,7 @@ def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: t
     """Load the scales and minima (or zero points) of `COUNT` adjacent blocks of `N` tokens, for a per-token format.
 
     Args:
-        PARTS: pointers to the buffers of keys or of values (:func:`kvbench.attention.triton.kernel.located`).
-        FORM: their encoded format.
-        CHANNELS: channels of a key or of a value.
         start: index of the first token of the first block, counted from the first token of the phase's first tile.
-        N: number of tokens per block.
-        COUNT: number of blocks.
 
     Returns:
         A tuple with one entry per block, as :func:`kvbench.attention.triton.codes.of_tokens` returns it; empty if
@@ -121,12 +112,6 @@ def readied(stored, FORM: tl.constexpr, CHANNELS: tl.constexpr, COUNT: tl.conste
     """Prepare scales and minima from :func:`parameters_of` for use in the next iteration of a loop.
 
     A kernel loads those of a tile one iteration before it uses them, and keeps them in registers until then.
-
-    Args:
-        stored: the result of :func:`parameters_of`.
-        FORM: the encoded format.
-        CHANNELS: channels of a key or of a value.
-        COUNT: number of blocks of tokens.
 
     Returns:
         A tuple with one entry per block, as :func:`kvbench.attention.triton.codes.ready` returns it: fp32 where a token
@@ -155,18 +140,7 @@ def tile_scores(
     """Compute the attention scores of all query rows with a whole tile of packed keys.
 
     Args:
-        PARTS: pointers to the buffers of the keys, moved to the phase's first tile.
-        FORM: encoded format of the keys.
-        KEY_DIM: channels of a key, D.
         tile: index of the tile, counted from the one to which `PARTS` point.
-        stored: parameters of the tile's tokens (:func:`readied`); empty if keys have parameters per channel.
-        query: normalised query (each row multiplied by a power of two so that its largest magnitude is in [0.5, 1)), a
-            tuple of ``[D / groups, R]``, one per group of channels.
-        sums: sums of the query over the channels of each group, a tuple of ``[R]``; if `ONE_ROW`, the query's only row,
-            ``[D]``, in a tuple.
-        factor: factor that converts a score of the normalised query to bits (base-2 logarithms), ``[R]``.
-        ONE_ROW: True if the query has only one row and keys have parameters per channel.
-        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
 
     Returns:
         Scores in bits: a tuple of ``[tokens of a field, R]``, one per field of the words.
@@ -248,7 +222,6 @@ def within(start, WORD_ROWS: tl.constexpr, PART_TOKENS: tl.constexpr):
 
     Args:
         start: index of the part's first token, counted from the first token of the phase's first tile.
-        WORD_ROWS: number of word rows of a tile, which is also the number of tokens in a field.
         PART_TOKENS: number of tokens in a part; divides `WORD_ROWS`.
     """
     # a part is never longer than a field, and fields begin at multiples of it
@@ -278,22 +251,9 @@ def part_scores(
     """Compute the attention scores of all query rows with the keys of a part of a tile, packed or in full precision.
 
     Args:
-        PARTS: pointers to the buffers of the keys, not to the part of the tile. If keys are packed, the pointers point
-            to the phase's first tile; `start` then selects the tokens.
-        FORM: encoded format of the keys.
-        KEY_DIM: channels of a key, D.
         start: index of the part's first token, counted from the first token of the phase's first tile; used if packed.
             All tokens of the part are in the same field.
         tokens: indices of the tokens in the buffer, ``[PART_TOKENS]``; used if in full precision.
-        stored: parameters of the part's tokens (:func:`readied`); empty if keys have parameters per channel.
-        query: normalised query (each row multiplied by a power of two so that its largest magnitude is in [0.5, 1)), a
-            tuple of ``[D / groups, R]``, one per group of channels.
-        sums: sums of the query over the channels of each group, a tuple of ``[R]``; if `ONE_ROW`, the query's only row,
-            ``[D]``, in a tuple.
-        factor: factor that converts a score of the normalised query to bits (base-2 logarithms), ``[R]``.
-        PART_TOKENS: number of tokens in the part.
-        ONE_ROW: True if the query has only one row and keys have parameters per channel.
-        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
 
     Returns:
         Scores in bits: a tuple with one block, ``[PART_TOKENS, R]``.
@@ -339,9 +299,6 @@ def room(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, COUNT: tl.con
     subnormal and lose bits.
 
     Args:
-        stored: parameters of the iteration's tokens (:func:`readied`), a tuple with one entry per block of tokens.
-        FORM: encoded format of the values.
-        CHANNEL_GROUPS: number of groups into which the channels of a value are divided.
         COUNT: number of entries of `stored`: the number of fields for a whole tile, 1 for a part of a tile.
 
     Returns:
@@ -365,15 +322,10 @@ def tile_values(PARTS, FORM: tl.constexpr, VALUE_DIM: tl.constexpr, tile, stored
     """Compute the weighted sum of a whole tile of packed values, split into a sum of codes and a sum of minima.
 
     Args:
-        PARTS: pointers to the buffers of the values, moved to the phase's first tile.
-        FORM: encoded format of the values.
-        VALUE_DIM: channels of a value, Dv.
         tile: index of the tile, counted from the one to which `PARTS` point.
-        stored: parameters of the tile's tokens (:func:`readied`).
         weights: softmax weights before normalisation, at most 1: a tuple of ``[tokens of a field, R]``, one per field.
         biases: running sums of weight * minimum, kept per token and added up at the end of the loop: a tuple of
             ``[tokens of a field, R]``, one per group of channels.
-        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
 
     Returns:
         Four items: the weighted sums of the codes, multiplied by a factor f that is a power of two, as a tuple of
@@ -422,19 +374,12 @@ def part_values(
     """Compute the weighted sum of the values of a part of a tile, packed or in full precision.
 
     Args:
-        PARTS: pointers to the buffers of the values, not to the part of the tile. If values are packed, the pointers
-            point to the phase's first tile; `start` then selects the tokens.
-        FORM: encoded format of the values.
-        VALUE_DIM: channels of a value, Dv.
         start: index of the part's first token, counted from the first token of the phase's first tile; used if packed.
             All tokens of the part are in the same field.
         tokens: indices of the tokens in the buffer, ``[PART_TOKENS]``; used if in full precision.
-        stored: parameters of the part's tokens (:func:`readied`).
         weights: softmax weights before normalisation, at most 1: a tuple with one block, ``[PART_TOKENS, R]``.
         biases: running sums of weight * minimum, kept per token and added up at the end of the loop: a tuple of
             ``[PART_TOKENS, R]``, one per group of channels.
-        PART_TOKENS: number of tokens in the part.
-        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
 
     Returns:
         Four items: the weighted sums, multiplied by a factor f that is a power of two, as a tuple of

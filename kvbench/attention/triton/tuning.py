@@ -40,10 +40,6 @@ class Tuning:
         """Return how many warps a program should have.
 
         With too few warps, registers spill. With too many, several warps unpack the same codes.
-
-        Args:
-            rows: number of query rows of the program.
-            channels: channels of a key.
         """
         return self.wide_warps if rows > 8 else 1 if channels <= 64 else self.warps
 
@@ -72,10 +68,6 @@ def tuning(signature: Iterable[tuple[Format, Format]]) -> Tuning:
     """Look up the launch parameters of the Triton kernel for the formats of a layer.
 
     They do not depend on the number of tokens, so a growing cache needs no recompilation.
-
-    Args:
-        signature: one pair per phase, the format of its keys and the format of its values. A phase is a run of
-            consecutive tokens whose formats do not change.
     """
     forms = [form for pair in signature for form in pair]
     bits = min((form.bits for form in forms), default=16)
@@ -86,8 +78,6 @@ def costs(key: Format, value: Format, part: int) -> tuple[int, int]:
     """Estimate the cost of one iteration of the kernel's loops, so that work can be divided equally between programs.
 
     Args:
-        key: format of keys.
-        value: format of values.
         part: number of tokens in a part of a tile.
 
     Returns:
@@ -105,8 +95,5 @@ def changed(**choices: int) -> dict[int, Tuning]:
     """Return a copy of :data:`TABLE` with some launch parameters set to the same value for all code widths.
 
     To try a variant: ``TABLE.update(changed(warps=1))``.
-
-    Args:
-        **choices: fields of :class:`Tuning` with their new values.
     """
     return {bits: replace(line, **choices) for bits, line in TABLE.items()}

@@ -1,6 +1,6 @@
 """The loop over the tiles of one phase: online softmax over blocks of tokens, inside a Triton kernel.
 
-Shapes as in :mod:`~kvbench.attention.triton.kernel`: D channels of a key, Dv of a value, R query rows.
+Shapes and parameters as in :mod:`~kvbench.attention.triton.kernel` and :mod:`~kvbench.attention.triton.tiles`.
 """
 
 # mypy: ignore-errors
@@ -28,15 +28,10 @@ def load_query(
     """Load the query rows of a program, normalise them (multiply by `exponent`), and split them by groups of channels.
 
     Args:
-        q_ptr: pointer to the queries.
-        row_at: offset of each query row from `q_ptr` in elements, ``[R]``.
-        valid: which of the R query rows exist, bool ``[R]``; the others are padding and read as zeros.
         exponent: factor by which each row is multiplied, ``[R]``. It is a power of two, 2**e, not the exponent e.
-        KEY_DIM: channels of a key, D.
         CHANNEL_GROUPS: number of groups into which the channels of a key are divided (axis ``token``); 1 if keys have
             parameters per channel or are in full precision.
         dtype: dtype of the products: fp16 for packed keys, else that of the keys.
-        ONE_ROW: True if the query has only one row and keys have parameters per channel.
 
     Returns:
         A tuple of blocks ``[D / groups, R]``, one per group of channels; and a tuple of their sums over channels,
@@ -57,15 +52,7 @@ def load_query(
 
 @triton.jit
 def cut(acc, N: tl.constexpr):
-    """Split a tensor into N blocks of consecutive rows; :func:`paste` is the inverse.
-
-    Args:
-        acc: tensor ``[N * n, R]``.
-        N: number of blocks, a power of two.
-
-    Returns:
-        A tuple of N blocks ``[n, R]``.
-    """
+    """Split a tensor ``[N * n, R]`` into N blocks ``[n, R]``, N a power of two; :func:`paste` is the inverse."""
     # Triton cannot slice a tensor, so it is halved by a reshape and a split, recursively
     if N == 1:
         parts = (acc,)
@@ -77,15 +64,7 @@ def cut(acc, N: tl.constexpr):
 
 @triton.jit
 def paste(parts, N: tl.constexpr):
-    """Join N blocks of rows into one tensor; the inverse of :func:`cut`.
-
-    Args:
-        parts: tuple of N blocks ``[n, R]``.
-        N: number of blocks, a power of two.
-
-    Returns:
-        Tensor ``[N * n, R]``.
-    """
+    """Join N blocks ``[n, R]`` into one tensor ``[N * n, R]``; the inverse of :func:`cut`."""
     if N == 1:
         acc = parts[0]
     else:
@@ -104,9 +83,6 @@ def capped(scores, cap, COUNT: tl.constexpr, CAPPED: tl.constexpr):
     small and very large scores; the error of PTX's tanh is larger.
 
     Args:
-        scores: tuple of blocks of scores.
-        cap: ``softcap * log2(e)``.
-        COUNT: number of blocks.
         CAPPED: True if the model has a softcap; otherwise `scores` are returned unchanged.
     """
     if CAPPED:
@@ -151,19 +127,9 @@ def walk(
     cap,
     CAPPED: tl.constexpr,
 ):
-    """Process consecutive iterations of a phase, each over a whole tile or over a part of a tile.
+    """Process consecutive iterations of a phase, each over a whole tile or over a part; return the new running state.
 
     Args:
-        top: running maximum of the scores, in bits (base-2 logarithms), ``[R]``.
-        total: running sum of the weights, ``[R]``.
-        acc: running weighted sum of the values, ``[Dv, R]``.
-        KEYS: pointers to the buffers of the keys (:func:`kvbench.attention.triton.kernel.located`).
-        VALUES: pointers to the buffers of the values, likewise.
-        KEY: encoded format of the keys (:func:`kvbench.attention.triton.codes.number`).
-        VALUE: encoded format of the values.
-        query: normalised query (:func:`load_query`, first result).
-        sums: sums of the query over channels, or its only row (:func:`load_query`, second result).
-        factor: factor that converts a score of the normalised query to bits, ``[R]``.
         first: index of the first iteration. Whole tiles are numbered from the phase's first tile.
         last: one past the index of the last iteration.
         head: if iterations are over parts of tiles: an iteration u < head starts at token ``u * PART_TOKENS``. These
@@ -172,24 +138,12 @@ def walk(
             PART_TOKENS``. These parts follow the whole tiles. 0 if iterations are over whole tiles.
         lead: number of tokens in the phase's first tile that precede the phase. Start tokens are counted from the
             beginning of that tile.
-        count: number of tokens of the phase.
         key_first: index of the phase's first token in the key segment; used if keys are in full precision.
         value_first: index of the phase's first token in the value segment; used if values are in full precision.
         seen: number of tokens of the phase that each query row sees, ``[R]``; used only if `CAUSAL`.
-        KEY_DIM: channels of a key, D.
-        VALUE_DIM: channels of a value, Dv.
-        BLOCK_ROWS: number of query rows of a program, R.
         WHOLE: True if iterations are over whole tiles, False if they are over parts.
         PART_TOKENS: number of tokens in a part of a tile.
-        STAGES: stages of the loop's software pipeline.
         CAUSAL: True if query rows see different numbers of tokens.
-        ONE_ROW: True if the query has only one row and keys have parameters per channel.
-        ASM: True to use inline PTX (on a GPU), False to use plain Triton operations (in the interpreter).
-        cap: ``softcap * log2(e)``; used only if `CAPPED`.
-        CAPPED: True if scores have a softcap.
-
-    Returns:
-        The new `top`, `total` and `acc`.
     """
     CHANNEL_GROUPS: tl.constexpr = blocks(VALUE, VALUE_DIM)
     SIZE: tl.constexpr = rows(VALUE) if WHOLE else PART_TOKENS

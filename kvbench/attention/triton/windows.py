@@ -23,10 +23,6 @@ from kvbench.cache.kernels.pack_windows import first_token, group_holding
 def group_at(FORM: tl.constexpr, token):
     """Return the group to which a token belongs, in a format whose groups may cross tile boundaries.
 
-    Args:
-        FORM: the encoded format.
-        token: index of the token in its segment.
-
     Returns:
         The index of the group, and the index of the first token of the next group, both counted from the beginning of
         the segment.
@@ -55,17 +51,10 @@ def window_scores(
     group.
 
     Args:
-        PARTS: pointers to the buffers of the keys (:func:`kvbench.attention.triton.kernel.located`).
-        FORM: encoded format of the keys.
-        KEY_DIM: channels of a key, D.
         token: index of the first of the N tokens in their segment.
         codes: unpacked codes of the tokens, ``[N, D]`` (:func:`kvbench.attention.triton.codes.field`).
         lifted: factor on the unpacked codes (:func:`kvbench.attention.triton.codes.lift`).
-        query: normalised query (:mod:`kvbench.attention.triton.tiles`), ``[D, R]``, with one column per query row.
         alone: the only row of the query, ``[D]``; used only if `ONE_ROW`.
-        factor: factor that converts a score of the normalised query to bits (base-2 logarithms), ``[R]``.
-        N: number of tokens.
-        ONE_ROW: True if the query has only one row.
 
     Returns:
         Scores in bits, ``[N, R]``.
@@ -87,12 +76,8 @@ def columns_of_groups(PARTS, FORM: tl.constexpr, KEY_DIM: tl.constexpr, first, g
     computes the scores for all groups.
 
     Args:
-        PARTS: pointers to the buffers of the keys (:func:`kvbench.attention.triton.kernel.located`).
-        FORM: encoded format of the keys.
-        KEY_DIM: channels of a key, D.
         first: index of the tile's first token in its segment.
         g: index of the group to which that token belongs; this group gets column 0.
-        alone: the only row of the query, ``[D]``.
         COLUMNS: number of columns, R, at least the number of groups in a tile.
 
     Returns:
@@ -116,7 +101,6 @@ def own_column(FORM: tl.constexpr, scores, token, g):
     """Select the score of each token from the column of its group.
 
     Args:
-        FORM: encoded format of the keys.
         scores: ``[N, R]``; column c contains the scores of the tokens as if they belonged to group g + c.
         token: index of the first of the N tokens in their segment.
         g: index of the group of column 0.

@@ -30,10 +30,6 @@ SHARED = ("instructions.cuh", "splits.cuh")
 class Kernel(nvrtc.Function):
     """The CUDA kernel, compiled for one configuration and loaded on one device.
 
-    Args:
-        build: configuration to compile.
-        device: index of the GPU to load the kernel on.
-
     Raises:
         RuntimeError: nvrtc or the driver reported an error, which the message contains.
     """
@@ -52,21 +48,13 @@ def source() -> str:
 
 
 def part(name: str) -> str:
-    """Return one of the files of the CUDA source.
-
-    Args:
-        name: name of the file, one of :data:`PARTS`.
-    """
+    """Return one of the files of the CUDA source."""
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=256)
 def kernel(build: Build, device: int) -> Kernel:
     """Return the CUDA kernel for a configuration, compiled and loaded on a GPU; equal calls share one kernel.
-
-    Args:
-        build: configuration to compile.
-        device: index of the GPU.
 
     Raises:
         RuntimeError: nvrtc or the driver reported an error, which the message contains.

@@ -27,7 +27,6 @@ class Build:
         packed: number of the packed phase (``PACKED``).
         rotate: True if keys are stored before RoPE (``ROTATE``).
         outliers: True if there are outliers (``OUTLIERS``).
-        softcap: True if scores have a softcap.
         sinks: dtype of the model's attention sinks, as a number. 0: no sinks; 1: the dtype of the query; 2: fp32.
         warps: number of warps of a CTA (``WARPS``).
         resident: number of CTAs that a multiprocessor must be able to run at once (``MINB``), which bounds the
@@ -82,21 +81,12 @@ class Build:
         return max(common + self.warps * (tile + own), self.warps * max(merged, 512))
 
     def fits(self, shared: int) -> bool:
-        """Return True if a multiprocessor has room for as many CTAs as it must run at once.
-
-        Args:
-            shared: bytes of shared memory that the device allows a CTA.
-        """
+        """Return True if a multiprocessor has room for as many CTAs as it must run at once."""
         static = -(-(self.warps * self.rows * 8 + 4) // 128) * 128
         return (self.shared + static + RESERVED) * self.resident <= shared + RESERVED
 
 
 def chosen(build: Build, shared: int) -> Build:
-    """Return a configuration with the fastest number of warps that fits into shared memory, or else with the smallest.
-
-    Args:
-        build: the configuration, with any number of warps.
-        shared: bytes of shared memory that the device allows a CTA.
-    """
+    """Return a configuration with the fastest number of warps that fits into shared memory, or with the smallest."""
     options = [replace(build, warps=warps, resident=resident) for warps, resident in CHOICES]
     return next((option for option in options if option.fits(shared)), options[-1])

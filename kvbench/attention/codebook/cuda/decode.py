@@ -33,10 +33,6 @@ BLOCK = 4
 def refuses(query: Tensor, work: Work) -> str | None:
     """Return why this kernel cannot compute the attention of a decode step, or None if it can.
 
-    Args:
-        query: queries of the new tokens, ``[B, Hq, q, D]``.
-        work: the layer's stored keys and values, as kernels read them.
-
     Returns:
         A short phrase, which a run's results show as the reason for another kernel or the reference path.
     """
@@ -58,12 +54,7 @@ def refuses(query: Tensor, work: Work) -> str | None:
 
 @lru_cache(maxsize=256)
 def problem(build: Build, device: int) -> str | None:
-    """Compile the kernel to find out if it works on a GPU; return the reason why it does not, or None if it does.
-
-    Args:
-        build: configuration of the kernel.
-        device: index of the GPU.
-    """
+    """Compile the kernel to find out if it works on a GPU; return the reason why it does not, or None if it does."""
     try:
         compiled = kernel(build, device)
     except RuntimeError as error:
@@ -72,12 +63,7 @@ def problem(build: Build, device: int) -> str | None:
 
 
 def configured(query: Tensor, work: Work) -> Build:
-    """Return the configuration of the kernel for a step, with the number of warps that suits its GPU.
-
-    Args:
-        query: queries of the new tokens, ``[B, Hq, 1, D]``.
-        work: the layer's stored keys and values, as kernels read them.
-    """
+    """Return the configuration of the kernel for a step, with the number of warps that suits its GPU."""
     device = query.device.index or 0
     shared = shared_memory((9, 0))
     if query.is_cuda:
@@ -112,16 +98,10 @@ def attend(
 
     Args:
         query: queries of the new tokens, ``[B, Hq, 1, D]``; copied if its channels are not contiguous.
-        work: the layer's stored keys and values, as kernels read them. :func:`refuses` must have returned None for
-            them.
-        scaling: factor by which scores are multiplied.
         tuning: values of the configuration in place of the chosen ones, for benchmarks, as pairs of name and value
             (:class:`kvbench.attention.codebook.cuda.config.Build`).
         splits: number of CTAs that share the tokens of a head, at most 128. None for the number that
             :func:`kvbench.attention.cuda.decode.best_splits` estimates to be fastest.
-
-    Returns:
-        The output ``[B, 1, Hq, D]`` in the query's dtype.
     """
     batch, query_heads, _, channels = query.shape
     if query.stride(-1) != 1:
@@ -155,18 +135,7 @@ def arguments(
     counter: Tensor,
     sinks: Tensor | None = None,
 ) -> bytes:
-    """Serialize the kernel's only argument, the C struct ``Args`` of ``cuda/header.cuh``.
-
-    Args:
-        query: queries of the new tokens, ``[B, Hq, 1, D]``, with contiguous channels.
-        work: the layer's stored keys and values, as kernels read them.
-        scaling: factor by which scores are multiplied.
-        splits: number of CTAs that share the tokens of a head.
-        out: buffer of the output, ``[B, 1, Hq, D]``.
-        partial: buffer of partial results (:func:`kvbench.attention.cuda.decode.workspace`).
-        counter: buffer of counters, all zero.
-        sinks: the model's attention sinks in the dtype that the kernel is compiled for, or None.
-    """
+    """Serialize the kernel's only argument, the C struct ``Args`` of ``cuda/header.cuh``."""
     packed = place_of_codes(work)
     key, value = work.phases[packed]
     assert key.codebook is not None and value.codebook is not None
@@ -201,23 +170,14 @@ def address(tensor: Tensor | None) -> int:
 
 
 def full(key: Part, value: Part) -> bytes:
-    """Serialize a phase in full precision as the C struct ``Exact``.
-
-    Args:
-        key: the phase's keys.
-        value: the phase's values.
-    """
+    """Serialize a phase in full precision as the C struct ``Exact``."""
     assert key.buffer is not None and value.buffer is not None
     capacity = key.buffer.shape[2], value.buffer.shape[2]
     return struct.pack("2P2q", key.buffer.data_ptr(), value.buffer.data_ptr(), *capacity)
 
 
 def sparse(outliers: Any) -> bytes:
-    """Serialize the outliers of keys or of values as the C struct ``Sparse``.
-
-    Args:
-        outliers: the outliers (:class:`kvbench.cache.segments.outliers.Outliers`), or None.
-    """
+    """Serialize the outliers of keys or of values as the C struct ``Sparse``."""
     if outliers is None:
         return struct.pack("3P2q", 0, 0, 0, 0, 0)
     tensors = outliers.values, outliers.indices, outliers.table
