@@ -148,6 +148,8 @@ def planned(
     tokens, begins, ends = [base], [torch.zeros_like(base)], [torch.minimum(keys, values)[base]]
     chosen: list[tuple[Tensor, Tensor]] = []
     known = (slot_before >= 0) & (slot_after >= 0)
+    # a token's later forms: its key is packed and its value not yet, the other way round, or both are; one that is
+    # dropped has no slot after the pass, and so no later form
     for begin, end, late in (
         (keys, values, (True, False)),
         (values, keys, (False, True)),

@@ -36,7 +36,7 @@ def attend(
         together = ragged.attend(layer, query, mask, scaling, logits)
         if together is not None:
             return together
-    if layer.method.reading_order(layer, slice(0, 1)) is not None:
+    if layer.method.reading_order(layer, slice(0, 1)) is not None:  # rows may differ in their order
         groups = [slice(row, row + 1) for row in range(layer.batch)]
     for rows in groups:
         slot_mask = mask_over_slots(layer, rows, query, mask)

@@ -1,4 +1,4 @@
-"""Quantizers: they turn blocks of keys or values into codes with scales, and back (torch only)."""
+"""Quantizers, which turn blocks of keys or values into codes with scales, and back (torch only)."""
 
 from __future__ import annotations
 

@@ -20,10 +20,9 @@ from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer, param_dtype
 
 
 class AtomQuantizer(AffineQuantizer):
-    """Atom's quantizer: asymmetric, with an integer zero point that is clamped to the range of the codes.
+    """Atom's quantizer; its arguments are those of :class:`AffineQuantizer`.
 
-    The arguments are those of :class:`AffineQuantizer`. In place of a minimum, each group has a zero point: its
-    parameters are ``(scale, zero)``, where ``zero`` is a whole number in the same floating-point dtype as the scale.
+    Parameters are ``(scale, zero)``; the zero point is a whole number in the same floating-point dtype as the scale.
     """
 
     def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

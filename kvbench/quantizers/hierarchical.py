@@ -26,9 +26,7 @@ from kvbench.quantizers.spec import Axis
 class HierarchicalQuantizer(AffineQuantizer):
     """QuantSpec's quantizer: 8-bit codes whose upper nibble alone is a valid 4-bit code, for the draft model to read.
 
-    The lower nibble encodes the error of the upper one. Both share one scale and minimum per group.
-
-    The arguments are those of :class:`AffineQuantizer`.
+    Both nibbles share one scale and minimum per group. The arguments are those of :class:`AffineQuantizer`.
 
     Attributes:
         upper: 4-bit quantizer that decodes the upper nibbles, with the same parameters.

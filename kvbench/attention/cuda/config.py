@@ -224,11 +224,7 @@ def level_macros(phases: Signature, channels: int) -> dict[str, str]:
 
 
 def shared_memory(capability: tuple[int, int]) -> int:
-    """Return the bytes of shared memory that a GPU allows a CTA.
-
-    Args:
-        capability: the GPU's compute capability. For an unknown one, the result is that of the GPU with the least.
-    """
+    """Return the bytes of shared memory that a GPU allows a CTA; if it is unknown, those of the GPU with the least."""
     return MULTIPROCESSOR.get(capability, min(MULTIPROCESSOR.values())) * 1024 - RESERVED
 
 

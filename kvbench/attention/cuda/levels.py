@@ -27,16 +27,13 @@ NONE = Table((0,) * 4, 0.0)
 
 @cache
 def table(channels: int, bits: int) -> Table:
-    """Return the table of a codebook.
+    """Return the table of a codebook with codes of 3 or 4 bits.
 
     With 4 bits, the entries are the magnitudes of the levels. With 3 bits they are all levels, in the order of a code
     whose lowest bit has become its highest.
 
     fp16 holds a level with an error that is the same for every token with that code. Levels are therefore multiplied by
     the factor, of :data:`FACTORS` ones, with which the largest relative error is least.
-
-    Args:
-        bits: bits of a code: 3 or 4.
     """
     import torch
 

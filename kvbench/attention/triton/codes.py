@@ -21,6 +21,8 @@ CHANNEL, TOKEN = (tl.constexpr(axis) for axis in range(2))
 
 _AND = "and.b32 $0, $1, {};"
 _SHIFT_AND = "{{ .reg .b32 t; shr.b32 t, $1, 8; and.b32 $0, t, {}; }}"
+# 0xd8 takes the bits of the second operand under the mask, those of the first elsewhere: nibbles of $1 become the upper
+# halves of bytes, those of $2 the lower ones; then bytes 0 and 2, or 1 and 3, become numbers
 _EVEN = "shl.b32 t, $1, 4; lop3.b32 t, t, $2, 0x0f0f0f0f, 0xd8;"
 _ODD = "shr.b32 t, $2, 4; lop3.b32 t, $1, t, 0x0f0f0f0f, 0xd8;"
 _LOW, _HIGH = "and.b32 $0, t, 0x00ff00ff;", "prmt.b32 $0, t, 0, 0x4341;"

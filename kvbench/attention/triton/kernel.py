@@ -18,7 +18,7 @@ Parameters that mean the same in all of these modules (more in :mod:`kvbench.att
     KEY, VALUE: encoded formats (:func:`kvbench.attention.triton.codes.number`).
     KEYS, VALUES: pointers to buffers in these formats (:func:`located`).
     top, total, acc: the running state of the softmax: maximum of the scores in bits (base-2 logarithms), ``[R]``; sum
-        of the weights, ``[R]``; weighted sum of the values, not divided by it, ``[Dv, R]``.
+        of the weights, ``[R]``; weighted sum of the values, not yet divided by `total`, ``[Dv, R]``.
     stat_ptr, acc_ptr: buffers of partial results (:func:`kvbench.attention.triton.merge.write_part`).
     cap, CAPPED: ``softcap * log2(e)``; True if scores have a softcap.
     sinks_ptr, SINKS: the sinks, one logit per query head; True if the model has any.
@@ -351,6 +351,7 @@ def decode(
     exponent = tl.max(tl.abs(largest), 0).to(tl.int32, bitcast=True) >> 23
     # bounds that keep both powers of two below representable in fp32, for rows of zeros too
     exponent = tl.minimum(tl.maximum(exponent, 64), 190)
+    # 2**(126 - E), and its inverse times the scaling, for the biased exponent E of the largest magnitude
     normal = ((253 - exponent) << 23).to(tl.float32, bitcast=True)
     factor = ((exponent + 1) << 23).to(tl.float32, bitcast=True) * scaling
 

@@ -300,9 +300,6 @@ def room(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, COUNT: tl.con
 
     Args:
         COUNT: number of entries of `stored`: the number of fields for a whole tile, 1 for a part of a tile.
-
-    Returns:
-        The factor and its inverse, fp32 scalars.
     """
     # the largest scale of these tokens bounds every product weight * scale
     for i in tl.static_range(COUNT):
@@ -314,6 +311,7 @@ def room(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, COUNT: tl.con
                 top = tl.maximum(top, step)
     # exponent of the largest scale; scales under 2**-14 are fp16 subnormals and are lifted no further
     exponent = tl.maximum(tl.max(top, 0).to(tl.int32, bitcast=True) >> 23, 113)
+    # 2**(141 - E) and its inverse: the largest scale, of the biased exponent E, comes to lie in [2**14, 2**15)
     return ((268 - exponent) << 23).to(tl.float32, bitcast=True), ((exponent - 14) << 23).to(tl.float32, bitcast=True)
 
 

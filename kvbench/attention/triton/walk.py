@@ -81,9 +81,6 @@ def capped(scores, cap, COUNT: tl.constexpr, CAPPED: tl.constexpr):
     A score x, which already includes a factor ``2 * log2(e) / softcap``, becomes ``cap * tanh(x / (2 * log2(e)))``. It
     is computed by the formula ``tanh(y) = 1 - 2 / (exp(2 y) + 1)``. Its error is about 1e-7 of the cap, also for very
     small and very large scores; the error of PTX's tanh is larger.
-
-    Args:
-        CAPPED: True if the model has a softcap; otherwise `scores` are returned unchanged.
     """
     if CAPPED:
         bounded = ()

@@ -45,7 +45,7 @@ def window_scores(
     N: tl.constexpr,
     ONE_ROW: tl.constexpr,
 ):
-    """Compute the scores of N tokens of one field, for keys whose groups may cross tile boundaries.
+    """Compute scores in bits, ``[N, R]``, of N tokens of one field, for keys whose groups may cross tile boundaries.
 
     The tokens belong to at most two groups. The scores are computed for both, and each token keeps the one of its own
     group.
@@ -55,9 +55,6 @@ def window_scores(
         codes: unpacked codes of the tokens, ``[N, D]`` (:func:`kvbench.attention.triton.codes.field`).
         lifted: factor on the unpacked codes (:func:`kvbench.attention.triton.codes.lift`).
         alone: the only row of the query, ``[D]``; used only if `ONE_ROW`.
-
-    Returns:
-        Scores in bits, ``[N, R]``.
     """
     # scores for both groups that the field may contain; if it has only one, the second is not used
     g, following = group_at(FORM, token)

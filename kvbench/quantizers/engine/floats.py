@@ -43,6 +43,7 @@ def to_e2m1(x: Tensor, ties: Literal["even", "away"]) -> Tensor:
     codes = torch.zeros_like(x, dtype=torch.uint8)
     for code in range(1, len(E2M1)):
         middle = (E2M1[code - 1] + E2M1[code]) / 2
+        # from the middle between two numbers, `even` goes up only to an even code
         above = magnitude >= middle if ties == "away" or code % 2 == 0 else magnitude > middle
         codes += above
     return torch.where(torch.signbit(x) & ~torch.isnan(x), codes + SIGN, codes)
