@@ -19,8 +19,7 @@ def accept_greedy(drafts: Tensor, choices: Tensor, limits: Tensor, good: Tensor 
         drafts: drafted tokens of each row, ``[B, gamma]``.
         choices: tokens that the target would choose after the confirmed text and after each draft, ``[B, gamma + 1]``.
         limits: maximum number of drafts to accept in each row, ``[B]``.
-        good: which drafts may be accepted, whatever their tokens (:func:`chance`); None: those that the target would
-            have chosen.
+        good: which drafts may be accepted, whatever their tokens (:func:`chance`); None: decided by `choices`.
 
     Returns:
         The number of accepted drafts of each row ``[B]``, and the target's choice for the token after them ``[B]``.
@@ -48,8 +47,7 @@ def accept_sampled(
         uniforms: uniform random numbers u in [0, 1), ``[B, gamma]``; a draft g is accepted if u * q(g) < p(g) and all
             drafts before it are accepted.
         limits: maximum number of drafts to accept in each row, ``[B]``.
-        good: which drafts may be accepted, whatever their tokens (:func:`chance`); the token after them then comes from
-            p. None: accept them as above.
+        good: as for :func:`accept_greedy`; the token after the drafts then comes from p.
 
     Returns:
         The number of accepted drafts of each row ``[B]``, and the distribution from which to draw the token after them
@@ -77,17 +75,12 @@ def chance(uniforms: Tensor, forced: float | None) -> Tensor | None:
 
     Args:
         uniforms: uniform random numbers in [0, 1), ``[B, gamma]``; 1 for drafts that must not be accepted.
-        forced: probability with which each draft is accepted if all before it are; None: do not accept by chance, and
-            return None.
+        forced: probability with which each draft is accepted if all before it are; None: not by chance, and the result
+            is None.
     """
     return None if forced is None else uniforms < forced
 
 
 def leading(good: Tensor, limits: Tensor) -> Tensor:
-    """Return how many drafts each row accepts: those before its first bad one, but at most its limit, ``[B]``.
-
-    Args:
-        good: for each draft, True if it may be accepted, ``[B, gamma]``.
-        limits: maximum number of drafts to accept in each row, ``[B]``.
-    """
+    """Return how many of the drafts ``[B, gamma]`` each row accepts: those before its first bad one, within limits."""
     return torch.minimum(good.long().cumprod(1).sum(1), limits)

@@ -54,14 +54,15 @@ def generate(
 ) -> Generation:
     """Generate continuations for a batch of prompts, and return their tokens and texts with timings.
 
+    Other loops of this package refer to these arguments.
+
     Args:
         model: causal language model that runs kvbench's attention (``method.new_cache(model)`` switches it).
         cache: an empty cache of a kvbench method.
         input_ids: prompts ``[B, T]``, padded on the left.
         attention_mask: ``[B, T]``, 0 at padding; None: no padding.
-        max_new_tokens: limit on the new tokens of every row, at least 1.
+        max_new_tokens: limit on the new tokens of every row, the first one included; at least 1.
         sampling: temperature, top-k, top-p and seeds; None: greedy decoding.
-        eos_token_ids: tokens that end a row's continuation.
         stop: strings that end a row's continuation; they require `tokenizer`.
         say_something: True: never choose one of `eos_token_ids` as the first token, so that no answer is empty (like
             ``min_length`` in transformers).
@@ -70,14 +71,12 @@ def generate(
         pad_token_id: token fed to rows that have ended while others continue.
         answer_ids: token ids of each row's reference answer. Their negative log-likelihood after the prompt is computed
             on a copy of the cache. None: it is not computed.
-        observer: object whose :meth:`Observer.phase` is called at the beginning of each phase; None: no observer.
         speculate: True: decode speculatively if the method of the cache specifies it (``Method.speculation``); False:
             never; a :class:`Speculation`: decode speculatively with these settings, whatever the method specifies. If
             the draft needs a cache of its own, attach it to `cache` first (:meth:`kvbench.cache.KVCache.lead`).
         graphs: when to capture a decode step as a CUDA graph and replay it: ``auto``: if possible, and if there are
             enough steps to repay the capture; ``always``: if possible; ``never``.
-        compile: True: in steps that are captured as CUDA graphs, compile everything except attention with
-            ``torch.compile``.
+        compile: True: in captured steps, compile everything except attention with ``torch.compile``.
         prefill_rows: number of prompts per forward pass of the prefill; ``auto``: as many as have about 16k tokens
             together; None: all.
         prompt: the prompts, which were read before for this cache and those of other methods
@@ -169,24 +168,13 @@ def continued(
     speculative if `speculation` is given.
 
     Args:
-        model: causal language model that runs kvbench's attention.
-        cache: the cache, which already contains the prompts.
         token: first new token of each row, ``[B]``; not cached yet.
         mask: attention mask ``[B, T]`` of the columns that are cached; None: no padding.
         lengths: number of cached tokens of each row, without padding, ``[B]``.
-        stopping: object to which the new tokens are added, and which decides when a row has ended.
-        sampling: how tokens are chosen: temperature, top-k and top-p.
-        generators: random generator of each row.
-        max_new_tokens: limit on the new tokens of every row, the first token included.
-        pad_token_id: token fed to rows that have ended.
-        speculation: decode speculatively with these settings; None: one token per step.
-        graphs: when to capture a decode step as a CUDA graph: ``auto``, ``always`` or ``never`` (see :func:`generate`).
-        compile: True: in steps that are captured as CUDA graphs, compile everything except attention.
-        observer: object that is notified before the first step; None for no observer.
+        stopping: receives the new tokens.
 
     Returns:
-        A dict with the fields ``step_s``, ``rounds``, ``stepping`` and ``capture_s`` of :class:`Generation`. The tokens
-        themselves are in `stopping`.
+        A dict with the fields ``step_s``, ``rounds``, ``stepping`` and ``capture_s`` of :class:`Generation`.
     """
     rounds: list[speculative.Round] = []
     rest = (stopping, sampling, generators, max_new_tokens, pad_token_id)
@@ -228,15 +216,7 @@ def capture(
 ) -> captured_decoding.Captured:
     """Capture a decode step as a CUDA graph, and return the graph, ready for its first replay.
 
-    Args:
-        model: causal language model that runs kvbench's attention.
-        cache: the cache, which already contains the prompts.
-        token: first new token of each row, ``[B]``; not cached yet.
-        lengths: number of cached tokens of each row, without padding, ``[B]``.
-        sampling: how tokens are chosen: temperature, top-k and top-p.
-        generators: random generator of each row.
-        steps: number of steps to be replayed at most; random numbers for all of them are drawn in advance.
-        compile: True: compile everything except attention.
+    Random numbers for all `steps` steps are drawn in advance. For `token` and `lengths` see :func:`continued`.
 
     Raises:
         NotCaptured: the step cannot be captured; the cache holds the same tokens, and the generators have the same

@@ -34,7 +34,6 @@ def around(model: Any, on: bool, rows: int, drafting: bool = False) -> Iterator[
     hold, such as the joint bias of layers that are one product: they must live as long as the graph.
 
     Args:
-        model: causal language model.
         on: True to compile; False to change nothing.
         rows: number of tokens in a pass over the whole batch. Up to :data:`FEW`, linear layers use kvbench's kernels.
         drafting: True: linear layers with two sets of weights use those of the draft.
@@ -61,10 +60,7 @@ def around(model: Any, on: bool, rows: int, drafting: bool = False) -> Iterator[
 
 
 def decoder_layers(model: Any) -> Sequence[nn.Module]:
-    """Return the decoder layers of a Hugging Face causal language model; an empty list if they cannot be found.
-
-    They are expected in a module list named ``layers``.
-    """
+    """Return the decoder layers of a model, its module list named ``layers``; an empty list if there is none."""
     layers = getattr(model.get_decoder() if hasattr(model, "get_decoder") else model, "layers", None)
     return list(layers) if isinstance(layers, nn.ModuleList) else []
 

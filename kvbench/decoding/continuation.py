@@ -29,10 +29,8 @@ def continuation_likelihoods(
     the continuation follow one token at a time, each on what the method holds by then, as in decoding.
 
     Args:
-        model: causal language model that runs kvbench's attention.
         cache: an empty cache of a kvbench method; it holds the prefilled context afterwards.
-        context: token ids, at least one.
-        continuations: token ids of each continuation, at least one token each.
+        context: token ids, at least one; so has each continuation.
         prefill_chunk: context tokens per forward pass; None: all at once.
 
     Yields:

@@ -38,14 +38,10 @@ def custom_generate(
     """Generate with kvbench's decoding loops; pass this function to transformers' ``generate`` as ``custom_generate``.
 
     Args:
-        model: causal language model that runs kvbench's attention.
         input_ids: prompts ``[B, T]``, padded on the left.
-        generation_config: the generation config that ``generate`` passes; the module's docstring lists the settings
-            that are used.
         logits_processor: the processors that ``generate`` passes; only checked, to refuse unsupported ones.
         seed: seed of the random draws if ``do_sample`` is set.
-        report: a list to which a :class:`Generation` with times and rounds of speculation is appended; None: they are
-            discarded.
+        report: a list to which a :class:`Generation` with times and rounds of speculation is appended.
         **model_kwargs: ``past_key_values``: an empty cache of a kvbench method, which also decides whether decoding is
             speculative; ``attention_mask`` ``[B, T]``; ``stopping_criteria``. Others are ignored. These arguments are
             not named parameters of this function, because transformers would then not use them itself.
@@ -101,13 +97,9 @@ def custom_generate(
 
 
 def with_prompts(input_ids: Tensor, generation: Generation, ends: list[int], pad: int) -> Tensor:
-    """Return prompts followed by new tokens, ``[B, T + n]``, as transformers' ``generate`` returns them.
+    """Return prompts and new tokens, ``[B, T + n]``, padded on the right, as transformers' ``generate`` returns them.
 
-    Args:
-        input_ids: prompts ``[B, T]``.
-        generation: the new tokens of each row.
-        ends: end-of-sequence tokens; the first of them is appended to each row that ended with any of them.
-        pad: token with which shorter rows are padded on the right.
+    The first of the end-of-sequence tokens `ends` is appended to each row that ended with any of them.
     """
     answers = [
         [*tokens, *(ends[:1] if finish == "eos" else [])]

@@ -1,8 +1,7 @@
-"""Drafters of speculative decoding.
+"""Drafters of speculative decoding: the target model itself with a cheaper cache, cheaper weights, or both.
 
-A drafter is the target model itself with a cheaper cache, cheaper weights, or both. It reads the target's cache, in
-full or at lower precision, or a second cache with the same tokens. Its weights are those of the target, unchanged or in
-4 bits.
+A drafter reads the target's cache, in full or at lower precision, or a second cache with the same tokens. Its weights
+are those of the target, unchanged or in 4 bits.
 """
 
 from __future__ import annotations
@@ -24,17 +23,10 @@ from kvbench.models import int4
 
 
 def prepare(model: PreTrainedModel, speculation: Speculation | None) -> int4.Switch | None:
-    """Give the model the 4-bit weights that the draft uses, if any, and return the switch between the sets of weights.
+    """Give the model the 4-bit weights that the draft uses, and return the switch between the sets of weights.
 
-    The 4-bit weights stay attached to the model, so they are computed only once.
-
-    Args:
-        model: model of both draft and target.
-        speculation: settings of speculative decoding; None: no speculation.
-
-    Returns:
-        An object that switches the model between the target's and the 4-bit weights. None without speculation, or if
-        the draft uses the target's weights.
+    The 4-bit weights stay attached to the model, so they are computed only once. The result is None without
+    speculation, or if the draft uses the target's weights.
     """
     if speculation is None or speculation.weights == "same":
         return None
@@ -46,17 +38,11 @@ class Drafter:
 
     All forward passes are eager. Accepting drafts and removing rejected ones is up to the caller.
 
-    Args:
-        model: model of both draft and target.
-        cache: the target's cache, which already contains the prompts.
-        speculation: settings of the draft.
-
     Attributes:
-        target: the target's cache.
+        target: the target's cache, which already contains the prompts.
         cache: the cache that the draft reads: the target's cache, or a second cache with the same tokens.
         own: True if the draft reads a second cache.
-        switch: object that switches the model to the draft's 4-bit weights; None if the draft uses the target's
-            weights.
+        switch: switches the model to the draft's 4-bit weights; None if the draft uses the target's.
 
     Raises:
         CacheError: the draft needs a cache of its own, but none is attached to the target's cache
@@ -77,10 +63,7 @@ class Drafter:
         self.cache = cache.follower if self.own and cache.follower is not None else cache
 
     def settle(self) -> None:
-        """Let the draft's method pack or drop tokens, if the draft has its own cache; call this between rounds.
-
-        The target's cache is not changed.
-        """
+        """Let the draft's method pack or drop tokens, if the draft has its own cache; call this between rounds."""
         if self.own:
             self.cache.settle()
 
@@ -100,16 +83,14 @@ class Drafter:
 
         Args:
             pending: last confirmed token of each row, not cached yet, ``[B]``.
-            mask: attention mask of the padded batch, ``[B, columns + n + 1]`` for n drafts; None: no padding.
+            mask: attention mask of the padded batch, ``[B, columns + n + 1]``; None: no padding.
             lengths: number of cached tokens of each row, ``[B]``.
-            limits: maximum number of drafts to accept in each row. If a row gets more drafts than that, the additional
-                ones are chosen greedily, without using its generator.
-            how: how drafts are chosen: temperature, top-k and top-p.
-            generators: random generator of each row.
+            limits: maximum number of drafts to accept in each row. Drafts beyond it are chosen greedily, without using
+                the row's generator.
 
         Returns:
-            Drafts ``[B, n]``, and the distributions ``[B, n, V]`` from which they were drawn. The latter are None for
-            greedy decoding, or if n is 0.
+            Drafts ``[B, n]``, and their distributions ``[B, n, V]``; the latter are None for greedy decoding, or if n
+            is 0.
         """
         steps, width, token = max(limits), self.cache.get_seq_length(), pending
         drafts, chances = [], []
@@ -131,22 +112,17 @@ class Drafter:
     def verify(self, tokens: Tensor, lengths: Tensor, mask: Tensor | None) -> Tensor:
         """Run the target on the drafts, and return its logits after each token, ``[B, n + 1, V]``.
 
-        Args:
-            tokens: last confirmed token and n drafts of each row, ``[B, n + 1]``.
-            lengths: number of cached tokens of each row, ``[B]``.
-            mask: attention mask of the padded batch, ``[B, columns + n + 1]``; None: no padding.
+        `tokens` are the last confirmed token and n drafts of each row, ``[B, n + 1]``; for `lengths` and `mask` see
+        :meth:`propose`.
         """
         positions = lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         return forward(self.model, self.target, tokens, mask, positions, all_logits=True)
 
     def confirm(self, counts: Sequence[int]) -> None:
-        """Copy the keys and values of newly confirmed tokens from the target's cache to the draft's own, if it has one.
+        """Copy the newest `counts` confirmed tokens of each row from the target's cache to the draft's own, if any.
 
         The copied keys and values were computed with the target's weights, as in the code of QuantSpec's authors, and
         not with the draft's.
-
-        Args:
-            counts: for each row, how many of the newest tokens in the target's cache are newly confirmed.
         """
         if self.own:
             self.cache.follow(self.target, counts)
@@ -171,23 +147,15 @@ class Drafter:
 
 
 def draw(probs: Tensor, generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
-    """Draw one token per row and return the tokens, ``[B]``.
+    """Draw one token per row from the distributions ``[B, V]``, and return the tokens, ``[B]``.
 
-    Args:
-        probs: distribution of each row, ``[B, V]``.
-        generators: random generator of each row.
-        wanted: for each row, True to draw a token, False to take the most probable one without using the generator.
+    A row that is not wanted gets its most probable token, without using its generator.
     """
     uniform = uniforms(generators, wanted).to(probs.device)
     return torch.where(torch.tensor(wanted, device=probs.device), sampling.draw(probs, uniform), probs.argmax(-1))
 
 
 def uniforms(generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
-    """Draw one uniform random number in [0, 1) per row and return the numbers, ``[B]``.
-
-    Args:
-        generators: random generator of each row.
-        wanted: for each row, True to draw a number, False to return 0 without using the generator.
-    """
+    """Draw one uniform random number in [0, 1) per row, ``[B]``; 0, without using the generator, if not wanted."""
     none = torch.zeros(1)
     return torch.cat([torch.rand(1, generator=g) if w else none for g, w in zip(generators, wanted, strict=True)])

@@ -26,22 +26,9 @@ def decode(
     max_new_tokens: int,
     pad_token_id: int = 0,
 ) -> list[float]:
-    """Decode with eager steps until every row has ended, and return the time of each step.
+    """Decode with eager steps until every row has ended, and return the seconds of each step.
 
-    Args:
-        model: causal language model that runs kvbench's attention.
-        cache: the cache, which already contains the prompts.
-        token: first new token of each row, ``[B]``; not cached yet.
-        mask: attention mask ``[B, T]`` of the columns that are cached; None: no padding.
-        lengths: number of cached tokens of each row, without padding, ``[B]``.
-        stopping: object to which the new tokens are added, and which decides when a row has ended.
-        sampling: how tokens are chosen: temperature, top-k and top-p.
-        generators: random generator of each row.
-        max_new_tokens: limit on the new tokens of every row, the first token included.
-        pad_token_id: token fed to rows that have ended.
-
-    Returns:
-        The duration of each step in seconds. The tokens themselves are in `stopping`.
+    Arguments are those of :func:`kvbench.decoding.autoregressive.continued`.
 
     Raises:
         CacheError: the model did not use the cache.

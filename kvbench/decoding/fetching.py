@@ -12,8 +12,7 @@ from torch import Tensor
 class Tokens:
     """Queue of asynchronous copies that bring the tokens of each step from the device to the host.
 
-    Args:
-        source: tensor on the device with the newest tokens; every step overwrites it.
+    The tensor `source` on the device has the newest tokens; every step overwrites it.
     """
 
     def __init__(self, source: Tensor) -> None:

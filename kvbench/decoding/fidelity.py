@@ -30,9 +30,6 @@ REPORTED = 256
 class FinalStates:
     """Recorder of the final hidden states that a model hands to its output head, inside a ``with`` block.
 
-    Args:
-        model: causal language model.
-
     Attributes:
         taken: the states of each forward pass in the block, ``[B, n, d]`` each, until :meth:`clear`.
     """
@@ -96,18 +93,12 @@ def follow(
 
     Position 0 is the last token of the prompt, whose state comes from the prefill; position k is the k-th given token.
 
+    Arguments that are not listed are those of :func:`kvbench.decoding.autoregressive.generate`.
+
     Args:
-        model: causal language model that runs kvbench's attention.
-        cache: an empty cache.
-        input_ids: prompts ``[B, T]``, padded on the left.
-        mask: attention mask ``[B, T]``; None: no padding.
         tokens: tokens to decode after the prompts, ``[B, n]``.
-        prefill_chunk: prompt tokens per forward pass; None: all at once.
-        prefill_rows: prompts per forward pass (:func:`kvbench.decoding.passes.prefill`).
-        graphs: when to capture a step as a CUDA graph: ``auto``, ``always`` or ``never``.
-        compile: True: in captured steps, compile everything except attention.
-        before: function called before each step, for tests that change the cache; steps are then eager.
-        report: function called from time to time with the number of tokens decoded so far.
+        before: called before each step, for tests that change the cache; steps are then eager.
+        report: called from time to time with the number of tokens decoded so far.
         capture: True: capture a CUDA graph; False: run the code of a step at each replay (for tests on a CPU).
 
     Returns:
@@ -147,13 +138,7 @@ def follow(
 def simulate(model: PreTrainedModel, cache: KVCache, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return the final hidden states of a text in one pass with simulated quantization, and the logits of token 0.
 
-    Args:
-        model: causal language model that runs kvbench's attention.
-        cache: an empty cache.
-        ids: token ids ``[B, T]``, without padding.
-
-    Returns:
-        The states ``[B, T, d]``, and the model's own logits of the first token, ``[B, V]``.
+    The states are ``[B, T, d]``; the logits are the model's own, ``[B, V]``. The text ``[B, T]`` has no padding.
     """
     with FinalStates(model) as final:
         logits = simulated_logits(model, cache, ids)[:, 0]
@@ -164,11 +149,9 @@ class Followed(Recorded):
     """A step of one given token per row that can be recorded as a CUDA graph, and that stores its final hidden state.
 
     Args:
-        model: causal language model, as for :class:`Recorded`.
-        cache: the cache, which already contains the prompts.
         tokens: token ids to decode, ``[B, n]``.
         lengths: number of cached tokens of each row, without padding, ``[B]``.
-        states: the states of all positions, ``[B, n + 1, d]``; step k writes ``states[:, k]``.
+        states: gives the shape of the states of all positions, ``[B, n + 1, d]``; step k writes ``states[:, k]``.
         final: recorder of the states, whose ``with`` block is open.
     """
 
@@ -192,7 +175,7 @@ class Followed(Recorded):
         self.begin(self.given[:, 0], lengths)
 
     def changed(self) -> list[Tensor]:
-        """Return the input tensors that :meth:`run` changes."""
+        """See :meth:`Recorded.changed`."""
         return [*super().changed(), self.number]
 
     def run(self) -> None:

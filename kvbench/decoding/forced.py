@@ -24,11 +24,9 @@ class Forced(Recorded):
     """A step of one given token per row that can be recorded as a CUDA graph.
 
     Args:
-        model: causal language model, as for :class:`Recorded`.
         cache: the cache, which already contains the first tokens of the text.
         ids: token ids of the text, ``[B, T]``.
         firsts: for each row, the index of the first token whose likelihood counts.
-        lengths: number of cached tokens of each row, without padding, ``[B]``.
 
     Attributes:
         number: column of the next token that the model gets, ``[1]``.
@@ -50,7 +48,7 @@ class Forced(Recorded):
         self.begin(self.ids[:, place], lengths)
 
     def changed(self) -> list[Tensor]:
-        """Return the input tensors that :meth:`run` changes."""
+        """See :meth:`Recorded.changed`."""
         return [*super().changed(), self.number, self.total]
 
     def run(self) -> None:
@@ -79,14 +77,10 @@ def forced_nll(
     """Return the negative log-likelihood of a text's tokens that follow the first one that is not cached, by replays.
 
     Args:
-        model: causal language model that runs kvbench's attention.
-        cache: the cache, which already contains the first tokens of the text.
-        ids: token ids of the text, ``[B, T]``.
+        ids: token ids of the text, ``[B, T]``, of which the first are cached.
         firsts: for each row, the index of the first token whose likelihood counts.
         lengths: number of cached tokens of each row, without padding, ``[B]``.
-        report: function that is called from time to time with the number of tokens processed so far; None: no function.
-        graphs: whether steps may be captured: ``auto``, ``always`` or ``never``.
-        compile: True: compile everything except attention.
+        report: called from time to time with the number of tokens processed so far.
         capture: True: capture a CUDA graph; False: run the code of a step at each replay (for tests on a CPU).
 
     Returns:

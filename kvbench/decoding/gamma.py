@@ -35,11 +35,8 @@ class Gamma:
     timed, so no round is spent on exploration alone. Counts of old rounds fade: a wrong estimate for late positions
     falls back to the acceptance of all positions.
 
-    Args:
-        choices: the values to choose from, all greater than 0.
-
     Raises:
-        ValueError: `choices` is empty or contains a number below 1.
+        ValueError: a choice is below 1, or there is none.
     """
 
     def __init__(self, choices: Iterable[int] = range(1, 9)) -> None:
@@ -75,18 +72,17 @@ class Gamma:
         draft_seconds: float | None,
         verify_seconds: float | None,
     ) -> None:
-        """Take note of one round.
+        """Take note of one round with `gamma` drafts.
 
         Args:
-            gamma: number of tokens that were drafted.
             drafted: number of drafts that each row was allowed to accept; 0 for a row that had ended.
-            accepted: number of drafts that each row accepted.
             draft_seconds: seconds of all drafts of the round; None: not measured.
             verify_seconds: seconds of the verification; None: not measured.
         """
         self._accepted = [_DISCOUNT * count for count in self._accepted]
         self._tried = [_DISCOUNT * count for count in self._tried]
         for limit, agreed in zip(drafted, accepted, strict=True):
+            # the first refused draft was tried too; those behind it tell nothing
             for position in range(min(agreed + 1, limit, len(self._tried))):
                 self._tried[position] += 1.0
                 self._accepted[position] += position < agreed
@@ -96,11 +92,7 @@ class Gamma:
             self._verify.setdefault(gamma, deque(maxlen=_TIMED)).append(verify_seconds)
 
     def acceptance(self, position: int) -> float:
-        """Return the estimated probability that a draft is accepted if all drafts before it in the round were.
-
-        Args:
-            position: position of the draft in the round, from 0.
-        """
+        """Return the estimated probability that a draft, at a position from 0, is accepted if all before it were."""
         shared = (sum(self._accepted) + _PRIOR * _PRIOR_WEIGHT) / (sum(self._tried) + _PRIOR_WEIGHT)
         return (self._accepted[position] + shared * _SHARED_WEIGHT) / (self._tried[position] + _SHARED_WEIGHT)
 

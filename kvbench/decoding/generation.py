@@ -24,8 +24,6 @@ class Observer(Protocol):
 class Generation:
     """Result of a generation for a batch: new tokens and texts, times, and the way decode steps were run.
 
-    :func:`kvbench.decoding.autoregressive.generate` returns it.
-
     Args:
         tokens: new tokens of each row, without the end-of-sequence token.
         text: text of the new tokens of each row, up to the first stop string; empty without a tokenizer.

@@ -59,14 +59,7 @@ def refuses(
 ) -> str | None:
     """Return why decode steps should not be captured as CUDA graphs; None if capturing should be tried.
 
-    Args:
-        model: causal language model.
-        cache: the cache, which already contains the prompts.
-        graphs: the user's choice: ``never``: do not capture; ``auto``: capture if there are at least :data:`WORTH`
-            steps; ``always``: capture for any number of steps.
-        steps: number of steps that will be decoded.
-        device: device of the tokens.
-        speculation: settings of speculative decoding; None: no speculation.
+    With ``graphs=auto`` there must be at least :data:`WORTH` steps.
     """
     if graphs == "never":
         return "runtime.graphs=never"
@@ -93,11 +86,10 @@ class Captured:
     step.
 
     Args:
-        step: the forward pass to capture.
-        compile: True: compile everything except attention (:mod:`kvbench.decoding.compiled`).
         capture: True: capture a CUDA graph; False: run the code of the pass at each replay (for tests on a CPU).
         drafting: True: the pass drafts tokens, with the draft's weights if it has its own.
 
+    Attributes:
     Attributes:
         seconds: seconds spent on warm-ups and captures.
         captures: number of captures so far.
@@ -229,15 +221,10 @@ def reason(error: BaseException) -> str:
 def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens: int) -> list[float]:
     """Decode by replays of a captured step until every row has ended, and return the time of each step.
 
-    Args:
-        captured: the captured step, after :meth:`Captured.first`.
-        token: first new token of each row, ``[B]``.
-        stopping: object to which the new tokens are added, and which decides when a row has ended.
-        max_new_tokens: limit on the new tokens of every row, the first token included.
+    Call :meth:`Captured.first` before. `token` is the first new token of each row, ``[B]``.
 
     Returns:
-        The duration of each step in seconds: the time on the host from the arrival of the previous step's tokens to the
-        arrival of its own. The tokens themselves are in `stopping`.
+        Seconds on the host from the arrival of the previous step's tokens to the arrival of its own.
 
     Raises:
         CacheError: a later step could not be captured again, or the model did not use the cache.
@@ -250,6 +237,7 @@ def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens
     tokens, steps, begun = Tokens(step.tokens), [], 0
     last = time.perf_counter()
     while True:
+        # one step is queued before the host reads the tokens of the one before, so that the device never waits
         while begun < total and len(tokens) < AHEAD and not stopping.all_ended:
             if begun:
                 before = captured.seconds
@@ -274,16 +262,7 @@ def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens
 
 
 def uniforms(sampling: Sampling, generators: Sequence[torch.Generator], steps: int) -> Tensor | None:
-    """Draw, before decoding, all random numbers that are needed to choose the tokens of `steps` steps.
-
-    Args:
-        sampling: how tokens are chosen.
-        generators: random generator of each row.
-        steps: number of steps.
-
-    Returns:
-        Uniform random numbers in [0, 1), fp32 ``[steps, B]``; None for greedy decoding, which needs none.
-    """
+    """Draw all random numbers for the tokens of `steps` steps, fp32 ``[steps, B]`` in [0, 1); None if greedy."""
     if sampling.temperature == 0.0:
         return None
     return torch.stack([torch.cat([torch.rand(1, generator=g) for g in generators]) for _ in range(steps)])

@@ -46,9 +46,6 @@ class Comparison:
 class Head:
     """A model's output head in fp32: from final hidden states to logits, with the model's scaling and softcap.
 
-    Args:
-        model: causal language model.
-
     Raises:
         ModelError: the head is not a matrix of floating-point weights.
     """
@@ -81,13 +78,9 @@ class Head:
         return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
 
     def check(self, states: Tensor, logits: Tensor) -> None:
-        """Raise ModelError unless the head gives the logits that the model gave.
+        """Raise ModelError unless final states ``[n, d]`` give the logits ``[n, V]`` that the model gave.
 
-        It does not if the model does more with its final states than this class knows of.
-
-        Args:
-            states: final hidden states, ``[n, d]``.
-            logits: the model's own logits of the same positions, ``[n, V]``.
+        They do not if the model does more with its final states than this class knows of.
         """
         own, given = self.logits(states), logits.float()
         difference = float((own - given).abs().max())

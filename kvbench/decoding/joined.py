@@ -42,12 +42,8 @@ class Product:
 def products(layer: nn.Module, undo: list[Callable[[], None]], drafting: bool = False) -> None:
     """Make the linear layers of a decoder layer use kvbench's kernels for products of a few rows.
 
-    Query, key and value projections become one product, and so do the gate and up projections.
-
-    Args:
-        layer: the decoder layer; the forward functions of its linear layers are replaced.
-        undo: list to which this function appends functions that restore the original forward functions.
-        drafting: True: layers with two sets of weights use those of the draft; False: they use the target's.
+    Query, key and value projections become one product, and so do the gate and up projections. What restores the
+    original forward functions is appended to `undo`. With `drafting`, layers with two sets of weights use the draft's.
     """
     inside = {
         id(part)
@@ -73,10 +69,6 @@ def chosen(module: Any, drafting: bool) -> Linear | None:
     A linear layer can be replaced if its class is ``nn.Linear`` or :class:`Int4Linear` itself, if its forward function
     has not been replaced before, and if its weight and bias are ordinary tensors (not, for example, distributed over
     processes).
-
-    Args:
-        module: any module.
-        drafting: True: of two sets of weights, use those of the draft.
     """
     if "forward" in getattr(module, "__dict__", {}):
         return None
@@ -104,11 +96,7 @@ def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]
     device, all or none of them have a bias, and the module calls them in the order of `names`. The output channels of
     4-bit weights must fill whole tiles.
 
-    Args:
-        module: module that contains the linear layers.
-        names: attribute names of the linear layers, in the order in which the module should call them.
-        undo: list to which this function appends functions that restore the original forward functions.
-        drafting: True: of two sets of weights, use those of the draft.
+    `undo` and `drafting` are those of :func:`products`.
     """
     members = [getattr(module, name, None) for name in names]
     linears = [linear for member in members if (linear := chosen(member, drafting)) is not None]
@@ -137,15 +125,7 @@ def form(linear: Linear) -> tuple[Any, ...]:
 
 
 def order_of_calls(module: nn.Module, names: Sequence[str]) -> list[str]:
-    """Return in which order the code of a module's forward method mentions submodules.
-
-    Args:
-        module: module whose class defines the forward method.
-        names: attribute names of the submodules.
-
-    Returns:
-        Those of `names` that occur in the code, in the order of their first occurrence.
-    """
+    """Return those of `names` that the code of a module's forward method mentions, in the order of first mention."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return [] if code is None else [name for name in code.co_names if name in names]
 
@@ -183,11 +163,7 @@ def whole_int4(linears: Sequence[Int4Linear]) -> Int4Weight:
 
 
 def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
-    """Return the buffer of which tensors are consecutive views along dimension 0; None unless they fill one.
-
-    Args:
-        parts: tensors that differ at most in dimension 0.
-    """
+    """Return the buffer of which tensors are consecutive views along dimension 0; None unless they fill one."""
     first, storage = parts[0], parts[0].untyped_storage()
     begins = accumulate((part.numel() for part in parts), initial=0)
     together = all(
@@ -214,8 +190,7 @@ def sliced(
         whole: weights of all these layers as one matrix (:func:`whole_weight`, :func:`whole_int4`).
         bias: biases of all these layers as one vector; None: they have no bias.
         first: index of the first column to return; 0 for the layer that computes the product.
-        last: one past the index of the last column to return.
-        product: state that holds input and output of the product; all these layers must share one instance.
+        product: state that all these layers share.
     """
     if isinstance(whole, Int4Weight):
         return _sliced_int4(whole, bias, first, last, product)
@@ -231,6 +206,7 @@ def sliced(
     ) -> Tensor:
         if first == 0:
             product.x, product.out = x, matvec.matvec(x, whole, bias)
+        # another input than the product's: the layer was called out of order, so it computes its own part
         elif product.out is None or product.x is not x:
             return matvec.matvec(x, whole[first:last], None if bias is None else bias[first:last])
         out = product.out
@@ -272,12 +248,7 @@ def _sliced_int4(
 
 
 def replaced(module: nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:
-    """Replace the forward function of a module, and return a function that restores the previous one.
-
-    Args:
-        module: the module.
-        forward: the new forward function.
-    """
+    """Replace the forward function of a module, and return a function that restores the previous one."""
     had = module.__dict__.get("forward")
     module.forward = forward  # type: ignore[assignment]
 

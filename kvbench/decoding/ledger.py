@@ -22,10 +22,7 @@ from kvbench.decoding.tables import Layout, Upload, laid_out, state
 class Ledger:
     """Tables of one cache on the device (:mod:`kvbench.decoding.tables`), as they are with one new token per row.
 
-    Args:
-        cache: the cache, which already contains the prompts.
-        batch: number of rows.
-        device: device of the tables.
+    The cache already contains the prompts.
 
     Attributes:
         tables: the tables, int32 ``[n]``. The places in them are those of the first new token.
@@ -55,8 +52,7 @@ class Ledger:
     def refresh(self, most: int) -> None:
         """Send the tables to the device as the cache is now, after the method has packed or dropped tokens.
 
-        Args:
-            most: largest number of new tokens per row in a pass, for which every layer makes room.
+        Every layer makes room for `most` new tokens per row.
 
         Raises:
             NotServed: a layer cannot be served by a recorded pass.
@@ -84,11 +80,7 @@ class Ledger:
         self.layout, self.room, self.gained = layout, self._room(most), [0] * self.batch
 
     def fits(self, more: int = 0) -> bool:
-        """Return True if the next pass needs no packing, dropping or moving of tokens before it.
-
-        Args:
-            more: number of tokens that the device may add to each row before that pass.
-        """
+        """Return True if a pass after `more` further tokens per row needs no packing, dropping or moving before it."""
         return all(gained + more <= room for gained, room in zip(self.gained, self.room, strict=True))
 
     def catch_up(self) -> None:
@@ -101,17 +93,14 @@ class Ledger:
             self.cache.progress.watches.poll()
 
     def add(self, counts: Tensor) -> None:
-        """Add confirmed tokens to the lengths, on the device.
-
-        Args:
-            counts: for each row, the number of tokens, int32 ``[B]``.
-        """
+        """Add confirmed tokens, int32 ``[B]``, to the lengths, on the device."""
         self.tables.addcmul_(self.growth, counts.index_select(0, self.row))
 
     def _allocate(self, layout: Layout) -> None:
         last, growth, row = (np.zeros(len(layout.numbers), dtype=np.int32) for _ in range(3))
         rows = np.arange(self.batch)
         for order, (first, middle, end) in zip(layout.shape, layout.spans(self.batch), strict=True):
+            # a phase has FIELDS numbers, of which the third is its length; a row's last phase is the newest
             newest = first + (rows * len(order) + len(order) - 1) * FIELDS + 2
             last[newest] = growth[newest] = 1
             growth[middle:end] = 1

@@ -27,16 +27,13 @@ def answer_nll(
     attend to each other in full precision.
 
     Args:
-        model: causal language model that runs kvbench's attention.
         cache: the cache after the prefill; it is not changed.
         logits: logits of the prompt's last token, ``[B, V]``.
         answer_ids: tokens of each row's answer (may be empty).
         mask: attention mask of the prompts, ``[B, T]``; None: no padding.
-        pad_token_id: token with which shorter answers are padded; it does not count.
 
     Returns:
-        For each row a pair: the negative log-likelihood of its answer in nats, summed over the tokens of the answer,
-        and the number of these tokens.
+        For each row, the negative log-likelihood of its answer in nats, summed over its tokens, and their number.
     """
     longest = max((len(a) for a in answer_ids), default=0)
     if longest == 0:

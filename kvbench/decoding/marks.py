@@ -11,11 +11,7 @@ FLUSH, DRAFT, VERIFY, END = range(4)
 
 
 class Marks:
-    """Events at the points of one round.
-
-    Args:
-        device: device of the passes; on a CPU nothing is measured.
-    """
+    """Events at the points of one round; on a CPU nothing is measured."""
 
     def __init__(self, device: torch.device) -> None:
         cuda = device.type == "cuda"
@@ -29,9 +25,7 @@ class Marks:
     def fill(self, done: Round, flushed: bool) -> None:
         """Fill in the times of the parts of a round, which the device has completed.
 
-        Args:
-            done: the round.
-            flushed: True if the cache was updated before the round, so that :data:`FLUSH` was set.
+        `flushed` is True if the cache was updated before the round, so that :data:`FLUSH` was set.
         """
         if self._events:
             done.draft_seconds = self._between(DRAFT, VERIFY)

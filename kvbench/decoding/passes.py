@@ -36,12 +36,11 @@ def prefill(
     Prompt tokens attend to keys and values in full precision, unless the method sets ``quantized_prefill``.
 
     Args:
-        model: causal language model that runs kvbench's attention.
         cache: an empty cache, which holds the prompts afterwards.
         input_ids: prompts ``[B, T]``, padded on the left.
         mask: attention mask ``[B, T]``; None: no padding.
         chunk: tokens per forward pass; None: the whole prompt at once.
-        rows: prompts per forward pass: a number, ``auto`` or None for all (see :func:`groups`); fewer need less memory.
+        rows: prompts per forward pass (:func:`groups`); fewer need less memory.
 
     Raises:
         CacheError: the cache was used before, or the model used another cache.
@@ -109,10 +108,7 @@ def groups(cache: KVCache, batch: int, width: int, mask: Tensor | None, rows: Ro
     attend to quantized keys and values, or if there is padding that was not declared when the cache was created.
 
     Args:
-        cache: an empty cache.
-        batch: number of prompts.
         width: columns of the padded prompts.
-        mask: attention mask of the prompts; None: no padding.
         rows: prompts per group; ``auto``: as many as have :data:`TOGETHER` tokens together, at least 1; None: all.
     """
     if rows == "auto":
@@ -141,13 +137,10 @@ def forward(
     The tokens go one by one if the model cannot continue the states of its layers with several at once (Jamba).
 
     Args:
-        model: causal language model that runs kvbench's attention.
-        cache: the cache, to which the new tokens are appended.
         input_ids: new tokens ``[B, q]``.
         mask: attention mask ``[B, T + q]`` of the T cached and q new columns; None: no padding.
         positions: positions of the new tokens, ``[B, q]``.
-        all_logits: True: return the logits of all new tokens, ``[B, q, V]``; False: return only those of the last one,
-            ``[B, 1, V]``.
+        all_logits: True: return the logits of all new tokens, ``[B, q, V]``; False: of the last one, ``[B, 1, V]``.
     """
     count = input_ids.shape[1]
     if count > 1 and cache.one_by_one:
@@ -175,13 +168,9 @@ def forward(
 
 
 def check_cache(cache: KVCache, expected: int) -> None:
-    """Raise CacheError unless each row of the cache has received a given number of tokens.
+    """Raise CacheError unless each row of the cache has received `expected` tokens, padding included.
 
     If the number differs, the model has used another cache.
-
-    Args:
-        cache: the cache that the model should have used.
-        expected: number of tokens that went through the model, including padding.
     """
     if cache.get_seq_length() != expected:
         raise CacheError(
@@ -192,12 +181,9 @@ def check_cache(cache: KVCache, expected: int) -> None:
 
 
 def now(tensor: Tensor) -> float:
-    """Return the time in seconds at which the device has finished all work that was queued before this call.
+    """Wait for the device of a tensor to finish all work queued before this call, and return the time in seconds.
 
-    The function waits until then. Only differences between two such times are meaningful.
-
-    Args:
-        tensor: any tensor on the device.
+    Only differences between two such times are meaningful.
     """
     if tensor.is_cuda:
         torch.cuda.synchronize(tensor.device)

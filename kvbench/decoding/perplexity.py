@@ -30,12 +30,7 @@ First = int | Sequence[int]
 
 
 def pass_tokens(chunk: int | Literal["auto"], device: torch.device | None = None) -> int:
-    """Return the number of tokens per row and forward pass.
-
-    Args:
-        chunk: that number; ``auto``: :data:`GPU_PASS` on a GPU, else :data:`PASS`.
-        device: device of the tokens; None: not a GPU.
-    """
+    """Return the number of tokens per row and forward pass: `chunk`, or for ``auto`` what suits the device."""
     if chunk != "auto":
         return chunk
     return GPU_PASS if device is not None and device.type == "cuda" else PASS
@@ -51,10 +46,6 @@ def exact_chunk(method: Policy[Any], chunk: int) -> int:
 
     With 1, several tokens can still share a pass if it is known in advance when each of them is packed or dropped
     (:mod:`kvbench.attention.foreseen`).
-
-    Args:
-        method: the method whose cache is used.
-        chunk: number of tokens per forward pass.
     """
     still = (not method.settles or method.eager) and not method.observe_steps
     return chunk if still else 1
@@ -91,9 +82,8 @@ def decode_nll(
         prompt: number of columns at the beginning of the text that are prefilled at once; 0 is treated as 1.
         chunk: tokens per row and forward pass; ``auto``: :data:`GPU_PASS` on a GPU, else :data:`PASS`. It affects the
             result only by rounding. With 1, each pass is an ordinary decode step.
-        report: function that is called after each pass with the number of tokens processed so far; None: no function.
+        report: called after each pass with the number of tokens processed so far.
         graphs: whether steps may be captured as CUDA graphs, as for :func:`kvbench.decoding.autoregressive.generate`.
-        compile: True: in captured steps, compile everything except attention.
 
     Returns:
         For each row, the negative log-likelihood in nats, summed over the scored tokens, fp32 ``[B]``.
@@ -167,10 +157,8 @@ def _by_passes(
 def foreseen(cache: KVCache) -> bool:
     """Return True if it is known in advance when each token of a cache is packed or dropped, in every layer.
 
-    Passes over many tokens then need not go token by token (:mod:`kvbench.attention.foreseen`).
-
-    Args:
-        cache: the cache, which already contains the prompts.
+    Passes over many tokens then need not go token by token (:mod:`kvbench.attention.foreseen`). The cache already
+    contains the prompts.
     """
     return all(
         layer.method.demotions(layer, layer.real_tokens(0)) is not None and all(order is None for order in layer.order)
@@ -186,7 +174,6 @@ def forward_nll(model: PreTrainedModel, ids: Tensor, first: First) -> Tensor:
     those of the full-precision cache.
 
     Args:
-        model: causal language model.
         ids: token ids ``[B, T]``, without padding.
         first: index of the first scored token, at least 1, because no token predicts token 0; a number per row if rows
             differ.
@@ -214,19 +201,8 @@ def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: Fi
     text were a prompt. Then every token attends causally to these stored, quantized keys and values, including its own.
     KVQuant, Atom and QuaRot simulate quantization like this in their evaluations.
 
-    Args:
-        model: causal language model that runs kvbench's attention.
-        cache: an empty cache.
-        ids: token ids ``[B, T]``, without padding.
-        first: index of the first scored token, at least 1, because no token predicts token 0; a number per row if rows
-            differ.
-
-    Returns:
-        For each row, the negative log-likelihood in nats, summed over the scored tokens, fp32 ``[B]``.
-
-    Raises:
-        CacheError: the model did not use the cache.
-        ValueError: `first` is not between 1 and T - 1.
+    `ids`, `first`, result and errors are those of :func:`forward_nll`, and CacheError if the model did not use the
+    cache.
     """
     firsts = _check_first(ids, first)
     return nll(simulated_logits(model, cache, ids)[:, :-1], ids[:, 1:], firsts, 1).float()

@@ -54,12 +54,11 @@ def layer_errors(
     """Measure the error of each layer's attention for one prompt and the tokens after it.
 
     Args:
-        model: causal language model.
         base: function that returns an empty full-precision cache, for which the model is then set up.
         candidate: the same for the cache to examine.
         input_ids: the prompt, ``[1, T]``.
         tokens: the tokens after it, ``[1, n]``.
-        before: function called before each step of the candidate, for tests that change the cache.
+        before: called before each step of the candidate, for tests that change the cache.
 
     Raises:
         ModelError: the model's attention modules cannot be found.
@@ -93,6 +92,7 @@ def _taped(model: PreTrainedModel, tape: _Tape, given: Sequence[Sequence[Tensor]
             named = "hidden_states" in kwargs
             state = kwargs["hidden_states"] if named else args[0]
             if given is not None:
+                # the recorded input of the same pass: so many inputs have been taped for this layer so far
                 state = given[index][len(tape.inputs[index])].to(state.device)
             tape.inputs[index].append(state)
             if given is None:

@@ -40,19 +40,14 @@ def ask(
     The tokens of a question are processed in one forward pass. They attend to each other in full precision, and to the
     text in the form in which the method has stored it.
 
+    Arguments that are not listed are those of :func:`kvbench.decoding.autoregressive.generate`.
+
     Args:
-        model: causal language model that runs kvbench's attention.
         cache: an empty cache; afterwards it contains the shared text.
         shared_ids: token ids of the shared text, ``[1, T]``.
         questions: token ids of each question, at least one token each.
-        answers: token ids of each question's reference answer. Its likelihood is part of the result.
-        max_new_tokens: maximum number of tokens in each answer, at least 1.
-        sampling: how tokens are chosen: temperature, top-k and top-p.
-        eos_token_ids: tokens that end an answer.
-        stop: strings that end an answer; they require `tokenizer`.
-        tokenizer: the model's tokenizer; None if there are no stop strings.
+        answers: token ids of each question's reference answer, whose likelihood is part of the result.
         prefill_chunk: tokens of the shared text per forward pass; None: all at once.
-        observer: object whose :meth:`Observer.phase` is called at the beginning of each phase; None: no observer.
 
     Returns:
         The generation for each question, in order. The time to first token includes the prefill of the shared text only

@@ -15,15 +15,10 @@ STATES = "layers with a state of fixed size (linear attention, Mamba or convolut
 
 
 def check(cache: KVCache, count: int, *, upper: bool, observed: bool) -> None:
-    """Raise NotServed if a layer of a cache cannot be served by a recorded pass.
+    """Raise NotServed if a layer of a cache cannot be served by a recorded pass of `count` new tokens per row.
 
-    Only problems that can be found without running the model are reported here.
-
-    Args:
-        cache: the cache.
-        count: number of new tokens per row.
-        upper: True: attention reads only the upper nibble of codes with two nibbles (QuantSpec's draft).
-        observed: True if the method settles before every pass, so that it can add the attention of the pass before.
+    Only problems that can be found without running the model are reported here. For `upper` and `observed` see
+    :class:`kvbench.decoding.recorded.Recorded`.
     """
     if cache.state_layers:
         raise NotServed(STATES)
@@ -40,12 +35,7 @@ def check(cache: KVCache, count: int, *, upper: bool, observed: bool) -> None:
 
 
 def check_eager(layer: KVLayer, count: int) -> None:
-    """Raise NotServed unless a kernel can pack the new tokens of a pass before they attend.
-
-    Args:
-        layer: a layer whose method packs tokens before they attend.
-        count: number of new tokens per row.
-    """
+    """Raise NotServed unless a kernel can pack the new tokens of a pass before they attend."""
     if all(len(store.segments) == 1 for store in layer.stores()):
         return  # the layer packs no tokens
     packed = layer.packed_at_once()

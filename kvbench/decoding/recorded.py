@@ -39,7 +39,6 @@ class Place:
     """One layer of the cache in a captured step, with the buffers that the step reads and writes.
 
     Args:
-        layer: the layer.
         work: the layer's stored keys and values, in the form that kernels take. Its table, which tells kernels where
             each run of tokens in one format begins and how long it is, is a view of a buffer in device memory that the
             host updates before each step.
@@ -65,7 +64,6 @@ class Recorded(Spanning):
     Args:
         model: causal language model. :meth:`run` must be called inside :meth:`recording`.
         cache: the cache, which already contains the prompts.
-        batch: number of rows.
         count: number of new tokens per row.
         device: device of tokens and positions: the first one, if layers are spread over several.
         upper: True: attention reads only the upper nibble of codes with two nibbles (QuantSpec's draft).
@@ -129,21 +127,15 @@ class Recorded(Spanning):
         return [place for place in self.layers if place.layer.packed_at_once() is not None]
 
     def begin(self, token: Tensor, lengths: Tensor) -> None:
-        """Set the input of the next pass: its first token per row, and the positions of all its tokens.
+        """Set the input of the next pass: the last token of each row ``[B]``, not cached yet, and all positions.
 
-        Args:
-            token: last token of each row, not cached yet, ``[B]``.
-            lengths: number of cached tokens of each row, ``[B]``.
+        `lengths` are the numbers of cached tokens of each row, ``[B]``.
         """
         self.tokens[:, :1].copy_(token[:, None])
         self.positions.copy_(lengths[:, None] + torch.arange(self.count, device=self.device))
 
     def forward(self, **keep: int) -> Tensor:
-        """Run the model on :attr:`tokens` and return its logits, ``[B, n, V]``.
-
-        Args:
-            keep: ``logits_to_keep=n`` to return the logits of the last n tokens only; without it, logits of all tokens
-                are returned.
+        """Run the model on :attr:`tokens` and return its logits, ``[B, n, V]``, with ``logits_to_keep=n`` the last n.
 
         Raises:
             NotServed: the model did not run attention exactly once per layer.
@@ -162,10 +154,7 @@ class Recorded(Spanning):
         return logits
 
     def check(self) -> None:
-        """Raise NotServed if a layer of the cache cannot be served by a recorded pass.
-
-        Only problems that can be found without running the model are reported here.
-        """
+        """Raise NotServed if a layer cannot be served; see :func:`kvbench.decoding.recordable.check`."""
         check(self.cache, self.count, upper=self.upper, observed=self.observed)
 
     def warm(self) -> None:
@@ -201,6 +190,7 @@ class Recorded(Spanning):
         if not self.cache.progress.frozen:
             settle(self.cache)
         layout = laid_out(self.cache, [layer.advance(self.count) for layer in self.cache.kv_layers])
+        # the same addresses and phases: the recording stays valid, and only the numbers are sent again
         if not layout.same_buffers(self._layout):
             self.build(layout)
             self._upload = Upload(self.state)
@@ -208,9 +198,6 @@ class Recorded(Spanning):
 
     def build(self, layout: Layout) -> None:
         """Allocate the state in device memory, and make each layer's view of it; earlier recordings become invalid.
-
-        Args:
-            layout: where the tokens of the cache lie.
 
         Raises:
             NotServed: a layer cannot be served by a recorded pass.
@@ -245,7 +232,6 @@ class Recorded(Spanning):
             query: queries of the new tokens, ``[B, Hq, q, D]``.
             key: keys of the new tokens as the layer stores them, ``[B, H, q, D]``.
             value: values of the new tokens, ``[B, H, q, Dv]``.
-            scaling: factor by which scores are multiplied.
             logits: the model's softcap and attention sinks; they must be the same in every pass.
 
         Returns:

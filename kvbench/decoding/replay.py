@@ -20,15 +20,9 @@ from kvbench.decoding.passes import forward, prefill
 def replay(
     model: PreTrainedModel, cache: KVCache, input_ids: Tensor, settled: Collection[int], max_new_tokens: int
 ) -> tuple[list[int], list[float]]:
-    """Repeat a greedy speculative run without a draft, token by token, so that the tokens of both can be compared.
-
-    The method packs or drops tokens at the same points of the text as in the speculative run, so both runs should
-    produce the same tokens.
+    """Repeat a greedy speculative run on one prompt ``[1, T]`` without a draft, token by token.
 
     Args:
-        model: causal language model that runs kvbench's attention.
-        cache: an empty cache.
-        input_ids: one prompt, ``[1, T]``.
         settled: numbers of cached tokens at which the method packed or dropped tokens in the speculative run
             (``Round.settled``); it does so here at the same numbers only.
         max_new_tokens: number of tokens to generate; end-of-sequence tokens do not end the run.

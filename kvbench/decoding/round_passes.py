@@ -29,13 +29,10 @@ class Shared:
     """Tensors at fixed addresses through which the passes of a round and the host exchange tokens and numbers.
 
     Args:
-        batch: number of rows, B.
         most: largest number of drafts per round, G.
-        how: how tokens are chosen: temperature, top-k and top-p.
         forced: probability with which each draft is accepted by chance, whatever its token; None: drafts are accepted
             by comparison with the target.
         vocabulary: vocabulary size, V.
-        device: device of the tensors.
 
     Attributes:
         pending: last confirmed token of each row, not cached yet, ``[B]``.
@@ -73,16 +70,14 @@ class Shared:
     def draws(self, active: Sequence[bool], limits: Sequence[int], generators: Sequence[torch.Generator]) -> Numbers:
         """Draw the random numbers of a round in the order in which eager rounds draw them, and return :attr:`given`.
 
-        Args:
-            active: which rows still generate.
-            limits: number of drafts that each row may accept.
-            generators: random generator of each row; those of rows that have ended are not used.
+        Generators of rows that have ended are not used. `limits` are the drafts that each row may accept.
         """
         most, sampled = self.most, self.chances is not None
         given = np.zeros(tuple(self.given.shape), dtype=np.float32)
         given[most : 2 * most] = 1.0
         for row, (on, limit, generator) in enumerate(zip(active, limits, generators, strict=True)):
             given[-1, row] = limit if on else -1
+            # sampled: one number per draft to draw it, one to accept it, and one for the token after them
             count = (2 * limit + 1 if sampled else limit if self.forced is not None else 0) if on else 0
             if not count:
                 continue
@@ -101,21 +96,14 @@ class Shared:
 
 
 class Draft(Recorded):
-    """The draft's forward pass over one token per row, in a form that can be captured as a CUDA graph.
-
-    Args:
-        model: model of both draft and target.
-        ledger: lengths of the cache that the draft reads.
-        shared: tensors that all passes of a round use.
-        upper: True: attention reads only the upper nibble of codes with two nibbles (QuantSpec's draft).
-    """
+    """The draft's forward pass over one token per row, in a form that can be captured as a CUDA graph."""
 
     def __init__(self, model: PreTrainedModel, ledger: Ledger, shared: Shared, upper: bool) -> None:
         super().__init__(model, ledger.cache, len(shared.pending), 1, shared.device, upper=upper)
         self.ledger, self.shared = ledger, shared
 
     def changed(self) -> list[Tensor]:
-        """Return the tensors that :meth:`run` changes and a later pass reads."""
+        """See :meth:`Recorded.changed`."""
         return [*super().changed(), self.shared.number, self.state]
 
     def restart(self) -> None:
@@ -145,11 +133,7 @@ class Draft(Recorded):
 class Verification(Recorded):
     """The target's forward pass over the last confirmed token and all drafts, with everything up to the next round.
 
-    Args:
-        model: model of both draft and target.
-        ledger: lengths of the target's cache.
-        draft: the draft's pass, which this one prepares for the next round.
-        gamma: number of drafts.
+    The draft's pass is the one that this pass prepares for the next round.
     """
 
     def __init__(self, model: PreTrainedModel, ledger: Ledger, draft: Draft, gamma: int) -> None:
@@ -160,7 +144,7 @@ class Verification(Recorded):
             self.steps = torch.arange(gamma + 1, device=shared.device)
 
     def changed(self) -> list[Tensor]:
-        """Return the tensors that :meth:`run` changes and a later pass reads."""
+        """See :meth:`Recorded.changed`."""
         shared = self.shared
         lengths = {id(ledger): ledger.tables for ledger in (self.ledger, self.draft.ledger)}
         return [shared.pending, shared.lengths, *lengths.values(), *self.draft.changed()]
@@ -168,6 +152,7 @@ class Verification(Recorded):
     def run(self) -> None:
         """Verify the drafts, accept some, choose the token after them, and prepare the next round."""
         shared, gamma = self.shared, self.gamma
+        # the tables are those with one new token: gamma more lengthen the newest phase, from the same place on
         torch.add(self.ledger.tables, self.ledger.last, alpha=gamma, out=self.state)
         drafts = shared.drafts[:gamma].T
         self.tokens.copy_(torch.cat([shared.pending[:, None], drafts], 1))
@@ -184,14 +169,9 @@ class Verification(Recorded):
         self.draft.restart()
 
     def accept(self, drafts: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Accept drafts and choose the token after them.
+        """Return how many drafts ``[B, gamma]`` each row accepts, and the token after them, ``[B]`` each.
 
-        Args:
-            drafts: drafted tokens of each row, ``[B, gamma]``.
-            logits: the target's logits after the last confirmed token and each draft, ``[B, gamma + 1, V]``.
-
-        Returns:
-            The number of accepted drafts of each row ``[B]``, and the token after them ``[B]``.
+        `logits` are the target's after the last confirmed token and each draft, ``[B, gamma + 1, V]``.
         """
         shared, gamma = self.shared, self.gamma
         limits, numbers = shared.limits, shared.given[shared.most : shared.most + gamma].T
@@ -204,11 +184,7 @@ class Verification(Recorded):
         return accepted, torch.where(limits < 0, rest.argmax(-1), drawn)
 
     def build(self, layout: Layout) -> None:
-        """Allocate the state as :meth:`Recorded.build` does, and find the places of new tokens in the draft's cache.
-
-        Args:
-            layout: where the tokens of the target's cache lie.
-        """
+        """Allocate the state as :meth:`Recorded.build` does, and find the places of new tokens in the draft's cache."""
         super().build(layout)
         ledger, batch = self.draft.ledger, len(self.tokens)
         assert ledger.layout is not None

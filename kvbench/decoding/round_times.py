@@ -15,10 +15,8 @@ PARTS = ("draft", "verify", "flush")
 def totals(rounds: Sequence[Round], rows: Sequence[int]) -> dict[str, Any] | None:
     """Return the sums over all rounds but the first, which may include work that is done once after the prompt.
 
-    Args:
-        rounds: the rounds of the batch; if there is only one, its numbers are returned.
-        rows: indices of the rows to count. Each counts all rounds in which it gained tokens, so that the time of a
-            round counts once for each of them.
+    If there is only one round, its numbers are returned. A round counts once for each of `rows` that gained tokens in
+    it, and so does its time.
 
     Returns:
         A dict: ``rounds``; ``seconds`` of them; ``draft_s``, ``verify_s``, ``flush_s`` and ``sampling_s`` (the rest),

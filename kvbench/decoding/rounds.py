@@ -39,12 +39,7 @@ class CapturedRounds(Engine):
     """Engine whose forward passes, one for drafting and one per gamma for verification, are replays of CUDA graphs.
 
     Args:
-        model: model of both draft and target.
         cache: the target's cache, which already contains the prompts.
-        speculation: settings of speculative decoding.
-        how: how tokens are chosen: temperature, top-k and top-p.
-        batch: number of rows.
-        compile: True: compile everything except attention.
         capture: True: capture CUDA graphs; False: run the code of the passes at each replay (for tests on a CPU).
 
     Attributes:
@@ -84,7 +79,7 @@ class CapturedRounds(Engine):
 
     @property
     def stepping(self) -> str:
-        """Text for results on how passes run: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
+        """See :attr:`Captured.stepping`."""
         return self.draft.stepping
 
     @property
@@ -120,7 +115,7 @@ class CapturedRounds(Engine):
             raise NotCaptured(reason(error)) from error
 
     def begin(self, token: Tensor) -> None:
-        """Take the first new token of each row, ``[B]``, which is not cached yet."""
+        """See :meth:`Engine.begin`."""
         self.shared.pending.copy_(token)
         self._restart()
         self._last = time.perf_counter()
@@ -144,7 +139,7 @@ class CapturedRounds(Engine):
         verification = self._verification(gamma)
         if not self._ahead:
             marks.set(DRAFT)
-        self._draft(gamma - self._ahead)
+        self._draft(gamma - self._ahead)  # the first may have been drafted at the end of the last round
         marks.set(VERIFY)
         verification.replay()
         marks.set(END)

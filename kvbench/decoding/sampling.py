@@ -43,13 +43,9 @@ class Sampling:
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Return the distribution from which the next token is drawn, in fp32, with the shape of `logits`.
+    """Return the distribution ``[..., V]`` from which the next token is drawn, in fp32.
 
     For greedy decoding, the most probable token has probability 1.
-
-    Args:
-        logits: ``[..., V]``.
-        sampling: temperature, top-k and top-p.
     """
     if sampling.temperature == 0.0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
@@ -68,12 +64,9 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def choose(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> Tensor:
-    """Choose the next token of each row from logits, and return the tokens, ``[B]``.
+    """Choose the next token of each row from logits ``[B, V]``, and return the tokens, ``[B]``.
 
-    Args:
-        logits: logits of each row, ``[B, V]``.
-        sampling: how tokens are chosen: temperature, top-k and top-p.
-        generators: random generator of each row; not used for greedy decoding.
+    Generators are not used for greedy decoding.
     """
     if sampling.temperature == 0.0:
         return logits.argmax(-1)
@@ -82,14 +75,10 @@ def choose(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Genera
 
 
 def draw(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Choose one token per row with the given random numbers, and return the tokens, ``[B]``.
+    """Choose one token per row with given uniform random numbers in [0, 1), ``[B]``, and return the tokens, ``[B]``.
 
     The function can be captured in a CUDA graph, because the host never waits for the device. For a row of NaN the
     result is token 0.
-
-    Args:
-        probs: distribution of each row, ``[B, V]``.
-        uniform: uniform random number in [0, 1) for each row, ``[B]``.
     """
     # a GPU sums in blocks, and rounding can change the cumulative sum even where the probability is 0
     sums = probs.cumsum(-1).masked_fill(~(probs > 0), 0.0)

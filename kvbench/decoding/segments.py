@@ -27,9 +27,7 @@ Pair = tuple[Tensor, Tensor]
 class Twins:
     """A tensor on the first device with a copy on each other device that holds layers of a cache.
 
-    Args:
-        home: the tensor itself, which the host or the first device changes.
-        layers: the layers.
+    The host or the first device changes the tensor itself, `home`.
     """
 
     def __init__(self, home: Tensor, layers: Iterable[KVLayer]) -> None:
@@ -50,9 +48,7 @@ class Twins:
 class Spanning:
     """Base class of passes over layers that may lie on several devices: it copies what the next device reads.
 
-    Args:
-        layers: the layers of the cache, in order.
-        device: the first device, from which the host starts a pass.
+    The host starts a pass from the first device, `device`.
 
     Attributes:
         twins: tensors of which layers on other devices read copies, in addition to the model's own tensors.
@@ -84,11 +80,7 @@ class Spanning:
 
     @contextmanager
     def crossing(self, by: Mover) -> Iterator[None]:
-        """Let another function than :meth:`copied` copy tensors from device to device within a ``with`` block.
-
-        Args:
-            by: the function, which must also copy what :meth:`carried` returns.
-        """
+        """Let `by` copy tensors from device to device within a ``with`` block; it must copy :meth:`carried` too."""
         self._mover = by
         try:
             yield
@@ -110,11 +102,7 @@ Opening = Callable[[torch.device], AbstractContextManager[Replayable]]
 
 @contextmanager
 def graph_on(device: torch.device) -> Iterator[torch.cuda.CUDAGraph]:
-    """Capture the work of a ``with`` block, all of it on one GPU, as a CUDA graph.
-
-    Args:
-        device: the GPU.
-    """
+    """Capture the work of a ``with`` block, all of it on one GPU, as a CUDA graph."""
     graph, stream = torch.cuda.CUDAGraph(), side_stream(device)
     with torch.cuda.device(device), torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
         yield graph
@@ -154,12 +142,7 @@ class Segments:
     def cross(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         """Go on to another device: end the graph, add copies of tensors to fixed addresses, and begin the next graph.
 
-        Args:
-            tensors: tensors that the pass reads on the next device.
-            device: the next device.
-
-        Returns:
-            Their copies, which contain nothing until the first replay.
+        The result are the copies, which contain nothing until the first replay.
         """
         self._open.close()
         pairs = [(x, torch.empty_like(x, device=device)) for x in tensors]
@@ -179,13 +162,10 @@ class Segments:
 
 
 def copy(pairs: Sequence[Pair]) -> None:
-    """Queue copies of tensors to other devices.
+    """Queue copies of the first tensor of each pair to the second, on another device.
 
     The copies run on the current stream of the source's device, after what is queued there and on the target's device;
     what is queued on the target's device later waits for them.
-
-    Args:
-        pairs: sources and targets.
     """
     for source, target in pairs:
         target.copy_(source, non_blocking=True)
@@ -195,10 +175,8 @@ def copy(pairs: Sequence[Pair]) -> None:
 def aside(devices: Iterable[torch.device]) -> Iterator[None]:
     """Make the streams on which graphs are captured the current ones of several GPUs for a ``with`` block.
 
-    They begin after what is queued on the current streams now. At the end of the block, the host waits for them.
-
-    Args:
-        devices: the GPUs; the first of them becomes the current device.
+    They begin after what is queued on the current streams now. At the end of the block, the host waits for them. The
+    first GPU becomes the current device.
     """
     streams = [side_stream(device) for device in devices]
     with ExitStack() as stack:

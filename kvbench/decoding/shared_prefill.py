@@ -28,11 +28,7 @@ from kvbench.methods.fp16 import FP16
 
 
 def refusal(method: Method) -> str | None:
-    """Return why a method cannot share a prefill with others; None if it can.
-
-    Args:
-        method: the method.
-    """
+    """Return why a method cannot share a prefill with others; None if it can."""
     if method.quantized_prefill:
         return "its prompt attends to quantized keys and values"
     if method.keys_before_rope:
@@ -63,10 +59,6 @@ class _ReaderLayer(KVLayer):
     """A layer of the cache that reads a prompt for several methods.
 
     Args:
-        method: fp16.
-        index: index of the layer.
-        progress: state that all layers of the reading cache share.
-        window: the layer's sliding window in tokens; None if it has none.
         members: the same layer in each method's cache.
         home: device on which to keep the prompt; None for that of the model.
     """
@@ -90,12 +82,7 @@ class _ReaderLayer(KVLayer):
         return [self, *filter(None, self.members)]
 
     def place(self, keys: Tensor, values: Tensor) -> None:
-        """Keep the keys and values of the complete prompt of a group of rows.
-
-        Args:
-            keys: keys of the prompt, including padding, ``[B, H, T, D]``.
-            values: values of the prompt, including padding, ``[B, H, T, Dv]``.
-        """
+        """Keep the complete prompt of a group of rows, including padding: ``[B, H, T, D]`` and ``[B, H, T, Dv]``."""
         observed: list[Tensor | None] = []
         for member in filter(None, self.members):
             observed.append(None if member.observed is None else self._kept(member.observed))
@@ -115,14 +102,7 @@ class _ReaderLayer(KVLayer):
 
 
 class _ReaderStateLayer(KVStateLayer, _ReaderLayer):
-    """The same for a layer that also has a state of fixed size, which the methods' caches copy.
-
-    Args:
-        method: fp16.
-        layer: the layer of the reading cache in whose place this one goes.
-        members: the same layer in each method's cache.
-        home: device on which to keep the prompt; None for that of the model.
-    """
+    """The same for a layer that also has a state of fixed size, which the methods' caches copy."""
 
     def __init__(
         self, method: Method, layer: KVStateLayer, members: Sequence[KVLayer], home: torch.device | None
@@ -177,8 +157,7 @@ class ReadPrompt:
     def fill(self, cache: KVCache) -> Tensor:
         """Let the method of a cache place the prompt, and return the logits of each prompt's last token, ``[B, V]``.
 
-        Args:
-            cache: one of the caches for which the prompt was read; it must still be empty.
+        The cache is one of those for which the prompt was read, and still empty.
 
         Raises:
             CacheError: the cache holds tokens already, or the prompt was not read for it.
@@ -221,14 +200,11 @@ def read(
 ) -> ReadPrompt:
     """Run the model on the prompts once, for the caches of several methods.
 
+    The other arguments are those of :func:`kvbench.decoding.passes.prefill`.
+
     Args:
-        model: causal language model that runs kvbench's attention.
         caches: an empty cache of each method (:func:`refusal`), made for these prompts.
         prompts: padding and lengths of the prompts.
-        input_ids: prompts ``[B, T]``, padded on the left.
-        mask: attention mask ``[B, T]``; None: no padding.
-        chunk: tokens per forward pass; None: the whole prompt at once.
-        rows: prompts per forward pass, as for :func:`kvbench.decoding.passes.prefill`.
         home: device on which to keep keys and values; None for that of the model.
 
     Raises:

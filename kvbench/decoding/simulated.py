@@ -21,14 +21,9 @@ SIMULATED = "kvbench_simulated"
 
 @torch.inference_mode()
 def simulated_logits(model: PreTrainedModel, cache: KVCache, ids: Tensor) -> Tensor:
-    """Return the logits of a text in one pass with simulated quantization, ``[B, T, V]``.
+    """Return the logits of a text without padding in one pass with simulated quantization, ``[B, T, V]``.
 
     :func:`kvbench.decoding.perplexity.simulated_nll` describes the pass.
-
-    Args:
-        model: causal language model that runs kvbench's attention.
-        cache: an empty cache.
-        ids: token ids ``[B, T]``, without padding.
 
     Raises:
         CacheError: the model did not use the cache.

@@ -36,7 +36,6 @@ def sliced(model: PreTrainedModel, tokens: int, chunk: int | Literal["auto"] | N
     function ``apply_rotary_pos_emb`` in each Python module that defines a class of the model.
 
     Args:
-        model: causal language model.
         tokens: number of tokens in a forward pass inside the block, rows times columns.
         chunk: tokens per slice; ``auto``: :data:`SLICE` if a pass has more than :data:`LONG` tokens, else no slices;
             None: no slices.

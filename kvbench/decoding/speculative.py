@@ -57,7 +57,7 @@ class Round:
 
 
 class Engine(ABC):
-    """Runner of rounds: drafts tokens, verifies them, and rolls back the rejected ones."""
+    """Runner of the rounds of speculation: drafts tokens, verifies them, and rolls back the rejected ones."""
 
     @property
     def seconds(self) -> float:
@@ -66,11 +66,7 @@ class Engine(ABC):
 
     @abstractmethod
     def begin(self, token: Tensor) -> None:
-        """Prepare for the first round.
-
-        Args:
-            token: first new token of each row, ``[B]``; not cached yet.
-        """
+        """Prepare for the first round with the first new token of each row, ``[B]``, which is not cached yet."""
 
     @abstractmethod
     def round(
@@ -87,8 +83,6 @@ class Engine(ABC):
             gamma: number of drafts.
             active: which rows still generate.
             limits: number of drafts that each row may accept.
-            stopping: collects the tokens and decides which rows have ended.
-            generators: random generator of each row.
 
         Returns:
             The round. An engine may fill in the times of its parts only during the next round, or in :meth:`end`.
@@ -100,19 +94,13 @@ class Engine(ABC):
 
 
 class Eager(Engine):
-    """Runner of rounds whose forward passes are ordinary calls of the model.
-
-    Args:
-        drafter: proposes and verifies the drafts.
-        sampling: how tokens are chosen: temperature, top-k and top-p.
-        pad_token_id: token fed to rows that have ended.
-    """
+    """Engine whose forward passes are ordinary calls of the model."""
 
     def __init__(self, drafter: Drafter, sampling: Sampling, pad_token_id: int) -> None:
         self.drafter, self.sampling, self.pad = drafter, sampling, pad_token_id
 
     def begin(self, token: Tensor) -> None:
-        """Take the first new token of each row, ``[B]``."""
+        """See :meth:`Engine.begin`."""
         self.pending = token
 
     def round(
@@ -179,20 +167,8 @@ def decode(
 
     A row's tokens and random numbers do not depend on the other rows of the batch, except with ``gamma=auto``.
 
-    Args:
-        model: causal language model that runs kvbench's attention: the target.
-        cache: the target's cache, which already contains the prompts.
-        token: first new token of each row, ``[B]``; not cached yet.
-        stopping: object to which the new tokens are added, and which decides when a row has ended.
-        sampling: how tokens are chosen: temperature, top-k and top-p.
-        generators: random generator of each row.
-        max_new_tokens: limit on the new tokens of every row, the first token included; no row accepts drafts beyond it.
-        pad_token_id: token fed to rows that have ended.
-        speculation: settings of speculative decoding.
-        engine: object that runs the rounds; None: a new :class:`Eager`.
-
-    Returns:
-        The rounds, in order. The tokens themselves are in `stopping`.
+    Arguments are those of :func:`kvbench.decoding.autoregressive.continued`; no row accepts drafts beyond its limit of
+    new tokens. `cache` is the target's. Without an engine, rounds are run by a new :class:`Eager`.
 
     Raises:
         CacheError: the model did not use the cache, or the draft needs a cache of its own and has none.
@@ -229,13 +205,11 @@ def taken(
     drafts: Sequence[Sequence[int]],
     following: Sequence[int],
 ) -> list[int]:
-    """Add the new tokens of a round to the rows, and return how many each row gained.
+    """Add the new tokens of a round to the rows, and return how many each row gained: none after one that ends it.
 
     Args:
-        stopping: collects the tokens and decides which rows have ended; a row gains none after the one that ends it.
         active: which rows still generated at the beginning of the round.
         accepted: number of drafts that each row accepted.
-        drafts: drafted tokens of each row.
         following: for each row, the token after the accepted drafts.
     """
     emitted = [0] * len(active)
@@ -248,13 +222,7 @@ def taken(
 
 
 def left_padding(starts: Sequence[int], width: int, device: torch.device) -> Tensor | None:
-    """Return the attention mask of a batch padded on the left, ``[B, width]``; None if no row has padding.
-
-    Args:
-        starts: column of the first real token of each row.
-        width: number of columns.
-        device: device of the mask.
-    """
+    """Return the attention mask ``[B, width]`` of rows that begin in columns `starts`; None if no row has padding."""
     if not any(starts):
         return None
     first = torch.tensor(starts, device=device)
@@ -262,11 +230,7 @@ def left_padding(starts: Sequence[int], width: int, device: torch.device) -> Ten
 
 
 def figures(rounds: Sequence[Round], row: int) -> dict[str, Any]:
-    """Return the totals of one row over all rounds: rounds, drafts, accepted drafts and tokens.
-
-    Args:
-        rounds: the rounds of the batch.
-        row: index of the row.
+    """Return the totals of one row of the batch over all rounds.
 
     Returns:
         A dict of numbers: ``rounds`` (those in which the row gained tokens), ``drafted`` (drafts that the row could
@@ -290,10 +254,6 @@ def token_seconds(rounds: Sequence[Round], row: int) -> list[float]:
     A round yields several tokens at once, so its time is divided among them. Tokens of the row's first round get the
     mean time per token of that round. All later tokens get the mean time per token of all later rounds. Therefore only
     the sum and the mean of the list are meaningful.
-
-    Args:
-        rounds: the rounds of the batch.
-        row: index of the row.
     """
     mine = [r for r in rounds if r.emitted[row]]
     if not mine:

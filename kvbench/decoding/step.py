@@ -18,11 +18,8 @@ class Step(Recorded):
     """A decode step of one token per row that can be recorded; the tokens that it chooses are its next input.
 
     Args:
-        model: causal language model, as for :class:`Recorded`.
-        cache: the cache, which already contains the prompts.
         token: last token of each row, not cached yet, ``[B]``.
         lengths: number of cached tokens of each row, ``[B]``; this is also the position of `token`.
-        sampling: how tokens are chosen: temperature, top-k and top-p.
         uniforms: random numbers with which to draw the tokens of all steps, fp32 ``[steps, B]``; None for greedy
             decoding.
     """
@@ -46,7 +43,7 @@ class Step(Recorded):
         self.begin(token, lengths)
 
     def changed(self) -> list[Tensor]:
-        """Return the input tensors that :meth:`run` changes: tokens, positions, and the index of the step."""
+        """See :meth:`Recorded.changed`."""
         return [*super().changed(), self.number]
 
     def run(self) -> None:

@@ -10,9 +10,6 @@ class Stopping:
     """Collector of the new tokens of a batch, which decides when a row ends: at an EOS token or a stop string.
 
     Args:
-        batch: number of rows.
-        eos_token_ids: tokens that end a row.
-        stop: strings that end a row.
         tokenizer: the model's tokenizer; None if neither `stop` nor :meth:`texts` is needed.
 
     Attributes:
@@ -40,11 +37,7 @@ class Stopping:
         return all(self.ended)
 
     def take(self, tokens: Sequence[int]) -> None:
-        """Add one new token to each row; tokens of rows that have ended are ignored.
-
-        Args:
-            tokens: the new token of each row of the batch.
-        """
+        """Add one new token to each row; tokens of rows that have ended are ignored."""
         for row, token in enumerate(tokens):
             self.take_row(row, token)
 

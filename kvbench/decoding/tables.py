@@ -56,10 +56,9 @@ class Layout:
 
 
 def laid_out(cache: KVCache, places: Sequence[Sequence[tuple[int, int]]]) -> Layout:
-    """Describe where the tokens of a cache lie, new ones included.
+    """Describe where the tokens of a cache lie, new ones included, which already count as stored.
 
     Args:
-        cache: the cache, in which the new tokens already count as stored.
         places: for each layer and row, where the first new key and the first new value are to be written.
 
     Raises:
@@ -83,10 +82,7 @@ def laid_out(cache: KVCache, places: Sequence[Sequence[tuple[int, int]]]) -> Lay
 
 
 def state(layer: KVLayer) -> tuple[Any, ...]:
-    """Return the lengths and starts of all segments in the key store and the value store of a layer.
-
-    Layers for which this is equal have equal tables of lengths, so the table is computed only once for them.
-    """
+    """Return the lengths and starts of all segments of a layer; layers for which they are equal have equal tables."""
     return tuple(
         (tuple(segment.lengths), tuple(getattr(segment, "starts", ())))
         for store in layer.stores()
@@ -102,11 +98,7 @@ def pointers(layer: KVLayer) -> tuple[int, ...]:
 
 
 class Upload:
-    """Copies of arrays from the host to one tensor on the device, for which the host does not wait.
-
-    Args:
-        target: tensor that receives the arrays.
-    """
+    """Copies of arrays from the host to one tensor on the device, for which the host does not wait."""
 
     def __init__(self, target: Tensor) -> None:
         self.target, self._sent = target, 0
@@ -116,11 +108,7 @@ class Upload:
         self._copied: list[torch.cuda.Event | None] = [None] * RING
 
     def send(self, numbers: Numbers) -> None:
-        """Queue a copy of an array, which may be changed afterwards.
-
-        Args:
-            numbers: array with the shape and the dtype of the target.
-        """
+        """Queue a copy of an array, which may be changed afterwards, with shape and dtype of the target."""
         slot = self._sent % RING
         self._sent += 1
         event = self._copied[slot]
