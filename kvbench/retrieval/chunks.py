@@ -51,8 +51,6 @@ def cut(
 
     Args:
         ids: the prompt's token ids, without padding.
-        decode: function that converts token ids to text.
-        size: number of tokens per chunk.
         context: half-open token range of the context. None if it is unknown; all tokens but the last 64 are then
             treated as the context, and the last 64 are searched for if `query` is empty.
         query: text of the question; may be empty.
@@ -89,13 +87,7 @@ def text_in_words(
     """Return the text of a chunk, with its first and last word completed from the tokens around the chunk.
 
     Words are separated by whitespace. A word stays incomplete if it extends more than :data:`REACH` tokens beyond the
-    chunk, or if a character at the boundary is split between two tokens.
-
-    Args:
-        ids: the prompt's token ids.
-        decode: function that converts token ids to text.
-        span: half-open token range of the chunk.
-        context: half-open token range of the context; tokens outside it are not used.
+    chunk, or if a character at the boundary is split between two tokens. Tokens outside `context` are not used.
     """
     start, stop = span
     begin, end = max(context[0], start - REACH), min(context[1], stop + REACH)
@@ -107,7 +99,7 @@ def text_in_words(
     front = back = ""
     if text and not text[0].isspace():
         front = re.findall(r"\S*\Z", before)[0]
-        if front == before and begin > context[0]:
+        if front == before and begin > context[0]:  # the word begins before the tokens that were decoded
             front = ""
     after = decode(ids[begin:end])
     if text and not text[-1].isspace() and after.startswith(until):

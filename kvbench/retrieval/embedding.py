@@ -1,7 +1,4 @@
-"""Base classes of encoders, which score the similarity of a context's chunks to a query.
-
-An encoder returns one number per chunk; a larger number means more similar.
-"""
+"""Base classes of encoders, which score the similarity of a context's chunks to a query."""
 
 from __future__ import annotations
 
@@ -39,11 +36,7 @@ class Encoder(ABC):
 class Embedding(Encoder):
     """Base class of encoders that score a text by the cosine similarity of embedding vectors (Cocktail, eq. 1).
 
-    Vectors are stored and used again, by later processes too.
-
-    Args:
-        name: name of the encoder, under which its vectors are stored.
-        store: store of the vectors.
+    Vectors are stored under the encoder's name and used again, by later processes too.
     """
 
     batch = 64

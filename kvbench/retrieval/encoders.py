@@ -1,7 +1,7 @@
 """The encoders that ``method.encoder`` names, and loading of their weights.
 
-If the weights or the API key of an encoder are missing, the run stops with an error that names overrides. No other
-encoder is used in its place.
+An encoder whose weights or API key are missing is never replaced by another: the run stops with an error that names
+overrides.
 """
 
 from __future__ import annotations
@@ -95,12 +95,8 @@ class BM25(Encoder):
 class SentenceTransformer(Embedding):
     """Encoder that uses a sentence-transformers model.
 
-    Checkpoints without a pooling layer get mean pooling, which Contriever needs.
-
-    Args:
-        name: name of the encoder, under which its vectors are stored.
-        path: folder of the checkpoint, or its repository on the hub.
-        store: store of the vectors.
+    Checkpoints without a pooling layer get mean pooling, which Contriever needs. `path` is the folder of the
+    checkpoint, or its repository on the hub.
     """
 
     def __init__(self, name: str, path: str, store: EmbeddingStore) -> None:
@@ -139,11 +135,7 @@ class SentenceTransformer(Embedding):
 
 
 def load_sentence_transformer(name: str, path: str) -> Any:
-    """Load a sentence-transformers model from a folder, the hub's cache or the hub.
-
-    Args:
-        name: name of the encoder, for messages.
-        path: folder of the checkpoint, or its repository on the hub.
+    """Load a sentence-transformers model from a folder, the hub's cache or the hub; `name` is for messages.
 
     Raises:
         ModelError: the package is not installed, or the model is unavailable.
@@ -171,13 +163,7 @@ def load_sentence_transformer(name: str, path: str) -> Any:
 
 
 def cannot_load(name: str, path: str, reason: str) -> ModelError:
-    """Return the error for an encoder whose weights cannot be loaded; its hint says what to use instead.
-
-    Args:
-        name: name of the encoder.
-        path: folder or repository of its checkpoint.
-        reason: why the weights cannot be loaded.
-    """
+    """Return the error for an encoder whose weights cannot be loaded; its hint says what to use instead."""
     return ModelError(
         f"the encoder '{name}' ({path}) cannot be loaded ({reason}). Either its weights are not on this machine, "
         "or the hub cannot be reached.\n  hint: set method.encoder=bm25, which needs no weights, or "
@@ -217,11 +203,8 @@ def hub_answers() -> bool:
 def encoder(name: str) -> Encoder:
     """Return the encoder that ``method.encoder`` names; the same object for every call with the same name.
 
-    Args:
-        name: one of :data:`NAMED`, or a sentence-transformers model: its repository on the hub, or its folder.
-
     Raises:
-        ConfigError: `name` is none of these.
+        ConfigError: it is neither one of :data:`NAMED`, nor a sentence-transformers model on the hub or in a folder.
     """
     if name == "bm25":
         return BM25()

@@ -1,4 +1,4 @@
-"""The encoder ``openai``: embedding vectors from OpenAI's API or a compatible server."""
+"""The encoder ``openai``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ class OpenAI(Embedding):
 
     Environment variables configure it: ``OPENAI_API_KEY``, which is never logged, ``OPENAI_BASE_URL`` for another
     server, and ``OPENAI_EMBEDDING_MODEL`` for a model other than ``text-embedding-ada-002``.
-
-    Args:
-        store: store of the vectors.
     """
 
     def __init__(self, store: EmbeddingStore) -> None:

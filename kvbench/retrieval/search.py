@@ -38,11 +38,6 @@ def by_threshold(scores: Sequence[float], alpha: float, beta: float) -> Widths:
     The thresholds are ``T_low = s_min + (s_max - s_min) alpha`` and ``T_high = s_max - (s_max - s_min) beta``. A chunk
     gets 2 bits if its score is below T_low, 16 bits if it is above T_high, and 4 bits otherwise. A single chunk
     therefore gets 4 bits, as do chunks that all have the same score; with beta = 0, no chunk gets 16 bits.
-
-    Args:
-        scores: similarity of each chunk to the query.
-        alpha: distance of T_low from the lowest score, as a fraction of the range of scores.
-        beta: distance of T_high from the highest score, as a fraction of the range of scores.
     """
     if not scores:
         return Widths((), None, None)
@@ -57,9 +52,7 @@ def by_rank(scores: Sequence[float], shares: Sequence[float]) -> Widths:
     The most similar chunks get 16 bits, the next ones 4 bits and the rest 2 bits. Of two chunks with the same score,
     the earlier one ranks higher. The size of the cache therefore does not depend on the scores.
 
-    Args:
-        scores: similarity of each chunk to the query.
-        shares: proportions of the chunks with 16, 4 and 2 bits; they need not sum to 1.
+    The shares are those of 16, 4 and 2 bits; they need not sum to 1.
     """
     total, n = sum(shares), len(scores)
     full = round(n * shares[0] / total)
@@ -72,12 +65,7 @@ def by_rank(scores: Sequence[float], shares: Sequence[float]) -> Widths:
 
 
 def shuffled(widths: Widths, seed: str) -> Widths:
-    """Return the same bit widths in random order: Cocktail's ablation in which the search (module I) is left out.
-
-    Args:
-        widths: bit widths that a search has chosen.
-        seed: seed of the random order.
-    """
+    """Return the same bit widths in random order: Cocktail's ablation in which the search (module I) is left out."""
     bits = list(widths.bits)
     random.Random(seed).shuffle(bits)
     return Widths(tuple(bits), widths.t_low, widths.t_high)

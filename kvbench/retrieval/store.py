@@ -22,10 +22,7 @@ ANY = "*"
 class EmbeddingStore:
     """Store of embedding vectors in an SQLite file, which several processes may use at the same time.
 
-    If the file cannot be opened or created, the vectors are kept in memory instead.
-
-    Args:
-        path: the file; None to keep the vectors in memory.
+    If the file cannot be opened or created, or `path` is None, the vectors are kept in memory instead.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -65,14 +62,9 @@ class EmbeddingStore:
         return cls(Path(root) / "embeddings.sqlite")
 
     def get(self, name: str, texts: Sequence[str]) -> dict[str, list[float]]:
-        """Return the vectors that are stored for texts, in fp32.
+        """Return the vectors, in fp32, that are stored for texts as the encoder `name` encoded them.
 
-        Args:
-            name: name of the encoder.
-            texts: the texts, as they were encoded.
-
-        Returns:
-            A dict from text to vector. Texts whose vector is not stored or is damaged are missing.
+        Texts whose vector is not stored or is damaged are missing.
         """
         vectors = {}
         for text in set(texts):
@@ -103,16 +95,7 @@ class EmbeddingStore:
             return False
 
     def costs(self, name: str, texts: Sequence[str], machine: str) -> dict[str, float]:
-        """Return how long an encoder took to encode each of several texts on a machine.
-
-        Args:
-            name: name of the encoder.
-            texts: the texts, as they were encoded.
-            machine: description of the machine, as given to :meth:`put`.
-
-        Returns:
-            A dict from text to seconds. Texts that were never timed on this machine are missing.
-        """
+        """Return how many seconds an encoder took to encode each text on a machine, as far as they were timed there."""
         seconds = {}
         for text in set(texts):
             try:
@@ -126,14 +109,7 @@ class EmbeddingStore:
         return seconds
 
     def put(self, name: str, vectors: Mapping[str, Sequence[float]], machine: str, seconds: float) -> None:
-        """Store the vectors of texts that were encoded together, and the time that this took.
-
-        Args:
-            name: name of the encoder.
-            vectors: vectors by text.
-            machine: description of the machine that encoded the texts.
-            seconds: encoding time of all texts together; an equal share of it is stored for each text.
-        """
+        """Store the vectors of texts that were encoded together, and an equal share of the time that this took."""
         rows = [(_key(name, text), array.array("f", vector).tobytes()) for text, vector in vectors.items()]
         seconds_each = seconds / max(len(rows), 1)
         costs = [(key, machine, seconds_each) for key, _ in rows]

@@ -17,10 +17,7 @@ _SMALL = ("*.json", "*.model", "*.jinja", "*.txt", "*.py")
 def fetch_weights(hub_id: str, announce: Callable[[Plan], None] = lambda files: None) -> Path:
     """Download the files of an encoder that the hub's cache does not have, and return the encoder's folder there.
 
-    Args:
-        hub_id: the encoder's repository, ``OWNER/NAME``.
-        announce: function that is called before a download, with the files and their sizes; it is not called if no file
-            is missing.
+    If a file is missing, `announce` is called before, with the files and their sizes.
 
     Raises:
         HubError: the hub cannot be reached, or does not provide the encoder.
@@ -37,9 +34,6 @@ def wanted(files: Sequence[str]) -> list[str]:
 
     These are the weights (.safetensors, or .bin if there are none), the folders of layers after the model, such as
     ``1_Pooling``, and all small files, such as the configuration and the tokenizer.
-
-    Args:
-        files: paths of all files of the repository.
     """
     top = [name for name in files if "/" not in name]
     weights = [name for name in top if name.endswith(".safetensors")] or [n for n in top if n.endswith(".bin")]
