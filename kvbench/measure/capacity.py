@@ -21,14 +21,7 @@ Figures = dict[str, Any]
 
 
 def by_formula(memory: int, weights: int, workspace: int, per_sequence: int) -> int:
-    """Return how many sequences fit into memory; 0 if not even the weights and the workspace do.
-
-    Args:
-        memory: bytes that the process may use.
-        weights: bytes of the weights.
-        workspace: bytes needed for a moment while a prompt is stored.
-        per_sequence: bytes of the buffers of one sequence's cache.
-    """
+    """Return how many sequences fit into memory; 0 if not even the weights and the workspace do. All in bytes."""
     return max(0, memory - weights - workspace) // per_sequence
 
 
@@ -42,10 +35,10 @@ def measure(meter: Meter, prompt: int, memory: int, most: int) -> Figures:
         most: largest number of sequences to allocate.
 
     Returns:
-        A dict. ``by_formula`` and ``allocated``: numbers of sequences, the second at most `most`. ``ended``: ``memory``
-        or ``bound``, whatever came first. ``memory``, ``weights``, ``workspace`` and ``per_sequence``: the formula's
-        terms in bytes. ``status`` is ``ok``, or ``oom`` if a single sequence does not fit, which leaves the formula
-        without its last two terms.
+        ``by_formula`` and ``allocated``: numbers of sequences, the second at most `most`. ``ended``: ``memory`` or
+        ``bound``, whatever came first. ``memory``, ``weights``, ``workspace`` and ``per_sequence``: the formula's terms
+        in bytes. ``status`` is ``ok``, or ``oom`` if a single sequence does not fit, which leaves the formula without
+        its last two terms.
     """
     weights = weight_bytes(meter.model)
     figures: Figures = {"prompt": prompt, "new_tokens": meter.how.new_tokens, "memory": memory, "weights": weights}

@@ -1,9 +1,8 @@
 """The meter of time and memory: measures a model with a method's cache at one prompt length and batch size at a time.
 
-Used by ``dataset=efficiency`` and by ``python -m kvbench.bench memory | tpot | prefill``. Each point is measured in
-this order: short generations, which time the prefill; on a CPU, a generation that counts live tensors; a complete
-generation, from which all other figures come; and, on request, stock transformers. Running out of memory is a result
-too. The figures then contain the number of bytes requested, and the process releases its memory.
+Each point is measured in this order: short generations, which time the prefill; on a CPU, a generation that counts live
+tensors; a complete generation, from which all other figures come; and, on request, stock transformers. Running out of
+memory is a result too: the figures then contain the number of bytes requested, and the process releases its memory.
 """
 
 from __future__ import annotations
@@ -49,9 +48,7 @@ class Meter:
 
     Args:
         model: the model, in evaluation mode and on its device.
-        tokenizer: tokenizer with which the prompts are made.
-        method: method whose caches are measured.
-        how: settings of the measurement.
+        tokenizer: makes the prompts.
 
     Attributes:
         tokens: tokens that the measured generation of the last point produced, one list per sequence.
@@ -78,14 +75,9 @@ class Meter:
     def point(self, prompt: int, batch: int) -> Figures:
         """Measure one point and return its figures.
 
-        Args:
-            prompt: tokens per prompt.
-            batch: number of sequences.
-
-        Returns:
-            A dict. ``status`` is ``ok``, or ``oom`` if memory ran out. In the latter case there are no times or cache
-            sizes, but the number of bytes that could not be allocated (``bytes_asked``) and the phase in which this
-            happened (``phase``).
+        ``status`` is ``ok``, or ``oom`` if memory ran out. In the latter case there are no times or cache sizes, but
+        the number of bytes that could not be allocated (``bytes_asked``) and the phase in which this happened
+        (``phase``).
 
         Raises:
             CacheError: the model did not use the method's cache.
@@ -96,13 +88,7 @@ class Meter:
         return figures
 
     def stock_point(self, name: str, prompt: int, batch: int) -> Figures:
-        """Measure one point with a cache of stock transformers; return a dict of figures like that of :meth:`point`.
-
-        Args:
-            name: key of :data:`kvbench.measure.stock.BASELINES`.
-            prompt: tokens per prompt.
-            batch: number of sequences.
-        """
+        """Measure one point with a cache of :data:`kvbench.measure.stock.BASELINES`; result as for :meth:`point`."""
         return self._attempt(
             prompt, batch, lambda: stock.point(name, self.model, self.batch(prompt, batch)[0], self.how)
         )
@@ -126,12 +112,9 @@ class Meter:
         return {"status": "oom", **point, **failure, "weights": weight_bytes(self.model)}
 
     def warm(self, prompt: int = WARM_PROMPT) -> None:
-        """Run one short generation, so that later timings include no initialisation or compilation.
+        """Run one short generation at the first call, so that later timings include no initialisation or compilation.
 
-        Only the first call does this; later calls return at once.
-
-        Args:
-            prompt: tokens of its prompt, of which at most :data:`WARM_PROMPT` are used.
+        Its prompt has at most :data:`WARM_PROMPT` tokens.
         """
         if self._warm:
             return
@@ -140,12 +123,7 @@ class Meter:
         self._warm = True
 
     def batch(self, prompt: int, batch: int) -> tuple[Tensor, Prompts]:
-        """Make a batch of prompts of exactly `prompt` tokens each, without padding.
-
-        Returns:
-            Token ids ``[batch, prompt]``, and the contexts and questions of the prompts as ``method.new_cache`` expects
-            them.
-        """
+        """Make a batch of prompts of exactly `prompt` tokens, without padding: ids ``[batch, prompt]`` and texts."""
         texts = filled(self.tokenizer, prompt, batch, self.how.seed)
         ids = torch.tensor(texts.ids, device=self.device)
         return ids, Prompts([0] * batch, [prompt] * batch, texts.contexts, texts.queries, ids, self.tokenizer.decode)
@@ -198,11 +176,7 @@ class Meter:
         return figures
 
     def _compared(self, ids: Tensor, prompts: Prompts) -> dict[str, int]:
-        """Repeat the first ``how.compare`` tokens with eager steps, and compare them with the captured ones.
-
-        Returns:
-            ``of``: tokens compared, over all rows; ``alike``: how many of them are equal.
-        """
+        """Repeat the first tokens with eager steps; return their number, ``of``, and how many are equal, ``alike``."""
         self._free()
         captured, count = self.tokens, min(self.how.compare, self.how.new_tokens)
         eager = self._generate(ids, prompts, count, graphs="never", census=False)[0].tokens
@@ -255,9 +229,6 @@ def fresh_search(method: Any) -> Iterator[None]:
     """Disable the disk cache of text embeddings inside a ``with`` block, so that Cocktail computes all of them.
 
     The time of its search is then the full one. For methods without a text encoder this does nothing.
-
-    Args:
-        method: the method that is measured.
     """
     name = getattr(method, "encoder", None)
     if not isinstance(name, str):

@@ -9,17 +9,14 @@ from kvbench.cache.segments.foreign import Fp8Segment, HFSegment
 
 
 def nominal_bits(cache: Any) -> dict[str, float]:
-    """Return the bits per element of the formats that a cache stores keys and values in, per token that it has seen.
+    """Return the bits per element of a cache's formats after the last step, per token that it has seen.
 
     Scales, zero points and other metadata do not count; neither does the window of the newest tokens, which takes ever
     less of a growing cache. Tokens that a method has dropped count as 0 bits. A cache that holds all its tokens in
     the window has the bits of the window.
 
-    Args:
-        cache: the cache after the last step.
-
     Returns:
-        A dict with the mean over layers and rows for ``key`` and for ``value``.
+        The mean over layers and rows for ``key`` and for ``value``.
     """
     windowed = cache.method.reach() is not None  # Cocktail's exact tokens are a share of the prompt, not a window
     sums = {"key": [0.0, 0.0], "value": [0.0, 0.0]}
@@ -28,6 +25,7 @@ def nominal_bits(cache: Any) -> dict[str, float]:
             for row in range(layer.batch):
                 counts = [segment.lengths[row] for segment in store.segments]
                 seen = layer.real_tokens(row)  # without padding
+                # the window is left out only where tokens lie outside it, and none has been dropped
                 whole = windowed and sum(counts) == seen and sum(counts) > counts[-1]
                 tokens = seen - counts[-1] if whole else seen
                 segments = store.segments[:-1] if whole else store.segments
@@ -40,10 +38,6 @@ def code_bits(segment: Segment, row: int) -> float:
     """Return the bits of the codes that a segment holds for one row, divided by heads and channels.
 
     Tokens in full precision count with the bits of the model's dtype.
-
-    Args:
-        segment: the segment.
-        row: row of the batch.
     """
     if isinstance(segment, Fp8Segment):
         return 8.0 * segment.lengths[row]

@@ -40,11 +40,8 @@ def times(
     the number of tokens per sequence that they produced. The percentiles are those of the rounds (:func:`token_times`).
 
     Args:
-        generation: the measured generation.
         prefills: seconds of each timed prefill; the prefill of `generation` is the last.
         searches: seconds of each timed search for chunks (Cocktail); the search of `generation` is the last.
-        batch: number of sequences.
-        new_tokens: number of tokens generated for each sequence.
     """
     steps = token_times(generation.rounds) if generation.rounds else generation.step_s
     later = steps[1:] or steps
@@ -89,10 +86,7 @@ def token_times(rounds: Sequence[Round]) -> list[float]:
 
 
 def first_tokens(generation: Generation) -> float:
-    """Return how many tokens the first decode step adds to a sequence.
-
-    This is 1; with speculation, it is the mean over the sequences of what the first round adds.
-    """
+    """Return how many tokens the first decode step or round adds to a sequence, as the mean over the sequences."""
     if not generation.rounds:
         return 1
     emitted = generation.rounds[0].emitted
@@ -104,12 +98,8 @@ def memory(model: Any, cache: Any, peaks: dict[str, Any]) -> Figures:
 
     ``over_used`` is the peak memory while decoding divided by the least that decoding needs: the weights and the keys
     and values in use. ``over_reserved`` divides the same peak by the weights and all buffers of the cache, their unused
-    room included. Both are None if the peak is unknown.
-
-    Args:
-        model: the model, for the bytes of its weights.
-        cache: the cache after the last step, for its size in bytes.
-        peaks: as :meth:`kvbench.profiling.memory.PhasePeaks.row` returns them.
+    room included. Both are None if the peak is unknown. The peaks are those of
+    :meth:`kvbench.profiling.memory.PhasePeaks.row`, the cache is as after the last step.
     """
     bill, weights = cache.bill().as_dict(), weight_bytes(model)
     used, reserved = bill["used"]["total"], bill["reserved"]["total"]
@@ -139,10 +129,7 @@ def predicted(
     The prediction assumes that a step reads the mean of the cache's sizes before the first and after the last step.
 
     Args:
-        model: the model, for its shape and weights.
         figures: the point's figures so far, with ``kv_used``.
-        prompt: tokens of each prompt.
-        batch: number of sequences.
         before: bytes in use in the cache before the first step; None: assume as many as after the last step.
         drafted: True if the generation used speculative decoding. Its TPOT is not predicted (None).
         together: number of prompt tokens, over all sequences, in the largest forward pass of the prefill; None if a
@@ -186,7 +173,6 @@ def moved(model: Any, figures: Figures, read_rate: float | None = None) -> Figur
     """Return the bytes that a decode step must read, and which share of the device's memory bandwidth it achieves.
 
     Args:
-        model: the measured model.
         figures: the point's figures, with ``kv_used``, ``tpot_s`` and ``predicted``.
         read_rate: read bandwidth that was measured on this device, in GB/s. None: use the known bandwidth of the GPU
             model.
@@ -271,10 +257,7 @@ def per_sequence(figures: Figures) -> Figures:
 
 
 def rounded(figures: Figures) -> Figures:
-    """Return a copy of the figures with all floats, also in nested dicts, rounded to six decimals.
-
-    Times, which are in seconds, are thus precise to a microsecond.
-    """
+    """Return a copy of the figures with all floats, also in nested dicts, rounded to six decimals (microseconds)."""
     return {
         key: rounded(value) if isinstance(value, dict) else round(value, 6) if isinstance(value, float) else value
         for key, value in figures.items()

@@ -28,14 +28,8 @@ def random_layers(
 ) -> None:
     """Draw normally distributed keys and values for every attention layer of a model, and pass them to `take`.
 
-    Only one layer's tensors ``[B, H, tokens, D]`` need to exist at a time.
-
-    Args:
-        model: model that determines the number, the shape and the devices of the layers.
-        batch: number of sequences, B.
-        tokens: number of tokens of each sequence.
-        seed: seed of the random numbers.
-        take: function called once per layer with the layer's index in the model, its keys and its values.
+    Only one layer's tensors ``[B, H, tokens, D]`` need to exist at a time. `take` gets the layer's index in the model,
+    its keys and its values.
     """
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -64,13 +58,6 @@ def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed:
     """Fill an empty cache with random keys and values, as if a prefill of `tokens` tokens had been run.
 
     The other layers of a hybrid model start with an empty state.
-
-    Args:
-        model: model that determines the shape of the layers.
-        cache: an empty cache.
-        batch: number of sequences.
-        tokens: number of tokens per prompt.
-        seed: seed of the random numbers.
     """
     method = cache.method
     if method.keys_before_rope:  # the random keys are stored as keys before RoPE, whose positions attention needs
@@ -94,13 +81,8 @@ def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed:
 def observe(layer: Any, keys: Tensor, query_heads: int, generator: torch.Generator) -> None:
     """Give a layer random attention over the prompt, if its method observes the prompt's.
 
-    Which tokens such a method keeps is then random; how many, and in which format, is not.
-
-    Args:
-        layer: layer of a cache.
-        keys: keys of the prompt, ``[B, H, tokens, D]``.
-        query_heads: number of query heads.
-        generator: generator of the random numbers.
+    Which tokens such a method keeps is then random; how many, and in which format, is not. The keys are
+    ``[B, H, tokens, D]``.
     """
     queries, (batch, _, tokens) = layer.method.observe_prompt, keys.shape[:3]
     if queries:
@@ -124,22 +106,9 @@ def go_on(
 ) -> Generation:
     """Fill a cache with random keys and values in place of a prefill, then decode as ``generate`` does.
 
-    Args:
-        model: causal language model that runs kvbench's attention.
-        cache: an empty cache.
-        batch: number of sequences.
-        tokens: number of tokens to put into the cache for each sequence before decoding.
-        max_new_tokens: number of new tokens. The first of them is an arbitrary one, because there are no logits of a
-            prompt from which to choose it.
-        sampling: how tokens are chosen.
-        graphs: whether to capture a decode step as a CUDA graph: ``auto``, ``always`` or ``never``
-            (:func:`kvbench.decoding.autoregressive.generate`).
-        compile: True to compile everything around attention in decode steps that run as CUDA graphs.
-        observer: object whose ``phase`` method is called at the beginning of each phase; None for no observer.
-        seed: seed of the random keys and values.
-
-    Returns:
-        The generation, with a ``ttft_s`` of 0.
+    Arguments are those of :func:`kvbench.decoding.autoregressive.generate`, with `tokens` tokens for each sequence in
+    place of prompts. The first new token is an arbitrary one, because there are no logits of a prompt from which to
+    choose it. The result has a ``ttft_s`` of 0.
     """
     device = model.get_input_embeddings().weight.device
     prepare(model, cache.method.speculation)

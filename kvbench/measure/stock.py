@@ -47,12 +47,9 @@ def stock(model: Any) -> Iterator[None]:
 
 
 def new_cache(name: str, model: Any, length: int) -> Any:
-    """Return an empty cache of transformers, of the kind that a baseline uses.
+    """Return an empty cache of transformers, of the kind that a baseline (:data:`BASELINES`) uses.
 
-    Args:
-        name: key of :data:`BASELINES`.
-        model: the model that will use the cache.
-        length: number of tokens for which StaticCache allocates; the other caches grow.
+    StaticCache allocates for `length` tokens; the other caches grow.
 
     Raises:
         ConfigError: the package that the cache needs is not installed.
@@ -101,12 +98,10 @@ def decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int 
         ids: the prompts, ``[B, T]``.
         steps: number of timed decode steps.
         fill: ``prefill`` runs the prompts through the model; ``random`` fills the cache with random keys and values.
-        seed: seed of the random keys and values.
 
     Returns:
-        A dict. ``prefill_s``: seconds of the prefill; None with ``fill=random``. ``step_s``: list with the seconds of
-        each timed step. ``peak``: peak memory in bytes by phase. ``tokens``: list of the first row's new tokens,
-        including those of warm-up steps.
+        ``prefill_s``: seconds of the prefill; None with ``fill=random``. ``step_s``: seconds of each timed step.
+        ``peak``: peak memory in bytes by phase. ``tokens``: the first row's new tokens, those of warm-ups included.
     """
     batch, width = ids.shape
     warm_ups = 6 if name.endswith("compiled") else 2
@@ -149,11 +144,7 @@ def decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int 
 def point(name: str, model: Any, ids: Tensor, how: How) -> Figures:
     """Measure one point with a cache of transformers; return figures under the same keys as :meth:`Meter.point`.
 
-    Args:
-        name: key of :data:`BASELINES`.
-        model: the model; it is switched to transformers' own attention.
-        ids: the prompts, ``[B, T]``.
-        how: settings of the measurement.
+    The model is switched to transformers' own attention. The prompts are ``[B, T]``.
     """
     batch, width = ids.shape
     prefills = []
