@@ -8,9 +8,7 @@ import torch
 def device_name(device: torch.device | str) -> str | None:
     """Return the product name of a GPU, such as ``NVIDIA H200``.
 
-    Returns:
-        The name that CUDA reports; None for a CPU, whose name torch does not know; for any other device its type, such
-        as ``mps``.
+    None for a CPU, whose name torch does not know; for any other device its type, such as ``mps``.
     """
     device = torch.device(device)
     if device.type == "cuda":
@@ -19,11 +17,7 @@ def device_name(device: torch.device | str) -> str | None:
 
 
 def identity(device: torch.device | str) -> tuple[str, int] | None:
-    """Return a name of a GPU that is the same in all processes, and its memory in bytes; None for other devices.
-
-    Args:
-        device: the device, numbered as in this process.
-    """
+    """Return a name of a GPU that is the same in all processes, and its memory in bytes; None for other devices."""
     device = torch.device(device)
     if device.type != "cuda":
         return None

@@ -22,12 +22,7 @@ ENOUGH_S = 10.0
 
 @dataclass(frozen=True)
 class Reading:
-    """A reading of the energy counter.
-
-    Args:
-        seconds: time of the reading, from a monotonic clock.
-        joules: the counter.
-    """
+    """A reading of the energy counter in joules, with the time in seconds of a monotonic clock."""
 
     seconds: float
     joules: float
@@ -51,9 +46,7 @@ class Counter:
     def of(cls, device: torch.device | str, library: Any = None) -> Counter:
         """Open the counter of a device; the reason why it cannot be read is stored in the result.
 
-        Args:
-            device: the device.
-            library: the module to use instead of ``pynvml``.
+        `library` is used instead of ``pynvml``.
         """
         try:
             board = open_board(device, library)
@@ -82,8 +75,8 @@ def used(before: Reading | None, after: Reading | None, tokens: int, reason: str
         reason: why there are no readings.
 
     Returns:
-        A dict. ``J_per_token``: joules per token, or None with the reason under ``reason``. With readings there are
-        also ``J``, ``s`` and their quotient ``W``. All figures are of the whole board, idle power included.
+        ``J_per_token``: joules per token, or None with the reason under ``reason``. With readings there are also ``J``,
+        ``s`` and their quotient ``W``. All figures are of the whole board, idle power included.
     """
     if before is None or after is None:
         return {"J_per_token": None, "reason": reason or "the energy counter could not be read"}
@@ -95,16 +88,7 @@ def used(before: Reading | None, after: Reading | None, tokens: int, reason: str
 
 
 def idle_power(counter: Counter, seconds: float = 2.0, sleep: Callable[[float], None] = time.sleep) -> float | None:
-    """Measure the power in watts that the board draws while this process does nothing.
-
-    Args:
-        counter: the board's counter.
-        seconds: how long to wait.
-        sleep: function that waits.
-
-    Returns:
-        The watts; None if the counter cannot be read.
-    """
+    """Measure the watts that the board draws while this process does nothing; None if the counter cannot be read."""
     before = counter.read()
     if before is None:
         return None

@@ -104,11 +104,7 @@ _NAMES = (
 
 
 def gpu_of(device_name: str) -> Gpu | None:
-    """Look up a GPU by the name that torch reports; None if the GPU is unknown or is a MIG slice.
-
-    Args:
-        device_name: result of ``torch.cuda.get_device_name``, such as ``"NVIDIA H200"``.
-    """
+    """Look up a GPU by the name that torch reports, such as ``NVIDIA H200``; None if unknown or a MIG slice."""
     for pattern, name in _NAMES:
         if re.search(rf"\b{pattern}", device_name, re.IGNORECASE) and "MIG" not in device_name:
             return GPUS[name]
@@ -118,8 +114,7 @@ def gpu_of(device_name: str) -> Gpu | None:
 def gpu_named(name: str) -> Gpu:
     """Look up a GPU by its name on the command line (``"h200"``) or the name that torch reports (``"NVIDIA H200"``).
 
-    Args:
-        name: the name, in upper or lower case.
+    Case does not matter.
 
     Raises:
         ConfigError: no known GPU has this name.
@@ -142,13 +137,7 @@ def own_gpu(bandwidth_TBs: float, tflops: float, memory_gb: float, name: str = "
     """Describe a GPU that kvbench does not know, by its read bandwidth, matmul rate and memory.
 
     The two rates count as measured ones: predictions use them as they are, without the discount applied to data-sheet
-    rates.
-
-    Args:
-        bandwidth_TBs: read bandwidth, TB/s.
-        tflops: rate of a large bf16 matmul, TFLOP/s.
-        memory_gb: memory, in GiB despite its name.
-        name: name of the GPU in tables.
+    rates. They are in TB/s and in TFLOP/s of a large bf16 matmul; the memory is in GiB despite its name.
     """
     rate, flops = bandwidth_TBs * _T, tflops * _T
     return Gpu(name, memory_gb, rate, flops, measured_read=rate, measured_matmul=flops)

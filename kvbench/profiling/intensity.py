@@ -47,15 +47,8 @@ class Intensity:
 def table_1(phase: Phase, part: Part, B: int, S_L: int, d: int, k: int = 1) -> Intensity:
     """Return the FLOPs and memory operations that QuantSpec's Table 1 gives for one phase and part of the model.
 
-    The table states them as ``O(.)``; each term is taken with the factor 1. The arguments have the table's names.
-
-    Args:
-        phase: ``prefill`` or ``decode``.
-        part: ``linear`` for linear layers, ``attention``, or ``aggregate`` for both together.
-        B: batch size.
-        S_L: sequence length.
-        d: hidden dimension.
-        k: number of tokens generated (decode only).
+    The table states them as ``O(.)``; each term is taken with the factor 1. The arguments have the table's names: batch
+    size, sequence length, hidden dimension, and number of tokens generated (decode only).
     """
     if part == "aggregate":
         return table_1(phase, "linear", B, S_L, d, k) + table_1(phase, "attention", B, S_L, d, k)
@@ -72,14 +65,7 @@ def asymptote(phase: Phase, part: Part, B: int, S_L: int, d: int) -> float:
     """Return the arithmetic intensity in the limit of short or of long sequences (last rows of QuantSpec's Table 1).
 
     The table has one limit for sequences much shorter than the hidden dimension, used here if ``S_L < d``, and one for
-    much longer sequences, used otherwise.
-
-    Args:
-        phase: ``prefill`` or ``decode``.
-        part: ``linear`` for linear layers, ``attention``, or ``aggregate`` for both together.
-        B: batch size.
-        S_L: sequence length.
-        d: hidden dimension.
+    much longer sequences, used otherwise. Arguments are those of :func:`table_1`.
     """
     short = d > S_L
     if phase == "decode":
@@ -94,16 +80,8 @@ def decode_work(
 
     Every step reads all weights of the linear layers and of lm_head, and all keys and values of every sequence.
 
-    Args:
-        shape: dimensions of the model.
-        batch: number of sequences.
-        context: tokens of each sequence before the first step.
-        new_tokens: number of tokens generated for each sequence.
-        width: bytes of a weight, and of an element of activations, keys and values.
-
-    Returns:
-        A dict with the totals of the linear layers (``linear``), of ``attention``, and of both together
-        (``aggregate``).
+    `context` tokens of each sequence come before the first step; `width` is the bytes of a weight, and of an element of
+    activations, keys and values.
     """
     weights = shape.linear_elements + shape.head_elements
     activations = batch * (shape.layers * linear_activations(shape) + shape.hidden + shape.vocabulary)
@@ -121,15 +99,7 @@ def prefill_work(shape: Shape, batch: int, context: int, width: int = 2) -> dict
     Attention is causal and, as in FlashAttention, keeps its scores on the chip: only queries, keys, values and outputs
     are moved, once each. Logits are computed for the last token of each prompt only.
 
-    Args:
-        shape: dimensions of the model.
-        batch: number of prompts.
-        context: tokens of each prompt.
-        width: bytes of a weight, and of an element of activations, keys and values.
-
-    Returns:
-        A dict with the totals of the linear layers (``linear``), of ``attention``, and of both together
-        (``aggregate``).
+    Arguments and result are those of :func:`decode_work`.
     """
     tokens = batch * context
     head = batch * (shape.hidden + shape.vocabulary)
@@ -145,15 +115,9 @@ def prefill_work(shape: Shape, batch: int, context: int, width: int = 2) -> dict
 
 
 def bound(flops: float, moved_bytes: float, gpu: Gpu) -> Literal["memory", "compute"]:
-    """Tell whether a computation on a GPU is memory-bound or compute-bound (QuantSpec, sec. 3.1.2).
+    """Tell whether a computation is memory-bound: its arithmetic intensity is below the GPU's ridge point.
 
-    Args:
-        flops: floating-point operations of the computation.
-        moved_bytes: bytes that it loads and stores.
-        gpu: the GPU.
-
-    Returns:
-        ``memory`` if the arithmetic intensity is below the GPU's ridge point, else ``compute``.
+    Source: QuantSpec, sec. 3.1.2.
     """
     return "memory" if flops / moved_bytes < gpu.ridge else "compute"
 
@@ -161,15 +125,8 @@ def bound(flops: float, moved_bytes: float, gpu: Gpu) -> Literal["memory", "comp
 def regime(linear_bytes: float, kv_bytes: float) -> Literal["weights", "both", "kv"]:
     """Tell what to quantize for faster decoding: the weights, the KV cache, or both.
 
-    The rule is that of QuantSpec, end of sec. 3.1.2: whatever dominates the memory traffic of a decode step.
-
-    Args:
-        linear_bytes: bytes that linear layers load in a step.
-        kv_bytes: bytes that attention loads in a step.
-
-    Returns:
-        ``weights`` if linear layers load more than twice as many bytes as attention; ``kv`` if attention loads more
-        than twice as many as linear layers; else ``both``.
+    The rule is that of QuantSpec, end of sec. 3.1.2: whatever dominates the bytes that a decode step loads, by more
+    than a factor of 2; else both.
     """
     if kv_bytes > 2 * linear_bytes:
         return "kv"
@@ -182,10 +139,7 @@ def accepted(acceptance: float, gamma: int) -> float:
     A round drafts g tokens and verifies them in one pass. The result is ``(1 - a^(g+1)) / (1 - a)`` (Leviathan et al.,
     eq. 1), which includes the token that the verifying pass itself adds.
 
-    Args:
-        acceptance: a, the probability that a drafted token is accepted, the same for every token and independent of the
-            others.
-        gamma: g, the number of tokens drafted per round.
+    `acceptance` is a, the same for every token and independent of the others; `gamma` is g.
 
     Raises:
         ValueError: `acceptance` is not between 0 and 1.
@@ -198,14 +152,8 @@ def accepted(acceptance: float, gamma: int) -> float:
 def speed_up(acceptance: float, gamma: int, t_ar: float, t_draft: float, t_verify: float) -> float:
     """Return the speed-up of speculative over plain decoding: ``E * t_ar / (gamma * t_draft + t_verify)``.
 
-    E is the expected number of tokens per round (:func:`accepted`).
-
-    Args:
-        acceptance: probability that a drafted token is accepted.
-        gamma: number of tokens drafted per round.
-        t_ar: time of a step of plain decoding.
-        t_draft: time to draft one token, in the same unit.
-        t_verify: time of the target's forward pass over the drafted tokens, in the same unit.
+    E is the expected number of tokens per round (:func:`accepted`). `t_ar` is the time of a step of plain decoding,
+    `t_draft` that of one drafted token, and `t_verify` that of the target's pass over the drafts, in the same unit.
     """
     return accepted(acceptance, gamma) * t_ar / (gamma * t_draft + t_verify)
 
@@ -213,14 +161,9 @@ def speed_up(acceptance: float, gamma: int, t_ar: float, t_draft: float, t_verif
 def best_gamma(
     acceptance: float, t_ar: float, t_draft: float, t_verify: float, gammas: range = range(1, 9)
 ) -> tuple[int, float]:
-    """Find the number of drafted tokens per round that maximizes the speed-up; return it with the speed-up.
+    """Find the number of drafted tokens per round that maximizes the speed-up (:func:`speed_up`); return both.
 
-    Args:
-        acceptance: probability that a drafted token is accepted.
-        t_ar: time of a step of plain decoding.
-        t_draft: time to draft one token, in the same unit.
-        t_verify: time of the target's forward pass over the drafted tokens, in the same unit.
-        gammas: candidates; if several are equally fast, the smallest is returned.
+    If several are equally fast, the smallest is returned.
     """
     speed_ups = {gamma: speed_up(acceptance, gamma, t_ar, t_draft, t_verify) for gamma in gammas}
     best = max(speed_ups, key=lambda gamma: (speed_ups[gamma], -gamma))

@@ -17,7 +17,6 @@ def limited(device: torch.device | str, limit_gb: float | None) -> Iterator[bool
     inside the block; memory that was mapped before, several GiB in a Python process with torch, does not count.
 
     Args:
-        device: device whose memory is limited.
         limit_gb: the limit in GiB; None for no limit.
 
     Yields:
@@ -50,10 +49,7 @@ def limited(device: torch.device | str, limit_gb: float | None) -> Iterator[bool
 
 
 def _data_bytes() -> int | None:
-    """Return the bytes of private writable memory that this process has mapped, as RLIMIT_DATA counts them.
-
-    None if the platform does not tell.
-    """
+    """Return the bytes of private writable memory that this process has mapped, as RLIMIT_DATA counts them, or None."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as handle:
             for line in handle:

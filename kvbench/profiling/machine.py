@@ -72,14 +72,10 @@ _READ: dict[str, Callable[[Board], Any]] = {
 
 
 def state(device: torch.device | str, library: Any = None) -> Record:
-    """Return the state of a device and of the machine now.
-
-    Args:
-        device: the device that is measured.
-        library: the module to use instead of ``pynvml``.
+    """Return the state of a device and of the machine now; `library` is used instead of ``pynvml``.
 
     Returns:
-        A dict. ``gpu``: figures of the GPU by name, from NVML or, without it, from nvidia-smi; None for other devices.
+        ``gpu``: figures of the GPU by name, from NVML or, without it, from nvidia-smi; None for other devices.
         ``source``: which of them. ``governor`` and ``load``: the frequency governor of the first processor, and the
         load average of the last minute. ``missing``: for each figure that is None, the reason.
     """
@@ -122,11 +118,7 @@ def from_nvml(board: Board) -> tuple[Record, dict[str, str]]:
 
 
 def from_smi(answer: Mapping[str, str]) -> tuple[Record, dict[str, str]]:
-    """Convert what nvidia-smi printed to the figures of a GPU; return them, and the reasons for those that are None.
-
-    Args:
-        answer: text by column.
-    """
+    """Convert nvidia-smi's texts by column to a GPU's figures; return them, and the reasons for those that are None."""
     figures: Record = {}
     missing: dict[str, str] = {}
     for name in _READ:

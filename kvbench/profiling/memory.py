@@ -25,13 +25,7 @@ PREFILL, DECODE, STEPS, END = "prefill", "decode", "steps", "end"
 
 @dataclass(frozen=True)
 class LiveTensor:
-    """An allocated tensor storage, described by one of the tensors that use it.
-
-    Args:
-        shape: shape of that tensor.
-        dtype: dtype of that tensor.
-        nbytes: size of the whole storage in bytes, of which the tensor may be a part.
-    """
+    """An allocated storage of `nbytes` bytes, with shape and dtype of one of the tensors that use it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -44,9 +38,7 @@ def live_tensors(device_type: str | None = None, *, min_bytes: int = 0) -> list[
     Only tensors that Python's garbage collector tracks are found (parameters, buffers, cached tensors), not those that
     only C++ code references. If these matter, use :class:`TensorCensus`, which tracks storages from their creation.
 
-    Args:
-        device_type: return only storages on devices of this type, such as ``cpu``; None for all devices.
-        min_bytes: return only storages of at least this size.
+    Storages on devices of other types than `device_type` (None: all) and below `min_bytes` are left out.
     """
     storages: dict[int, LiveTensor] = {}
     for tensor in _tracked_tensors():
@@ -94,10 +86,9 @@ class TensorCensus(TorchDispatchMode):
         self._finalizers.clear()
 
     def phase(self, name: str) -> None:
-        """Begin a new phase and end the current one. Tensors that are alive at its beginning count towards its peak.
+        """Begin a new phase and end the current one, or only end it with ``end``.
 
-        Args:
-            name: name of the phase, a key of :attr:`peaks`; ``end`` ends the current phase without beginning another.
+        Tensors that are alive at its beginning count towards its peak.
         """
         self._phase = "" if name == END else name
         self._note()
@@ -152,7 +143,6 @@ class PhasePeaks:
     each phase begins. :meth:`row` then returns the peaks.
 
     Args:
-        device: device of the model.
         census: on a CPU, True to track every live tensor (:class:`TensorCensus`), which is slow; False to measure only
             the process's peak RSS. On CUDA, this has no effect: the peaks are those of torch's allocator.
 
@@ -179,11 +169,9 @@ class PhasePeaks:
         return self._census if self._census is not None else nullcontext()
 
     def phase(self, name: str) -> None:
-        """Begin a phase of the generation.
+        """Begin the phase ``prefill`` or ``decode``; ``end`` ends the current one without beginning another.
 
-        Args:
-            name: ``prefill`` or ``decode``; ``end`` ends the current phase without beginning another. ``steps``, the
-                part of ``decode`` after a capture, changes nothing: the capture's memory belongs to decoding.
+        ``steps``, the part of ``decode`` after a capture, changes nothing: the capture's memory belongs to decoding.
         """
         if name == STEPS:
             return
@@ -200,8 +188,8 @@ class PhasePeaks:
         """Return the peaks for the result row.
 
         Returns:
-            A dictionary with ``prefill`` and ``decode`` (peak bytes, or None if the phase did not occur), ``kind``
-            (:attr:`kind`) and ``rss`` (the process's peak resident set size in bytes, or None).
+            ``prefill`` and ``decode`` (peak bytes, or None if the phase did not occur), ``kind`` and ``rss`` (the
+            process's peak resident set size in bytes, or None).
         """
         return {
             PREFILL: self.peaks.get(PREFILL),
@@ -256,11 +244,7 @@ def reset_peak_rss() -> None:
 
 
 def release(device: torch.device | str) -> None:
-    """Run the garbage collector and empty torch's CUDA cache, for example after running out of memory.
-
-    Args:
-        device: the cache is emptied only if this is a CUDA device.
-    """
+    """Run the garbage collector and empty torch's CUDA cache, for example after running out of memory."""
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()

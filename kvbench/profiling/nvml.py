@@ -18,22 +18,13 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Board:
-    """One GPU as NVML sees it.
-
-    Args:
-        nvml: the module ``pynvml``, initialised.
-        handle: NVML's handle of the GPU.
-    """
+    """One GPU as NVML sees it: the initialised module ``pynvml`` and its handle of the GPU."""
 
     nvml: Any
     handle: Any
 
     def read(self, function: str, *arguments: Any) -> Any:
-        """Call a function of NVML with the GPU's handle as its first argument and return the result.
-
-        Args:
-            function: name of the function without the prefix, such as ``GetPowerUsage``.
-            arguments: arguments after the handle.
+        """Call NVML's ``nvmlDeviceFUNCTION``, such as ``GetPowerUsage``, with the GPU's handle as its first argument.
 
         Raises:
             Unavailable: this NVML does not have the function, or the GPU does not support it.
@@ -48,12 +39,9 @@ class Board:
 
 
 def open_board(device: torch.device | str, library: Any = None) -> Board:
-    """Return NVML's view of a CUDA device.
+    """Return NVML's view of a CUDA device, numbered as in this process; `library` is used instead of ``pynvml``.
 
-    Args:
-        device: the device, numbered as in this process. The GPU is found by its UUID, because NVML counts GPUs without
-            regard to ``CUDA_VISIBLE_DEVICES``.
-        library: the module to use instead of ``pynvml``.
+    The GPU is found by its UUID, because NVML counts GPUs without regard to ``CUDA_VISIBLE_DEVICES``.
 
     Raises:
         Unavailable: the device is not a CUDA device, ``pynvml`` is not installed, or NVML does not know the GPU.

@@ -69,12 +69,7 @@ class Prediction:
         return max(self.decode_peak_bytes, self.prefill_peak_bytes)
 
     def throughput(self, batch: int, new_tokens: int) -> float:
-        """Return the generated tokens per second of the whole batch, from the start of the prefill to the last token.
-
-        Args:
-            batch: number of sequences.
-            new_tokens: number of tokens generated for each sequence.
-        """
+        """Return the generated tokens per second of the batch, from the start of the prefill to the last token."""
         return batch * new_tokens / (self.ttft_s + (new_tokens - 1) * self.tpot_s)
 
 
@@ -98,14 +93,11 @@ def predict(
     """Predict TTFT, TPOT and memory for one model, cache, batch, context and GPU.
 
     Args:
-        shape: dimensions of the model (``Shape.of(model.config)``).
         kv_bytes_per_step: bytes of keys and values that a step reads, over the whole batch and all layers
             (``cache.bill().used.total``; less if a draft reads only the upper nibbles).
         weight_bytes: bytes of all parameters as loaded, including the embedding table. What a step reads of them is
             computed from this (:meth:`Shape.bytes_read`).
-        batch: number of sequences.
         context: tokens per sequence before the step, which is also the length of the prompts.
-        gpu: the GPU, from :func:`kvbench.profiling.gpus.gpu_named` or :func:`kvbench.profiling.gpus.gpu_of`.
         kv_stored_bytes: bytes of keys and values in the cache, for the peak memory; None if a step reads all of them,
             so that it equals `kv_bytes_per_step`.
         attended: number of cached tokens that each query attends to, for a method that drops tokens; None: all
@@ -114,11 +106,9 @@ def predict(
         overhead_s_per_layer: seconds per layer to add to the roofline's time, for launches and small kernels; 0 for the
             pure roofline.
         prefill_chunk: number of prompt tokens of each sequence per forward pass; None for the whole prompt.
-        prefill_rows: number of prompts per forward pass of the prefill. ``auto``: as many as fit into 16384 tokens, at
-            least one. None: all prompts, as in stock transformers.
-        mlp_chunk: number of tokens for which the feed-forward layer is computed at a time during prefill, which saves
-            memory. ``auto``: 8192 if the pass has more than 16384 tokens, else all. None: all, as in stock
-            transformers.
+        prefill_rows: prompts per forward pass of the prefill (:data:`Rows`). None, as in stock transformers: all.
+        mlp_chunk: tokens for which the feed-forward layer is computed at a time during prefill, which saves memory
+            (:data:`Slice`). None, as in stock transformers: all.
         width: bytes per element in full precision.
     """
     stored = kv_bytes_per_step if kv_stored_bytes is None else kv_stored_bytes
@@ -168,20 +158,9 @@ def max_batch(
 ) -> int:
     """Return the largest batch size that fits into the GPU's memory; 0 if not even one sequence fits.
 
-    Args:
-        shape: dimensions of the model.
-        kv_bytes_per_sequence: bytes of keys and values that the cache stores for each sequence.
-        weight_bytes: bytes of all parameters as loaded.
-        context: tokens per sequence, which is also the length of the prompts.
-        gpu: the GPU.
-        prefill: True if prefill must fit too, False if only decoding must.
-        prefill_chunk: number of prompt tokens of each sequence per forward pass; None for the whole prompt.
-        prefill_rows: number of prompts per forward pass of the prefill. ``auto``: as many as fit into 16384 tokens, at
-            least one. None: all prompts.
-        mlp_chunk: number of tokens for which the feed-forward layer is computed at a time during prefill. ``auto``:
-            8192 if the pass has more than 16384 tokens, else all. None: all.
-        reserve_gib: GiB of the GPU's memory to leave free for the CUDA context, the driver and fragmentation of the
-            allocator.
+    `kv_bytes_per_sequence` are the bytes that the cache stores. With ``prefill=False`` only decoding must fit.
+    `reserve_gib` GiB stay free for the CUDA context, the driver and fragmentation of the allocator. The other arguments
+    are those of :func:`predict`.
     """
     room = gpu.memory - reserve_gib * 2**30 - weight_bytes
     tokens = min(context, prefill_chunk or context) if prefill else 0
@@ -207,13 +186,8 @@ def max_batch(
 def tokens_of_a_pass(batch: int, context: int, prefill_chunk: int | None = None, prefill_rows: Rows = "auto") -> int:
     """Return the number of prompt tokens, over the whole batch, in the largest forward pass of a prefill.
 
-    Args:
-        batch: number of sequences.
-        context: tokens of each prompt.
-        prefill_chunk: number of prompt tokens of each sequence per forward pass; None for the whole prompt. If prompts
-            are longer than this, each pass reads one chunk of every prompt, and `prefill_rows` has no effect.
-        prefill_rows: number of prompts per forward pass. ``auto``: as many as fit into 16384 tokens, at least one.
-            None: all prompts.
+    If prompts are longer than `prefill_chunk`, each pass reads one chunk of every prompt, and `prefill_rows` has no
+    effect. Both are as for :func:`predict`.
     """
     if prefill_chunk is not None and prefill_chunk < context:
         return batch * prefill_chunk
@@ -222,19 +196,13 @@ def tokens_of_a_pass(batch: int, context: int, prefill_chunk: int | None = None,
 
 
 def live_elements(shape: Shape, tokens: int, mlp_chunk: Slice = None) -> int:
-    """Return how many elements the activations of a forward pass have at their peak; weights and KV cache not included.
+    """Return the peak number of activation elements of a forward pass over `tokens` tokens in total.
 
     The peak lies in the feed-forward layer or in attention of one decoder layer; the larger of the two is returned. The
     feed-forward layer holds the gate, the up projection, their product, and four tensors of the hidden size. Attention
     holds queries, keys and values before and after RoPE, the output, and two tensors of the hidden size. For Llama-2-7B
     with stock transformers, the total memory predicted in this way is 14.9, 31.6, 50.6 and 88.6 GiB at 4k, 32k, 64k and
     128k tokens; measured were 15.0, 31.6, 50.6 and 88.7 GiB.
-
-    Args:
-        shape: dimensions of the model.
-        tokens: number of tokens in the pass, over all sequences.
-        mlp_chunk: number of tokens for which the feed-forward layer is computed at a time, which saves memory.
-            ``auto``: 8192 if the pass has more than 16384 tokens, else all. None: all.
     """
     size = (SLICE if tokens > LONG else None) if mlp_chunk == "auto" else mlp_chunk
     feed_forward = 3 * shape.intermediate * min(tokens, size or tokens) + 4 * shape.hidden * tokens

@@ -29,11 +29,9 @@ class Shape:
     Args:
         hidden: hidden size, channels of the residual stream.
         intermediate: channels inside the feed-forward layer.
-        layers: number of decoder layers.
         query_heads: number of query heads, Hq.
         heads: number of KV heads, H.
         channels: channels of a head, D.
-        vocabulary: size of the vocabulary, number of logits per token.
         tied: True if lm_head and the embedding table share their weights.
         qkv_bias: True if the projections to queries, keys and values have biases (Qwen2).
         windows: size in tokens of each layer's sliding window, None for a layer without one; None if no layer has one.
@@ -136,9 +134,7 @@ class Shape:
 
         If lm_head shares the table's weights, the step reads these too.
 
-        Args:
-            weight_bytes: bytes of all weights, for example from :meth:`weight_bytes`.
-            width: bytes per element of the embedding table.
+        The given `weight_bytes` are those of all weights; `width` is the bytes per element of the embedding table.
         """
         return weight_bytes - (0 if self.tied else width * self.head_elements)
 
@@ -146,10 +142,6 @@ class Shape:
         """Return how many bytes an unquantized KV cache takes for one sequence, over all layers.
 
         A layer with a sliding window keeps only the tokens that the next token can attend to.
-
-        Args:
-            tokens: number of tokens in the sequence.
-            width: bytes per element.
         """
         windows = self.windows or (None,) * self.layers
         visible = sum(tokens if window is None else min(tokens, window - 1) for window in windows)
@@ -161,8 +153,7 @@ def sliding_windows(get: Callable[..., Any]) -> tuple[int | None, ...] | None:
 
     Newer models list the kind of each layer (``layer_types``); for older ones a rule per model family decides.
 
-    Args:
-        get: function that returns the value of a configuration key, or a default for a missing key.
+    `get` returns the value of a configuration key, or a default for a missing key.
     """
     window, layers = get("sliding_window"), get("num_hidden_layers")
     if not window or get("use_sliding_window", True) is False:

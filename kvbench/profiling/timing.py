@@ -12,48 +12,30 @@ import torch
 
 
 def synchronize(device: torch.device | str) -> None:
-    """Wait until a CUDA device has finished all queued work. For any other device, return at once.
-
-    Args:
-        device: the device.
-    """
+    """Wait until a CUDA device has finished all queued work. For any other device, return at once."""
     device = torch.device(device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def now(device: torch.device | str = "cpu") -> float:
-    """Wait for the device to finish, then read a monotonic clock in seconds.
-
-    Args:
-        device: device whose queued work is waited for; a CPU has none.
-    """
+    """Wait for the device to finish, then read a monotonic clock in seconds."""
     synchronize(device)
     return time.perf_counter()
 
 
 @dataclass
 class Elapsed:
-    """A duration, which :func:`timed` fills in at the end of its ``with`` block.
-
-    Args:
-        seconds: seconds spent inside the block; NaN until the block ends without an error.
-    """
+    """A duration in seconds, which :func:`timed` fills in at the end of its ``with`` block; NaN until then."""
 
     seconds: float = math.nan
 
 
 @contextmanager
 def timed(device: torch.device | str = "cpu") -> Iterator[Elapsed]:
-    """Measure the time spent inside a ``with`` block.
+    """Measure the time spent inside a ``with`` block; ``seconds`` is set when the block ends.
 
     The device finishes all queued work before each reading of the clock.
-
-    Args:
-        device: device whose work is timed.
-
-    Yields:
-        An :class:`Elapsed`, whose ``seconds`` are set when the block ends.
     """
     elapsed = Elapsed()
     start = now(device)
@@ -72,12 +54,7 @@ def p99(values: Sequence[float]) -> float:
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """Return a percentile, interpolated linearly between neighbouring values (numpy's default); NaN if there are none.
-
-    Args:
-        values: the values, in any order.
-        q: the percentile, 0 to 100.
-    """
+    """Return a percentile (q: 0 to 100), interpolated linearly as by numpy's default; NaN if there are no values."""
     if not values:
         return math.nan
     ordered = sorted(values)
