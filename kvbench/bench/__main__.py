@@ -37,9 +37,8 @@ def point(text: str) -> str:
 def parser(measuring: bool = True) -> argparse.ArgumentParser:
     """Return the parser of the command line.
 
-    Args:
-        measuring: True to add the commands kernel, quantize and products. Their choices come from modules that import
-            torch, so False makes the parser available faster.
+    With ``measuring=False`` it lacks the commands kernel, quantize and products, whose choices come from modules that
+    import torch, and is available faster.
     """
     top = argparse.ArgumentParser(
         prog="python -m kvbench.bench",
@@ -61,9 +60,6 @@ def measured(commands: Any) -> None:
     """Add the subcommands ``kernel``, ``quantize`` and ``products``, each of which times one operation of a layer.
 
     Their lists of valid models and formats are in a module that imports torch, which is therefore imported only here.
-
-    Args:
-        commands: object that argparse's ``add_subparsers`` returned, to which the subcommands are added.
     """
     from kvbench.bench.shapes import FORMATS, MODELS
 
@@ -173,9 +169,6 @@ def main(argv: list[str] | None = None) -> int:
 
     The status is 0 on success, 1 if a measurement failed, and 2 if an argument is wrong or the command needs a GPU and
     torch does not find one.
-
-    Args:
-        argv: arguments after the program's name; None for those of this process.
     """
     given = sys.argv[1:] if argv is None else argv
     top = parser(measuring=given[:1] not in (["predict"], ["latency"], ["goodput"]))

@@ -25,13 +25,8 @@ def run(query: Tensor, keys: Tensor, values: Tensor, backend: str, packed: bool)
     No causal mask is applied. One new token needs none. For several new tokens the output is therefore not that of a
     causal model, but the amount of work is the same.
 
-    Args:
-        query: queries, ``[B, Hq, q, D]``.
-        keys: keys, ``[B, H, T, D]``.
-        values: values, ``[B, H, T, D]``.
-        backend: name of the back end, a key of :data:`BACKENDS`.
-        packed: True to fold the query heads that share a KV head into the dimension of the new tokens, so that the
-            back end reads each key and value once; False to leave grouped heads to the back end.
+    `backend` is a key of :data:`BACKENDS`. With `packed`, the query heads that share a KV head are folded into the
+    dimension of the new tokens, so that the back end reads each key and value once.
 
     Returns:
         The output in the shape of the queries: ``[B, Hq, q, D]``, or ``[B, H, Hq / H * q, D]`` if `packed`.
@@ -46,10 +41,7 @@ def run(query: Tensor, keys: Tensor, values: Tensor, backend: str, packed: bool)
 def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | str]:
     """Time the attention of one decode step over random 16-bit keys and values with every back end of torch's SDPA.
 
-    Args:
-        at: model, batch and tokens.
-        dtype: dtype of queries, keys and values.
-        seconds: measuring time per back end.
+    Measuring takes `seconds` per back end.
 
     Returns:
         For each back end, by name, its time, or the error message if it does not support these shapes. For models with
@@ -78,11 +70,7 @@ def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | s
 
 
 def best(measured: dict[str, Time | str]) -> tuple[str, float] | None:
-    """Return the name of the fastest back end and its time in microseconds; None if none ran.
-
-    Args:
-        measured: result of :func:`measure`.
-    """
+    """Return the name of the fastest back end of :func:`measure` and its time in microseconds; None if none ran."""
     times = [(time.us, name) for name, time in measured.items() if isinstance(time, Time)]
     if not times:
         return None

@@ -15,9 +15,8 @@ SIZES = (4, 16, 64, 256, 1024, 4096)
 class Ceiling:
     """The GPU's read bandwidth: measured times of a kernel that does nothing but read, for several buffer sizes.
 
-    Args:
-        points: (bytes, microseconds) for each size of buffer, smallest first.
-        kernel: kernel that did the reads: ``triton`` or ``torch.sum``.
+    `points` are (bytes, microseconds) for each size of buffer, smallest first; `kernel` did the reads: ``triton`` or
+    ``torch.sum``.
     """
 
     def __init__(self, points: list[tuple[int, float]], kernel: str) -> None:
@@ -54,10 +53,8 @@ class Ceiling:
 def measure(seconds: float = 0.2) -> Ceiling:
     """Measure how fast this GPU can read its memory, with buffers of several sizes.
 
-    The sizes are those of :data:`SIZES` that fit into the free memory with some to spare.
-
-    Args:
-        seconds: measuring time per size.
+    The sizes are those of :data:`SIZES` that fit into the free memory with some to spare; measuring takes `seconds` for
+    each.
     """
     free = torch.cuda.mem_get_info()[0]
     points, name = [], "torch.sum"
@@ -73,14 +70,9 @@ def measure(seconds: float = 0.2) -> Ceiling:
 
 
 def reader(device: torch.device):  # type: ignore[no-untyped-def]
-    """Return a function that reads a whole buffer as fast as possible, preceded by the function's name.
+    """Return a function that reads a whole int32 buffer as fast as possible, preceded by the function's name.
 
-    Args:
-        device: the GPU.
-
-    Returns:
-        ``triton`` and a function that launches a Triton kernel; without Triton, ``torch.sum`` and a function that sums
-        the buffer. Both functions take an int32 tensor.
+    It is ``triton``, a Triton kernel, or without Triton ``torch.sum``.
     """
     try:
         from kvbench.bench.read_kernel import read

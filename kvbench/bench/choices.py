@@ -132,10 +132,7 @@ def share(text: str) -> float:
 
 
 def shape_of(name: str) -> Shape:
-    """Return the dimensions of a model for the roofline.
-
-    Args:
-        name: a model, as for :func:`numbers_of`.
+    """Return the dimensions of a model for the roofline; the name is as for :func:`numbers_of`.
 
     Raises:
         ConfigError: there is no such model, or its configuration does not state the dimensions, or the roofline does
@@ -191,10 +188,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def method_of(text: str) -> Method:
-    """Create the method that a setting such as ``kivi:int4:residual=64`` describes.
-
-    Args:
-        text: method, quantizer and options in one string (:mod:`kvbench.config.setting`).
+    """Create the method of a setting such as ``kivi:int4:residual=64`` (:mod:`kvbench.config.setting`).
 
     Raises:
         ConfigError: the setting names an unknown method, quantizer or option, or a value that the method refuses.

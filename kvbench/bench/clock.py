@@ -15,14 +15,7 @@ ROUND = 180 << 20
 
 @dataclass(frozen=True)
 class Time:
-    """Time of one call, measured over several rounds. A round is a sequence of calls that is timed as a whole.
-
-    Args:
-        us: median over the rounds, in microseconds.
-        p10: 10th percentile over the rounds, in microseconds.
-        p90: 90th percentile over the rounds, in microseconds.
-        rounds: number of rounds.
-    """
+    """Time of one call in microseconds, median and percentiles over rounds: sequences of calls timed as a whole."""
 
     us: float
     p10: float
@@ -36,12 +29,9 @@ class Time:
 
 
 def copies(size: int) -> int:
-    """Return how many copies of a buffer to use in turn so that none is still in the L2 cache when it is read again.
+    """Return how many copies of a buffer of `size` bytes to use in turn, 1 to 64.
 
-    The result is between 1 and 64.
-
-    Args:
-        size: bytes of the buffer.
+    With so many, none is still in the L2 cache when it is read again.
     """
     return max(1, min(64, -(-ROUND // max(size, 1))))
 
@@ -52,10 +42,8 @@ def replayed(calls: Sequence[Callable[[], object]], seconds: float = 0.25) -> Ti
     The result does not include the time that Python takes to launch kernels. It is therefore the time that the call
     takes within a decode step that runs as a CUDA graph.
 
-    Args:
-        calls: functions that do the same work, each on its own buffers (:func:`copies`). If there are fewer than 8, the
-            graph contains each of them several times.
-        seconds: measuring time.
+    `calls` do the same work, each on its own buffers (:func:`copies`). If there are fewer than 8, the graph contains
+    each of them several times.
     """
     calls = list(calls) * -(-8 // len(calls)) if len(calls) < 8 else list(calls)
     stream = torch.cuda.Stream()
@@ -75,12 +63,8 @@ def replayed(calls: Sequence[Callable[[], object]], seconds: float = 0.25) -> Ti
 def rounds(run: Callable[[], object], per_round: int, seconds: float) -> Time:
     """Measure the time of one call with CUDA events, by timing rounds of several calls and dividing.
 
-    Rounds are repeated until their times add up to `seconds`, but at least 7 and at most 400 times.
-
-    Args:
-        run: function that launches one round.
-        per_round: number of calls per round, by which the time of a round is divided.
-        seconds: measuring time.
+    Rounds are repeated until their times add up to `seconds`, but at least 7 and at most 400 times. `run` launches one
+    round, by whose number of calls, `per_round`, its time is divided.
     """
     for _ in range(2):
         run()
@@ -100,10 +84,5 @@ def rounds(run: Callable[[], object], per_round: int, seconds: float) -> Time:
 
 
 def eager(run: Callable[[], object], seconds: float = 0.25) -> Time:
-    """Measure the time of one call made from Python, including the time that its kernel launches take.
-
-    Args:
-        run: function that makes the call.
-        seconds: measuring time.
-    """
+    """Measure the time of one call made from Python, including the time that its kernel launches take."""
     return rounds(run, 1, seconds)

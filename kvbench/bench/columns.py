@@ -114,11 +114,8 @@ def line(row: Row, command: str, rows: Sequence[Row]) -> list[object]:
     The first cells are the columns of :data:`HEAD`, the others those of ``COLUMNS[command]``. If the measurement
     failed, the last cell is the reason, and the command's other cells are None.
 
-    Args:
-        row: record of the point.
-        command: ``tpot``, ``prefill`` or ``memory``.
-        rows: all records so far. The one with the setting ``dynamic`` (transformers' DynamicCache) and the same prompt
-            length and batch size supplies the columns that compare with stock transformers.
+    Among all records so far, `rows`, the one with the setting ``dynamic`` (transformers' DynamicCache) and the same
+    prompt length and batch size supplies the columns that compare with stock transformers.
     """
     start: list[object] = [row["setting"], short(row["prompt"]), row["batch"], row["new_tokens"]]
     columns = COLUMNS[command]
@@ -130,11 +127,7 @@ def line(row: Row, command: str, rows: Sequence[Row]) -> list[object]:
 
 
 def failure(row: Row) -> str:
-    """Describe in one line why the measurement of a point failed.
-
-    Args:
-        row: record of the point. For lack of memory, the text contains the phase and the bytes asked for, if known.
-    """
+    """Describe in one line why the measurement of a point failed; an oom with its phase and bytes, if known."""
     if row["status"] != "oom":
         return str(row["message"])
     asked = row.get("bytes_asked")
@@ -145,10 +138,7 @@ def failure(row: Row) -> str:
 def table_of(rows: Sequence[Row], command: str) -> str:
     """Return the table of all measured points as text.
 
-    Args:
-        rows: records of the points.
-        command: ``tpot``, ``prefill`` or ``memory``. For ``memory`` the lines are in the order of measurement,
-            otherwise they are sorted by prompt length and batch size.
+    For ``memory`` the lines are in the order of measurement, otherwise they are sorted by prompt length and batch size.
     """
     grown = command == "memory"
     ordered = rows if grown else sorted(rows, key=lambda row: (row["prompt"], row["batch"]))

@@ -29,11 +29,7 @@ COMMANDS = {
 
 
 def preset(command: str) -> dict[str, Any]:
-    """Return a command's default options, read from the preset ``conf/dataset/efficiency/COMMAND.yaml``.
-
-    Args:
-        command: ``tpot``, ``prefill`` or ``memory``.
-    """
+    """Return the default options of ``tpot``, ``prefill`` or ``memory``: ``conf/dataset/efficiency/COMMAND.yaml``."""
     data = read_choice(options("dataset")[f"efficiency/{command}"])
     return {key: value for key, value in data.items() if key not in ("_target_", "name")}
 
@@ -41,10 +37,7 @@ def preset(command: str) -> dict[str, Any]:
 def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int]) -> None:
     """Add the subcommands ``tpot``, ``prefill`` and ``memory`` with their options to the bench's command line.
 
-    Args:
-        commands: object that argparse's ``add_subparsers`` returned, to which the subcommands are added.
-        tokens: argparse type for numbers of tokens, such as ``32k``.
-        number: argparse type for other counts.
+    `tokens` and `number` are argparse types for numbers of tokens, such as ``32k``, and for other counts.
     """
     for name, description in COMMANDS.items():
         parser = commands.add_parser(name, help=description)

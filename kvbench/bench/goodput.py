@@ -29,13 +29,7 @@ NOTE = (
 
 
 def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int]) -> None:
-    """Add the subcommand ``goodput`` to the bench's command line.
-
-    Args:
-        commands: object that argparse's ``add_subparsers`` returned.
-        tokens: argparse type for numbers of tokens.
-        number: argparse type for other counts.
-    """
+    """Add the subcommand ``goodput`` to the bench's command line; see :func:`kvbench.bench.command.add`."""
     parser = commands.add_parser(
         "goodput",
         help="simulate requests over recorded step times: how many keep limits on TTFT and TPOT; needs no GPU",
@@ -85,11 +79,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def servers(content: Mapping[str, Any]) -> Iterator[tuple[str, int, Server]]:
-    """Yield setting, prompt length and recorded times for every setting and prompt length of a file.
+    """Yield setting, prompt length and recorded times for each setting and prompt length of a ``bench memory`` file.
 
-    Args:
-        content: content of a file of ``bench memory``. The prefill of a request is that of the smallest batch divided
-            by its size; the largest batch that fitted is the most that run at a time.
+    The prefill of a request is that of the smallest batch divided by its size; the largest batch that fitted is the
+    most that run at a time.
 
     Raises:
         ValueError: a time is not a number above 0, or a batch size was measured twice, such as with captured and with

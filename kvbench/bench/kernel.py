@@ -60,14 +60,7 @@ def points(args: argparse.Namespace) -> list[Point]:
 
 
 def make(name: str, at: Point, dtype: torch.dtype, device: str = "cuda") -> Work:
-    """Create the input of a decode attention kernel: random keys and values of one layer, stored in a given format.
-
-    Args:
-        name: name of the format, a key of :data:`~kvbench.bench.shapes.FORMATS`.
-        at: model, batch and tokens.
-        dtype: dtype of the tokens in full precision.
-        device: device of the buffers.
-    """
+    """Create the input of a decode attention kernel: random keys and values of a layer in one of :data:`FORMATS`."""
     model, layer = MODELS[at.model], FORMATS[name]
     sides = []
     for side, counts in zip(("key", "value"), lengths(layer, at.context, at.q_len), strict=True):
@@ -99,11 +92,7 @@ def measure(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[s
     They are the time, the bytes that the kernel must read, and its error relative to exact attention over the same
     codes.
 
-    Args:
-        name: name of the format, a key of :data:`~kvbench.bench.shapes.FORMATS`.
-        at: model, batch and tokens.
-        path: kernel to use: ``cuda``, ``triton``, or ``auto`` for the fastest that serves the input.
-        args: options of the command line.
+    `path` is the kernel to use: ``cuda``, ``triton``, or ``auto`` for the fastest that serves the input.
     """
     dtype, model = getattr(torch, args.dtype), MODELS[at.model]
     work = make(name, at, dtype)
@@ -131,17 +120,13 @@ def expected(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
 
     The bandwidth of full-precision tokens is taken to be that of the best 16-bit baseline.
 
-    Args:
-        row: row of the layer that mixes formats.
-        rows: all rows, including those of layers with a single format.
-
-    Returns:
-        Microseconds; None if the layer has a single format, or if one of its formats or the baseline was not measured
-        at the same point.
+    None if the layer has a single format, or if one of its formats or the baseline was not measured at the same point.
+    The result is in microseconds.
     """
     layer, at = FORMATS[row["format"]], Point(row["model"], row["batch"], row["context"], row["q_len"])
     if layer.single or not row.get("best"):
         return None
+    # bytes of 16-bit keys and values per microsecond: 2 sides of 2 bytes
     exact = 4 * MODELS[at.model].heads * at.batch * at.context * MODELS[at.model].channels / row["best_us"]
     total = 0.0
     for kind, size in row["bytes_by_format"].items():
@@ -165,11 +150,7 @@ def expected(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure every point with every format, write the JSON file and print the table.
-
-    Returns:
-        The exit status: 1 if a measurement failed, else 0.
-    """
+    """Measure every point with every format, write the JSON file, print the table; return 1 if one failed, else 0."""
     began = time.perf_counter()
     if args.quick:
         args.seconds = min(args.seconds, 0.1)
@@ -221,14 +202,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def rest(args: argparse.Namespace, skip: int) -> list[dict[str, Any]]:
-    """Continue the measurements in a new process, after an error has made CUDA unusable in this one.
+    """Continue after the first `skip` measurements in a new process, once an error has made CUDA unusable in this one.
 
-    Args:
-        args: options of the command line, which are passed on.
-        skip: number of measurements that are already done and that the new process leaves out.
-
-    Returns:
-        The rows measured by the new process; none if it wrote no file.
+    The result is empty if the process wrote no file.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [

@@ -31,15 +31,7 @@ HEAD = (
 
 
 def per_byte(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
-    """Return the time per byte read, relative to that of :data:`BASE` in the same run.
-
-    Args:
-        row: figures of one measurement.
-        rows: figures of all measurements.
-
-    Returns:
-        The ratio; None if :data:`BASE` was not measured at the same point by the same kernel.
-    """
+    """Return the time per byte read, relative to that of :data:`BASE` at the same point by the same kernel, or None."""
     same = ("model", "batch", "context", "q_len", "path")
     bases = [r for r in rows if r["format"] == BASE and r.get("us") and all(r[key] == row[key] for key in same)]
     if not bases or not row.get("us"):
@@ -48,11 +40,7 @@ def per_byte(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
 
 
 def line(row: dict[str, Any]) -> list[object]:
-    """Return one line of the table as cells; the last is the numerical error, or why the measurement failed.
-
-    Args:
-        row: figures of one measurement, as in the JSON file.
-    """
+    """Return one line of the table as cells; the last is the numerical error, or why the measurement failed."""
     start = [row["model"], row["batch"], short(row["context"]), row["q_len"], row["format"], row.get("path", "-")]
     best, best_us = row.get("best"), row.get("best_us")
     if "us" not in row:
@@ -67,14 +55,7 @@ def line(row: dict[str, Any]) -> list[object]:
 
 
 def finish(rows: list[dict[str, Any]], skipped: int, path: Path, seconds: float) -> None:
-    """Print the table and notes that explain it.
-
-    Args:
-        rows: the figures of all measurements.
-        skipped: number of measurements that ``--quick`` left out to limit the time.
-        path: the JSON file.
-        seconds: duration of the run.
-    """
+    """Print the table and notes that explain it; `skipped` measurements were left out to limit the time."""
     print("\n" + table(HEAD, [line(row) for row in rows], HEAD.index("us")))
     for row in rows:
         if row.get("expected_us"):

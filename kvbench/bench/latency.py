@@ -22,11 +22,7 @@ _FITS = ("setting", "B", "ns/token", "from ms", "R2", "break-even", "GB/s of KV"
 
 
 def add(commands: Any) -> None:
-    """Add the subcommand ``latency`` to the bench's command line.
-
-    Args:
-        commands: object that argparse's ``add_subparsers`` returned.
-    """
+    """Add the subcommand ``latency`` to the bench's command line."""
     parser = commands.add_parser(
         "latency", help="fold points of several processes: medians, spread, time as a line over length; needs no GPU"
     )
@@ -47,10 +43,7 @@ def run(args: argparse.Namespace) -> int:
 def write(files: Sequence[Path], out: Path, command: str) -> int:
     """Fold the files of several processes, write the result, print its tables and return the exit status, 0.
 
-    Args:
-        files: JSON files of ``kvbench.bench tpot``, one for each process.
-        out: JSON file to write.
-        command: command line to record.
+    `files` are those of ``kvbench.bench tpot``, one for each process; `command` is the command line to record.
 
     Raises:
         KvbenchError: a file cannot be read or written, or the files do not belong together.

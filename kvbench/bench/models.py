@@ -1,4 +1,4 @@
-"""Models of the bench: their configuration from the name on the command line, and the lengths that they allow."""
+"""Models of the bench, and the lengths that they allow."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from kvbench.util.schema import build
 def model_config(name: str, *, weights: str = "random", dtype: str = "bfloat16") -> ModelConfig:
     """Return the configuration with which a model is loaded, given its name on the command line.
 
-    Args:
-        name: a preset, a repository of the hub (``OWNER/NAME``) or a folder.
-        weights: a value of ``model.weights``, for example ``random`` or ``pretrained``.
-        dtype: name of the weights' torch dtype.
+    The name is a preset, a repository of the hub (``OWNER/NAME``) or a folder; `weights` a value of ``model.weights``.
 
     Raises:
         ConfigError: the model does not exist, or its configuration is wrong.
@@ -29,13 +26,7 @@ def model_config(name: str, *, weights: str = "random", dtype: str = "bfloat16")
 
 
 def check_lengths(loaded: LoadedModel, longest: int, args: argparse.Namespace) -> None:
-    """Raise ConfigError if a requested sequence exceeds the pretrained model's maximum sequence length.
-
-    Args:
-        loaded: the model.
-        longest: largest number of prompt tokens.
-        args: arguments of the command, for the number of new tokens and the name of the model.
-    """
+    """Raise ConfigError if a requested sequence exceeds the pretrained model's maximum sequence length."""
     if not loaded.random_weights and longest + args.new_tokens > loaded.max_length:
         raise ConfigError(
             "--contexts",

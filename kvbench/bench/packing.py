@@ -32,12 +32,9 @@ ALL = slice(None)
 
 
 def quantizer(format: str, side: Side, channels: int) -> AffineQuantizer:
-    """Create the quantizer that encodes the keys or the values of a layer in a given format.
+    """Create the quantizer of the keys or the values of a layer in a format (:data:`FORMATS`).
 
-    Args:
-        format: key of :data:`~kvbench.bench.shapes.FORMATS`. The format must store all tokens alike (``Layer.single``).
-        side: ``key`` or ``value``.
-        channels: channels per head.
+    The format must store all tokens alike (``Layer.single``).
     """
     if format in ENGINES:
         return engine_quantizer(ENGINES[format], side, channels, channels)
@@ -56,13 +53,6 @@ def empty(format: str, side: Side, at: Point, dtype: torch.dtype, capacity: int)
     """Return an empty packed segment with room for `capacity` tokens.
 
     A NaN or Inf that is packed into it raises no error, so that packing does not wait for the device.
-
-    Args:
-        format: name of the format, a key of :data:`~kvbench.bench.shapes.FORMATS`.
-        side: ``key`` or ``value``.
-        at: model and batch.
-        dtype: dtype of the tokens to pack.
-        capacity: number of tokens for which to allocate.
     """
     model = MODELS[at.model]
     segment = PackedSegment(
@@ -78,12 +68,6 @@ def fresh(at: Point, dtype: torch.dtype, count: int, seed: int = 0) -> Tensor:
     """Return random keys or values as a model yields them: ``[B, H, T, D]``, a view of ``[B, T, H, D]``.
 
     One channel has eight times the magnitude of the others.
-
-    Args:
-        at: model and batch.
-        dtype: dtype of the tensor.
-        count: T, number of tokens.
-        seed: seed of the random numbers.
     """
     model, rng = MODELS[at.model], torch.Generator("cuda").manual_seed(seed)
     x = torch.randn(at.batch, count, model.heads, model.channels, generator=rng, device="cuda").to(dtype)
@@ -120,13 +104,9 @@ def warps(count: int | None) -> Iterator[None]:
 
 
 def put(segment: PackedSegment, first: int, x: Tensor, index: Tensor | None = None) -> None:
-    """Pack tokens into a segment from a given slot on, and overwrite what the segment holds there.
+    """Pack the tokens `index` (None: all) of ``x`` ``[B, H, T, D]`` into a segment from slot `first` on.
 
-    Args:
-        segment: segment to pack into.
-        first: number of tokens that the segment is taken to hold, which is also the first slot to write.
-        x: new keys or values, ``[B, H, T, D]``.
-        index: tokens of `x` to pack, in this order; None for all.
+    What the segment holds there is overwritten.
     """
     segment.lengths = [first] * len(segment.lengths)
     if index is None:
@@ -139,11 +119,6 @@ def equal(format: str, at: Point, dtype: torch.dtype) -> bool:
     """Return True if kvbench's kernel packs keys and values into exactly the same bits as torch operations do.
 
     The comparison covers 4096 tokens in order, and 2048 tokens chosen by index.
-
-    Args:
-        format: name of the format, a key of :data:`~kvbench.bench.shapes.FORMATS`.
-        at: model and batch.
-        dtype: dtype of the tokens to pack.
     """
     x = fresh(at, dtype, 4096)
     order = torch.randperm(4096, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
@@ -163,11 +138,6 @@ def both(format: str, at: Point, dtype: torch.dtype) -> list[Callable[[], None]]
     """Return equivalent functions for timing, each of which packs a layer's keys and values into buffers of its own.
 
     There are so many that all buffers together exceed the L2 cache, so each function reads its tokens from memory.
-
-    Args:
-        format: key of :data:`~kvbench.bench.shapes.FORMATS`.
-        at: model, batch and tokens.
-        dtype: dtype of the tokens to pack.
     """
     model = MODELS[at.model]
     size = 4 * at.batch * model.heads * at.context * model.channels
@@ -196,14 +166,7 @@ def traffic(format: str, at: Point) -> int:
 def others(at: Point, dtype: torch.dtype, bits: int, seconds: float) -> dict[str, Time | str]:
     """Time how quanto and hqq, the back ends of transformers' QuantizedCache, quantize a layer's keys and values.
 
-    Args:
-        at: model, batch and tokens.
-        dtype: dtype of keys and values.
-        bits: bits per code.
-        seconds: measuring time per back end.
-
-    Returns:
-        For each back end, by name, its time, or the error as text if it is not installed or fails.
+    The result has the error as text for a back end that is not installed or fails. Measuring takes `seconds` for each.
     """
     times: dict[str, Time | str] = {}
     x, y = fresh(at, dtype, at.context).contiguous(), fresh(at, dtype, at.context, 1).contiguous()
@@ -217,11 +180,7 @@ def others(at: Point, dtype: torch.dtype, bits: int, seconds: float) -> dict[str
 
 
 def quanto(bits: int) -> Callable[[Tensor], object]:
-    """Return a function that quantizes a tensor with optimum-quanto as transformers' QuantizedCache does.
-
-    Args:
-        bits: bits per code: 2 or 4. 64 elements share a scale.
-    """
+    """Return a function that quantizes in groups of 64 with optimum-quanto, as transformers' QuantizedCache does."""
     from optimum import quanto as q  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     kind, optimizer = {2: q.qint2, 4: q.qint4}[bits], q.MaxOptimizer()
@@ -234,11 +193,7 @@ def quanto(bits: int) -> Callable[[Tensor], object]:
 
 
 def hqq(bits: int) -> Callable[[Tensor], object]:
-    """Return a function that quantizes a tensor with hqq as transformers' QuantizedCache does.
-
-    Args:
-        bits: bits per code. 64 elements share a scale.
-    """
+    """Return a function that quantizes in groups of 64 with hqq, as transformers' QuantizedCache does."""
     from hqq.core.quantize import Quantizer  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     return lambda x: Quantizer.quantize(x, axis=1, device=x.device, compute_dtype=x.dtype, nbits=bits, group_size=64)
@@ -247,14 +202,8 @@ def hqq(bits: int) -> Callable[[Tensor], object]:
 def flushes(format: str) -> list[tuple[str, Side, int]]:
     """Return the flushes to time. A flush packs, in one go, the tokens that leave a method's full-precision window.
 
-    The flushes are 128 keys; 64 keys (LogQuant, W = 64), if the format's groups have at most 64 tokens; and one value
-    (KIVI).
-
-    Args:
-        format: key of :data:`~kvbench.bench.shapes.FORMATS`.
-
-    Returns:
-        For each flush, its name, ``key`` or ``value``, and the number of tokens.
+    They are 128 keys; 64 keys (LogQuant, W = 64), if the format's groups have at most 64 tokens; and one value (KIVI).
+    Each has a name, ``key`` or ``value``, and the number of tokens.
     """
     group = quantizer(format, "key", 128)
     blocks: list[tuple[str, Side, int]] = [("128 keys", "key", 128)]
@@ -268,13 +217,7 @@ def measure_flush(
 ) -> tuple[float, float, float]:
     """Measure, in three ways, how long it takes to pack `count` tokens into a segment that holds `at.context` tokens.
 
-    Args:
-        format: key of :data:`~kvbench.bench.shapes.FORMATS`.
-        at: model, batch, and number of tokens that the segment already holds.
-        side: ``key`` or ``value``.
-        count: number of tokens to pack.
-        dtype: dtype of the tokens to pack.
-        seconds: measuring time per way.
+    Measuring takes `seconds` per way.
 
     Returns:
         Microseconds: of kvbench's kernel in a replayed CUDA graph, of the same kernel called from Python, and of torch

@@ -1,7 +1,5 @@
 """Measurement of time and memory with a whole model, for every setting of a command.
 
-Each setting has its own :class:`~kvbench.measure.meter.Meter`.
-
 The model is loaded once. The JSON file is rewritten after every row; a row is the point's record, as a run of
 ``dataset=efficiency`` stores it, plus the setting and whether its decode steps ran as CUDA graphs and were compiled.
 """
@@ -47,9 +45,6 @@ class Bench:
     """One run of ``tpot``, ``prefill`` or ``memory``: the loaded model, the settings to measure, the results so far.
 
     A result is a row: the figures of one setting at one point (prompt length and batch size).
-
-    Args:
-        args: the arguments, as :mod:`kvbench.bench.command` parses them.
 
     Raises:
         KvbenchError: a setting is wrong, or the model or a method's text encoder is unavailable.
@@ -106,11 +101,8 @@ class Bench:
     def meter(self, method: Method, graphs: str = "never") -> Meter:
         """Create the meter that measures time and memory of one method at any point.
 
-        The first cache that the meter creates switches the model to kvbench's attention.
-
-        Args:
-            method: method whose caches are measured.
-            graphs: ``always`` to run decode steps as CUDA graphs, ``never`` to run them eagerly.
+        The first cache that the meter creates switches the model to kvbench's attention. `graphs` is ``always`` to run
+        decode steps as CUDA graphs, ``never`` to run them eagerly.
         """
         names = (
             "new_tokens",
@@ -149,9 +141,7 @@ class Bench:
     def _grid(self, start: Row, measure: Measure) -> None:
         """Measure the points of one setting one by one, as a result may decide which point is next (``--grow``).
 
-        Args:
-            start: first entries of every row.
-            measure: returns the record of a point, given prompt length and batch.
+        `start` are the first entries of every row; `measure` gets prompt length and batch.
         """
         stored: dict[str, Row] = {}
         for prompt, batch, sample_id in self._points(stored):
@@ -161,8 +151,7 @@ class Bench:
     def _points(self, stored: dict[str, Row]) -> Iterator[tuple[int, int, str]]:
         """Yield prompt length, batch and id of the next point until the grid has none left.
 
-        Args:
-            stored: rows so far by id; the caller adds each point's row before it asks for the next.
+        The caller adds each point's row to `stored`, by id, before it asks for the next.
         """
         while True:
             samples = [sample for sample in self.grid.next_samples(stored) if sample.id not in stored]
@@ -215,11 +204,7 @@ class Bench:
         print("  ".join(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells), flush=True)
 
     def write(self) -> None:
-        """Write the JSON file with all rows so far.
-
-        Raises:
-            KvbenchError: the file cannot be written.
-        """
+        """Write the JSON file with all rows so far; KvbenchError if it cannot be written."""
         content = {
             "schema": SCHEMA,
             "what": f"python -m kvbench.bench {self.args.command}: points of time and memory",

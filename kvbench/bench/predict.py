@@ -27,11 +27,7 @@ from kvbench.util.table import table
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand ``predict`` with its options to the bench's command line.
-
-    Args:
-        commands: object that argparse's ``add_subparsers`` returned, to which the subcommand is added.
-    """
+    """Add the subcommand ``predict`` with its options to the bench's command line."""
     add = commands.add_parser(
         "predict",
         help="predict TTFT, TPOT, memory and the largest batch with a roofline; does not need a GPU",
@@ -121,11 +117,7 @@ def add_parser(commands: Any) -> None:
 
 
 def mlp_chunk(text: str) -> int | Literal["auto"] | None:
-    """Parse the number of tokens that feed-forward layers process at a time (an argparse ``type``).
-
-    Returns:
-        ``"auto"`` for ``auto``, None (all tokens) for ``none`` or ``null``, otherwise the number.
-    """
+    """Parse ``auto``, ``none`` or ``null`` (None: all tokens), or a number of tokens (an argparse ``type``)."""
     if text == "auto":
         return "auto"
     return None if text in ("none", "null") else tokens(text)
@@ -201,11 +193,7 @@ def rows(args: argparse.Namespace) -> list[Row]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Predict times and memory, print them as a table and, with ``--out``, also write them to a JSON file.
-
-    Returns:
-        The exit status: 0, or 2 if an error message was printed instead.
-    """
+    """Print predicted times and memory, with ``--out`` also into a JSON file; return 0, or 2 for an error."""
     try:
         if args.out is not None:
             check_writable(str(args.out), "--out")
@@ -226,12 +214,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def shown(rows: list[Row], args: argparse.Namespace) -> str:
-    """Format predictions as a table, followed by notes on its columns.
-
-    Args:
-        rows: the predictions, one per line of the table.
-        args: options of the command line, some of which the notes mention.
-    """
+    """Format predictions as a table, followed by notes on its columns."""
     head = [
         "model",
         "gpu",

@@ -31,9 +31,6 @@ class BytesRow:
     """A row of the table: the bytes of one method's cache for one model, batch size and prompt length.
 
     Args:
-        model: name of the model.
-        method: setting of the method.
-        batch: number of sequences.
         context: number of prompt tokens per sequence.
         new_tokens: number of tokens generated per sequence.
         kv_bytes: bytes of keys and values of the whole batch at the end of the generation.
@@ -57,8 +54,6 @@ class CacheShape:
 
     Args:
         layers: number of layers that keep keys and values.
-        query_heads: number of query heads.
-        heads: number of KV heads.
         channels: channels per head.
         windows: for each of these layers, its sliding window in tokens, or None if it has none.
         state: bytes of the states of fixed size of one sequence.
@@ -73,11 +68,9 @@ class CacheShape:
 
     @classmethod
     def of(cls, numbers: Mapping[str, Any], width: int = WIDTH) -> CacheShape:
-        """Return the dimensions of a model.
+        """Return the dimensions of a model from its ``config.json``, or other numbers under transformers' names.
 
-        Args:
-            numbers: the content of a ``config.json``, or other numbers under transformers' names.
-            width: bytes per element of the model's dtype.
+        `width` is the bytes per element of the model's dtype.
 
         Raises:
             ConfigError: kvbench does not support the model, or a dimension is missing.
@@ -106,14 +99,7 @@ class CacheShape:
         )
 
     def bytes(self, method: Method, tokens: int, prompt: int, width: int = WIDTH) -> KVBytes:
-        """Return the predicted bytes of one sequence by part, with the states of fixed size.
-
-        Args:
-            method: method that stores the keys and values.
-            tokens: number of tokens of the sequence, the prompt included.
-            prompt: number of tokens of the prompt.
-            width: bytes per element in full precision.
-        """
+        """Return the predicted bytes of a sequence of `tokens` tokens, prompt included, with states of fixed size."""
         stored = kv_bytes(
             method,
             tokens,
@@ -149,14 +135,6 @@ def rows(
     new_tokens: int,
 ) -> list[BytesRow]:
     """Predict the bytes of each combination of context, batch and method for one model.
-
-    Args:
-        model: name of the model in the table.
-        numbers: its configuration.
-        methods: methods by their setting.
-        contexts: prompt lengths in tokens.
-        batches: batch sizes.
-        new_tokens: tokens to generate per sequence.
 
     Raises:
         ConfigError: kvbench does not support the model, or a method cannot run with it.

@@ -19,10 +19,6 @@ class Row:
     """A row of the table: the roofline's prediction for one model, method, batch size, prompt length and GPU.
 
     Args:
-        model: name of the model.
-        gpu: name of the GPU.
-        method: setting of the method.
-        batch: number of sequences.
         context: number of prompt tokens per sequence.
         new_tokens: number of tokens generated per sequence.
         ttft_s: lower bound on the seconds of the prefill of the whole batch.
@@ -40,8 +36,6 @@ class Row:
         kv_of_fp16: `kv_bytes` divided by the bytes that the keys and values would take in fp16.
         decode_peak_bytes: peak memory of decoding.
         prefill_peak_bytes: peak memory of the prefill.
-        fits: True if the batch fits into the GPU's memory.
-        max_batch: largest number of sequences that fits.
         draft_s: seconds of one drafted token; None without speculation.
         verify_s: seconds of the pass that verifies a round's drafts; None without speculation.
     """
@@ -74,16 +68,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Case:
-    """One model, method, batch size, prompt length and GPU, whose times and memory are to be predicted.
-
-    Args:
-        shape: dimensions of the model.
-        method: method that stores the keys and values.
-        batch: number of sequences.
-        context: number of prompt tokens per sequence.
-        gpu: the GPU.
-        args: the options of the command line.
-    """
+    """One model, method, batch size, prompt length and GPU, whose times and memory are to be predicted."""
 
     shape: Shape
     method: Method
@@ -93,13 +78,7 @@ class Case:
     args: argparse.Namespace
 
     def kv(self, view: View, at: int) -> KVBytes:
-        """Return the bytes of the keys and values of one sequence in all layers.
-
-        Args:
-            view: which bytes to count. ``all``: everything that the cache stores. ``target``: the same without a
-                draft's own cache. ``draft``: what a drafted token reads.
-            at: number of tokens of the sequence.
-        """
+        """Return the bytes of one sequence's keys and values in all layers, at a number of tokens."""
         s = self.shape
         return kv_bytes(
             self.method,
@@ -122,12 +101,7 @@ class Case:
         """Predict the time and the memory of a decode step.
 
         The time is predicted for the length of the cache halfway through the generation, and the memory for its length
-        at the end of the generation.
-
-        Args:
-            view: which part of the cache the step reads: ``all``, ``target`` or ``draft`` (:meth:`kv`).
-            weights: bytes of the weights that the step uses.
-            q_len: new tokens per sequence.
+        at the end of the generation. The step reads the part `view` of the cache, and `weights` bytes of weights.
         """
         middle = self.context + (self.args.new_tokens - 1) // 2
         read = self.kv(view, middle)
@@ -152,13 +126,7 @@ class Case:
         return {key: getattr(self.args, key) for key in ("prefill_chunk", "prefill_rows", "mlp_chunk")}
 
     def row(self, model: str, label: str, fp16_s: float | None) -> Row:
-        """Predict times and memory of this case, and return them as a row of the table.
-
-        Args:
-            model: name of the model in the table.
-            label: name of the method in the table.
-            fp16_s: TPOT of fp16 at the same point; None if this is the fp16 row.
-        """
+        """Predict times and memory of this case as a row of the table; `fp16_s`: fp16's TPOT, None for its own row."""
         args, shape = self.args, self.shape
         group = args.weight_group if args.weight_bits < 16 else None
         weights = shape.weight_bytes(args.weight_bits, group, args.head_bits)
@@ -211,13 +179,10 @@ def draft_weights(shape: Shape, weights: int, which: str) -> tuple[int, int]:
 
     Drafting uses the target's own weights, except where 4-bit copies of them are made, which take additional memory.
 
-    Args:
-        shape: dimensions of the model.
-        weights: bytes of the target's weights.
-        which: weights with a 4-bit copy: none (``same``), those of the feed-forward layers (``int4``), or those of all
-            linear layers and lm_head (``int4_all``; a lm_head that shares the weights of the embedding table too, and
-            drafting then reads the copy instead of the table). Every group of 128 such weights takes another 4 bytes
-            for its scale and zero point (:mod:`kvbench.linear.int4`).
+    `which` weights have a 4-bit copy: none (``same``), those of the feed-forward layers (``int4``), or those of all
+    linear layers and lm_head (``int4_all``; a lm_head that shares the weights of the embedding table too, and drafting
+    then reads the copy instead of the table). Every group of 128 such weights takes another 4 bytes for its scale and
+    zero point (:mod:`kvbench.linear.int4`). `weights` are the bytes of the target's.
     """
     if which == "same":
         return weights, 0

@@ -24,8 +24,6 @@ class Way:
     """An implementation with the matrices to multiply by.
 
     Args:
-        by: its name in the table.
-        bits: bits of a weight.
         call: function of an input ``[rows, columns]`` and one of `matrices`.
         matrices: matrices in the form that the implementation reads, one per call in the CUDA graph that is timed.
         size: bytes of a matrix, with its scales and zeros.
@@ -41,12 +39,7 @@ class Way:
 
 
 def half_precision(weights: list[Tensor], compiled: bool = False) -> Iterator[Way]:
-    """Yield the implementations for 16-bit weights.
-
-    Args:
-        weights: matrices ``[channels, columns]``.
-        compiled: True to include the implementation that torch.compile chooses.
-    """
+    """Yield the implementations for 16-bit weights ``[channels, columns]``, if `compiled` torch.compile's too."""
     size = weights[0].numel() * weights[0].element_size()
     yield Way("kvbench", 16, matvec.launch, weights, size, OURS)
     yield Way("torch (library)", 16, nn.functional.linear, weights, size)
@@ -60,11 +53,7 @@ def half_precision(weights: list[Tensor], compiled: bool = False) -> Iterator[Wa
 
 
 def four_bits(weights: list[int4.Int4Weight]) -> Iterator[Way]:
-    """Yield the implementations for 4-bit weights; torch's has the same weights, rounded to its own bf16 zeros.
-
-    Args:
-        weights: matrices with bf16 scales.
-    """
+    """Yield the implementations for 4-bit weights; torch's has the same weights, rounded to its own bf16 zeros."""
     yield Way("kvbench", 4, kernel_product, weights, weights[0].nbytes, OURS)
     group = weights[0].group
     packed = [torch_weight(weight) for weight in weights]

@@ -45,8 +45,7 @@ def products(shape: Shape) -> dict[str, tuple[int, int]]:
 def run(args: argparse.Namespace) -> int:
     """Time the products of every model, write the JSON file and print the table.
 
-    Returns:
-        The exit status: 0 on success, 1 if a measurement failed, and 2 if a model is unknown.
+    The exit status is 0 on success, 1 if a measurement failed, and 2 if a model is unknown.
     """
     try:
         models = args.models[:1] if args.quick else args.models
@@ -81,12 +80,8 @@ def run(args: argparse.Namespace) -> int:
 def compared(channels: int, columns: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure every implementation of one product, and return a row of figures for each and each number of rows.
 
-    If the matrices do not fit into memory, a single row says so.
-
-    Args:
-        channels: rows of the weight matrix: output channels.
-        columns: columns of the weight matrix: input channels.
-        args: options of the command line.
+    If the matrices do not fit into memory, a single row says so. `channels` are those of the output, `columns` those of
+    the input.
     """
     rows = []
     dtype = getattr(torch, args.dtype)
@@ -120,18 +115,11 @@ def prepared(
 
 
 def measured(way: Way, x: Tensor, exact: Tensor, seconds: float) -> dict[str, Any]:
-    """Check and time one implementation of a product.
-
-    Args:
-        way: the implementation, with its matrices.
-        x: input, ``[rows, columns]``.
-        exact: first of the matrices, dequantized, in fp32.
-        seconds: measuring time.
+    """Check and time one implementation of a product, given an input and the first of its matrices in fp32.
 
     Returns:
-        ``us``, ``p10``, ``p90`` and ``rounds`` (:class:`kvbench.bench.clock.Time`), ``bytes`` of the weights and
-        ``error``, the root mean square of the error relative to that of the output. If the implementation fails or is
-        inaccurate, only ``failed``, the reason as text.
+        The times, ``bytes`` of the weights and ``error``, the root mean square of the error relative to that of the
+        output. If the implementation fails or is inaccurate, only ``failed``, the reason as text.
     """
     try:
         wanted = x.float() @ exact.T
@@ -148,10 +136,7 @@ def measured(way: Way, x: Tensor, exact: Tensor, seconds: float) -> dict[str, An
 def whole_steps(model: str, shape: Shape, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return for each implementation and number of rows the time of all products of a step, in milliseconds.
 
-    Args:
-        model: name of the model.
-        shape: its dimensions.
-        rows: figures of all products (:func:`compared`); an implementation that lacks one has no entry.
+    An implementation that lacks one of the products (:func:`compared`) has no entry.
     """
     times: dict[tuple[int, int, str], dict[str, float]] = {}
     for row in rows:
@@ -172,12 +157,7 @@ def whole_steps(model: str, shape: Shape, rows: Iterable[dict[str, Any]]) -> lis
 
 
 def line(row: dict[str, Any], rate: float) -> list[object]:
-    """Return one line of the table as cells.
-
-    Args:
-        row: figures of one implementation, or the reason why it failed.
-        rate: bandwidth of plain reads, GB/s.
-    """
+    """Return one line of the table as cells; `rate` is the bandwidth of plain reads, GB/s."""
     start = [row[key] for key in HEAD[:7]]
     if "us" not in row:
         return [*start, None, None, None, None, row["failed"]]

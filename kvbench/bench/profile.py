@@ -41,20 +41,13 @@ def profile(
 
     The cache is first filled with random keys and values of `context` tokens.
 
-    Args:
-        model: model with its weights on a GPU.
-        method: method whose cache the steps read.
-        context: tokens in the cache before the first step.
-        batch: number of sequences.
-        prompts: description of the prompts, for methods that can create a cache only for known prompts
-            (:meth:`kvbench.measure.meter.Meter.batch`).
-        compile: True to apply torch.compile to the layers around attention.
-        seed: seed of the random keys and values.
+    `prompts` are for methods that can create a cache only for known prompts
+    (:meth:`kvbench.measure.meter.Meter.batch`).
 
     Returns:
-        A dictionary. All times are milliseconds per step. ``step_ms``: elapsed time, under the profiler. ``busy_ms``:
-        sum over all kernels. ``ms``: sum for each kind of kernel (:func:`kind`). ``kernels``: name, time and number of
-        calls of the twelve kernels that take longest.
+        All times are milliseconds per step. ``step_ms``: elapsed time, under the profiler. ``busy_ms``: sum over all
+        kernels. ``ms``: sum for each kind of kernel (:func:`kind`). ``kernels``: name, time and number of calls of the
+        twelve kernels that take longest.
 
     Raises:
         NotCaptured: the step cannot be captured as a CUDA graph.
@@ -88,11 +81,7 @@ def profile(
 def summed(times: dict[str, list[float]]) -> dict[str, Any]:
     """Sum up the times of kernels: over all, by kind, and for each of the kernels that take longest.
 
-    Args:
-        times: for each kernel, by name, the milliseconds of each of its calls, divided by the number of steps.
-
-    Returns:
-        ``busy_ms``, ``ms`` and ``kernels``, as in the result of :func:`profile`.
+    `times` are, by kernel, the milliseconds of each of its calls, divided by the number of steps.
     """
     by_kind: dict[str, float] = {}
     for name, seconds in times.items():
@@ -109,12 +98,5 @@ def summed(times: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def kind(name: str) -> str:
-    """Classify a CUDA kernel by its name.
-
-    Args:
-        name: name of the kernel, as the profiler reports it.
-
-    Returns:
-        One of the kinds in :data:`KINDS`, or ``elementwise`` for all other kernels (norms, activations, RoPE, ...).
-    """
+    """Return the kind of a CUDA kernel (:data:`KINDS`), or ``elementwise`` (norms, activations, RoPE, ...)."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, name)), "elementwise")

@@ -24,8 +24,7 @@ FLUSH = ("model", "tokens held", "format", "flush", "GPU us", "called us", "torc
 def run(args: argparse.Namespace) -> int:
     """Time the packing of whole layers and of flushes (:func:`flushes`), write the JSON file and print two tables.
 
-    Returns:
-        The exit status: 1 if a measurement of kvbench's kernel failed or its result differs from torch's, else 0.
+    The exit status is 1 if a measurement of kvbench's kernel failed or its result differs from torch's, else 0.
     """
     dtype = getattr(torch, args.dtype)
     if args.quick:
@@ -69,15 +68,8 @@ def packed_rows(
 ) -> Iterator[dict[str, Any]]:
     """Time the packing of a layer's keys and values by kvbench's kernel and by torch operations; yield a row for each.
 
-    With ``--warps``, the kernel has one row for each number of warps. Torch has none beyond 32k tokens.
-
-    Args:
-        format: key of :data:`~kvbench.bench.shapes.FORMATS`.
-        at: model, batch and tokens.
-        dtype: dtype of the tokens to pack.
-        same: whether the kernel packs into the same bits as torch, to be stored in its rows: True, False, or the error
-            as text (:func:`equal`).
-        args: options of the command line.
+    With ``--warps``, the kernel has one row for each number of warps. Torch has none beyond 32k tokens. `same` is what
+    :func:`equal` found: True, False, or the error as text.
     """
     size = traffic(format, at)
     for count in args.warps or [None]:
@@ -96,15 +88,9 @@ def packed_rows(
 def row_of(
     at: Point, format: str, what: str, measured: Time | str, size: int | None, rate: float | None
 ) -> dict[str, Any]:
-    """Combine a time with what was timed into a row of the JSON file.
+    """Combine a time, or the reason why there is none, with what was timed into a row of the JSON file.
 
-    Args:
-        at: model, batch and tokens.
-        format: key of :data:`~kvbench.bench.shapes.FORMATS`.
-        what: what was timed, for example ``kernel``.
-        measured: the time, or the reason why there is none.
-        size: bytes read and written; None if unknown.
-        rate: bandwidth of plain reads, GB/s; None if the caller adds it later.
+    `size` is the bytes read and written, `rate` the bandwidth of plain reads in GB/s, None if the caller adds it later.
     """
     row: dict[str, Any] = {**asdict(at), "format": format, "what": what}
     if isinstance(measured, str):
@@ -116,12 +102,7 @@ def row_of(
 
 
 def line(row: dict[str, Any], rate: float) -> list[object]:
-    """Return one line of the table as cells.
-
-    Args:
-        row: one row of the JSON file.
-        rate: bandwidth of plain reads, GB/s.
-    """
+    """Return one line of the table as cells; `rate` is the bandwidth of plain reads, GB/s."""
     start = [row["model"], short(row["context"]), row["format"], row["what"]]
     if "us" not in row:
         return [*start, None, None, None, None, row["failed"]]
@@ -132,13 +113,7 @@ def line(row: dict[str, Any], rate: float) -> list[object]:
 
 
 def flush_rows(args: argparse.Namespace, formats: tuple[str, ...], dtype: torch.dtype) -> Iterator[dict[str, Any]]:
-    """Time each flush (:func:`flushes`) in each format and at each context length, and yield a row for each.
-
-    Args:
-        args: options of the command line. Only the first model is measured.
-        formats: keys of :data:`~kvbench.bench.shapes.FORMATS`.
-        dtype: dtype of the tokens to pack.
-    """
+    """Time each flush (:func:`flushes`) of the first model in each format at each length, and yield a row for each."""
     model = args.models[0]
     for format in formats:
         for name, side, count in flushes(format):

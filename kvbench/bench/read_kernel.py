@@ -27,7 +27,7 @@ def read(x: Tensor, sink: Tensor) -> None:
     """Read every element of a buffer and discard it, to measure the bandwidth.
 
     Args:
-        x: buffer to read, int32; its number of elements must be a multiple of 8192.
+        x: int32; its number of elements must be a multiple of 8192.
         sink: int32 buffer with an element for each program (at most 8 per multiprocessor). In practice nothing is
             written to it, but because a write is possible, the compiler cannot remove the reads.
     """

@@ -15,13 +15,7 @@ FULL = Format("full", 16)
 
 @dataclass(frozen=True)
 class Model:
-    """Dimensions of a model's attention.
-
-    Args:
-        query_heads: number of query heads.
-        heads: number of KV heads.
-        channels: channels per head.
-    """
+    """Dimensions of a model's attention: numbers of query heads and KV heads, and channels per head."""
 
     query_heads: int
     heads: int
@@ -43,10 +37,7 @@ MODELS = {
 class Tier:
     """A run of tokens in a layer whose keys all have one format and whose values all have one format.
 
-    Args:
-        key: format of the keys.
-        value: format of the values.
-        share: fraction of the layer's tokens, apart from those in the full-precision window, that are in this tier.
+    `share` is the fraction of the layer's tokens, apart from the full-precision window, that are in this tier.
     """
 
     key: Format
@@ -58,10 +49,7 @@ class Tier:
 class Layer:
     """Layout of a layer's tokens: runs of tokens in one format each, then the newest in full precision.
 
-    Args:
-        tiers: the runs, in the order in which they are stored.
-        key_window: number of newest keys in full precision. The new tokens of a step are always in full precision.
-        value_window: number of newest values in full precision.
+    The newest keys (`key_window`) and values (`value_window`) are in full precision, and always those of a step.
     """
 
     tiers: tuple[Tier, ...]
@@ -77,11 +65,7 @@ class Layer:
 def affine(bits: int, key: int, value: int | None, share: float = 1.0) -> Tier:
     """Return a run of tokens (tier) whose keys are quantized per channel and whose values are quantized per token.
 
-    Args:
-        bits: bits per code.
-        key: tokens per group of keys.
-        value: channels per group of values; None for all channels of a head.
-        share: fraction of the layer's tokens that belong to the tier.
+    There are `key` tokens in a group of keys, and `value` channels in a group of values; None: the whole head.
     """
     return Tier(Format("affine", bits, "channel", key), Format("affine", bits, "token", value or 0), share)
 
@@ -154,11 +138,7 @@ DEFAULT = ("int4_g128", "int4_g64", "int4_g32", "int8", "int2_g128", "int2_g32",
 class Point:
     """Size of a decode step to measure: model, batch, cached tokens and new tokens.
 
-    Args:
-        model: name of the model, a key of :data:`MODELS`.
-        batch: number of sequences.
-        context: tokens per sequence, apart from those in the full-precision window.
-        q_len: new tokens per sequence in the step.
+    `model` is a key of :data:`MODELS`. `context` tokens are outside the full-precision window.
     """
 
     model: str
@@ -201,10 +181,7 @@ def lengths(layer: Layer, context: int, q_len: int) -> tuple[list[int], list[int
 
     A list has an entry for each tier of the layer, and a last one for the full-precision window.
 
-    Args:
-        layer: formats of keys and values.
-        context: number of keys outside the full-precision window, which comes in addition.
-        q_len: new tokens of the step; both windows have at least this many.
+    `context` keys are outside the full-precision window; both windows have at least `q_len` tokens.
     """
     exact_k, exact_v = max(layer.key_window, q_len), max(layer.value_window, q_len)
     total, summed = context + exact_k, 0.0
@@ -222,12 +199,6 @@ def side_bytes(form: Format, count: int, channels: int, width: int = 2) -> int:
     """Return how many bytes the keys, or the values, of `count` tokens take in one KV head: codes and parameters.
 
     Parameters of an incomplete group are not counted.
-
-    Args:
-        form: format of the tokens.
-        count: number of tokens.
-        channels: channels of a head.
-        width: bytes of an element in full precision.
     """
     form = resolved(form, channels)
     if form.kind == "full":
@@ -242,12 +213,7 @@ def side_bytes(form: Format, count: int, channels: int, width: int = 2) -> int:
 def layer_bytes(layer: Layer, at: Point) -> dict[str, int]:
     """Return the bytes of keys and values that a decode step of the whole batch must read in a layer.
 
-    Args:
-        layer: formats of keys and values.
-        at: size of the step.
-
-    Returns:
-        Bytes by format, such as ``int2`` and ``fp16``.
+    The result is by format, such as ``int2`` and ``fp16``.
     """
     model, sizes = MODELS[at.model], dict[str, int]()
     for side, counts in zip(("key", "value"), lengths(layer, at.context, at.q_len), strict=True):

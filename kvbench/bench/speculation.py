@@ -60,11 +60,7 @@ LONGEST = max(AUTO) + 1
 
 
 class Bench:
-    """One run of the command: the loaded model, the arguments, and the rows so far.
-
-    Args:
-        args: arguments, as :mod:`kvbench.bench.speculation_command` parses them.
-    """
+    """One run of the command: the loaded model, the arguments, and the rows so far."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.began = args, time.perf_counter()
@@ -138,11 +134,7 @@ class Bench:
         yield
 
     def rounds(self, row: Row, method: Any, point: Point) -> Iterator[None]:
-        """Measure speculation: a block for every gamma, the grid, and blocks at the best gamma of each acceptance.
-
-        Yields:
-            None, each time that figures have been added to `row`.
-        """
+        """Measure a block for every gamma, and blocks at the best gamma of each acceptance; yield as :meth:`plain`."""
         args, main = self.args, row["case"] == "quantspec"
         gammas = args.gammas if main else args.side_gammas
         method = replace(method, gamma="auto", forced_acceptance=args.at)
@@ -273,8 +265,7 @@ class Bench:
 def run(args: argparse.Namespace) -> int:
     """Measure all cases and print the tables.
 
-    Returns:
-        The exit status: 0 on success, 1 if a case failed, or the exit code of a KvbenchError.
+    The exit status is 0 on success, 1 if a case failed, or the exit code of a KvbenchError.
     """
     try:
         bench = Bench(args)

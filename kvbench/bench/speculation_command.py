@@ -34,11 +34,7 @@ def drafts(text: str) -> int:
 
 
 def add(commands: Any) -> None:
-    """Add the subcommand ``speculation`` to the bench's command line.
-
-    Args:
-        commands: object that argparse's ``add_subparsers`` returned.
-    """
+    """Add the subcommand ``speculation`` to the bench's command line."""
     parser = commands.add_parser("speculation", help="measure QuantSpec's speed-up at forced acceptance rates")
     add = parser.add_argument
     default = [Point("llama2-7b", 1, 32768), Point("llama2-7b", 1, 131072), Point("llama3.1-8b", 1, 131072)]

@@ -27,9 +27,7 @@ def full(rounds: Iterable[Round], gamma: int) -> list[Round]:
 def blocks(rounds: Sequence[Round], tokens: int) -> list[float]:
     """Return the milliseconds per token and row of consecutive blocks of at least `tokens` tokens per row.
 
-    Args:
-        rounds: rounds in order; an unfinished block at the end is left out.
-        tokens: tokens per block, on average over the rows.
+    An unfinished block at the end is left out.
     """
     times: list[float] = []
     seconds = gained = 0.0
@@ -43,10 +41,6 @@ def blocks(rounds: Sequence[Round], tokens: int) -> list[float]:
 
 def parts(rounds: Sequence[Round], gamma: int) -> Figures:
     """Return the times of the parts of rounds in milliseconds.
-
-    Args:
-        rounds: rounds with `gamma` drafts, at least one.
-        gamma: number of drafts.
 
     Returns:
         ``gamma``; ``rounds``, their number; ``round_ms``, the median of the whole; ``tokens``, their mean number per
@@ -78,10 +72,7 @@ def parts(rounds: Sequence[Round], gamma: int) -> Figures:
 def between(scan: Sequence[Mapping[str, Any]], gamma: int, name: str) -> float:
     """Return a time at `gamma`: measured, interpolated, or that of the nearest measured gamma.
 
-    Args:
-        scan: figures of each measured gamma (:func:`parts`), in ascending order.
-        gamma: number of drafts.
-        name: key of the time.
+    `scan` has the figures of each measured gamma (:func:`parts`), in ascending order.
     """
     below = [entry for entry in scan if entry["gamma"] <= gamma]
     above = [entry for entry in scan if entry["gamma"] >= gamma]

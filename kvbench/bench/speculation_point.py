@@ -1,4 +1,4 @@
-"""The points at which speculation is measured."""
+"""The point at which speculation is measured."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ from typing import NamedTuple
 
 
 class Point(NamedTuple):
-    """A model, a batch size and a number of tokens in the cache at the beginning.
-
-    Args:
-        model: preset of the model.
-        batch: number of sequences.
-        context: tokens of each sequence.
-    """
+    """A preset of a model, a batch size and a number of tokens in the cache of each sequence at the beginning."""
 
     model: str
     batch: int

@@ -82,12 +82,7 @@ def grid(rows: Sequence[Row], row: Row) -> str:
 
 
 def text(rows: Sequence[Row], at: float) -> str:
-    """Return all tables as text.
-
-    Args:
-        rows: rows of the command.
-        at: acceptance at which the cases are compared.
-    """
+    """Return all tables as text; the cases are compared at the acceptance `at`."""
     parts = [
         f"acceptance forced to {at:g} (the text is meaningless); x: speed-up over plain captured steps, measured; "
         "expected x: from the times of the parts and the geometric model",

@@ -90,7 +90,6 @@ class Captured:
         drafting: True: the pass drafts tokens, with the draft's weights if it has its own.
 
     Attributes:
-    Attributes:
         seconds: seconds spent on warm-ups and captures.
         captures: number of captures so far.
     """
