@@ -253,6 +253,7 @@ def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens
             steps.append(now - last)
             stopping.take(fresh)
         last = now
+    # Captured.first has taken up a token even if no step was run
     excess = begun - len(steps) if begun else 1
     if excess:
         cache.take_back([excess] * len(step.tokens))

@@ -127,6 +127,7 @@ class Draft(Recorded):
         self.tokens.copy_(token[:, None])
         self.positions.add_(1)
         shared.number.add_(1)
+        # one token longer: the newest phase's length and the places of new tokens grow by 1
         self.state.add_(self.ledger.growth)
 
 
@@ -158,6 +159,7 @@ class Verification(Recorded):
         self.tokens.copy_(torch.cat([shared.pending[:, None], drafts], 1))
         torch.add(shared.lengths[:, None], self.steps, out=self.positions)
         accepted, following = self.accept(drafts, self.forward())
+        # a row gains its accepted drafts and the token after them; one that has ended (-1) nothing
         counts = torch.where(shared.limits < 0, 0, accepted + 1)
         shared.outcome[:, : gamma + 2].copy_(torch.cat([accepted[:, None], following[:, None], drafts], 1))
         shared.pending.copy_(following)

@@ -174,6 +174,7 @@ class ReadPrompt:
                 state.group = piece.group
                 if not layer.is_initialized:
                     layer.initialize(keys, values)
+                # the layer is as if it had just read the prompt itself
                 layer.seen, layer.sealed = self._width, False
                 observed = piece.observed[place]
                 layer.observed = None if observed is None else observed.to(device)

@@ -244,6 +244,7 @@ class LogQuant(Method):
 
     def passed(self, hidden: int) -> int:
         """Return how many quantized tokens can be dropped: those of whole flushes among the `hidden` oldest tokens."""
+        # the k-th flush (k = 0, 1, ...) takes only tokens before (k + 2) W
         return 0 if self.evict else max((hidden - self.sinks) // self.W - 1, 0) * self.W
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
@@ -274,6 +275,7 @@ class LogQuant(Method):
         n = layer.real_tokens(row) - sinks
         slots = store.length(one) - sinks
         gone = n - slots  # evicted, or passed by a sliding window
+        # of W tokens per flush, so many flushes have been carried out
         count = (gone if self.evict else gone + store.packed.length(one)) // self.W
         demoted, exact = plan(n, self.W, count)
         order = [torch.arange(sinks)] + [p + sinks for p in ((exact,) if self.evict else (demoted[gone:], exact))]

@@ -339,6 +339,7 @@ class RecencyMethod(Method):
         if not self.packs(at.layer, at.window):
             return at.both(at.tokens - at.hidden)
         here = at.tokens - whole(at.hidden, self.unit(at.heads * at.channels), self.sinks)
+        # the sinks are the first tokens that a sliding window drops
         sinks = min(self.sinks, at.tokens) if here == at.tokens else 0
         total = KVBytes()
         for form, window in zip(self.formats(), self.windows(at.tokens), strict=True):
