@@ -81,15 +81,8 @@ def composed(overrides: tuple[str, ...]) -> dict[str, Any]:
     Raises:
         ConfigError: an override is wrong.
     """
-    from hydra import initialize_config_dir
-
-    from kvbench.cli.compose import Composer, run_config
-    from kvbench.util.confdir import conf_dir
-
-    composer = _composer()
-    assert isinstance(composer, Composer)
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return run_config(composer.compose([*overrides, "logger=none"]))
+    plain: dict[str, Any] = _composer().plain([*overrides, "logger=none"])
+    return plain
 
 
 @cache
@@ -108,13 +101,13 @@ def identify(run: Run) -> tuple[str, str]:
     """Return the id of a run and an empty text; or an empty id and the reason why it cannot be known."""
     if ("data", run.data) in _absent:
         return "", _absent["data", run.data]  # the records are part of the id
-    from kvbench.config.run_config import check
+    from kvbench.config.run_config import checked_config
     from kvbench.results.identity import run_id
     from kvbench.runner.resolve import material
 
     try:
         config = composed(run.overrides)
-        checked = check(config)
+        checked = checked_config(config)
         return run_id(material(config, checked, checked.task)), ""
     except KvbenchError as error:
         return "", str(error)
@@ -183,12 +176,12 @@ def calibrate(config: Mapping[str, Any], run: Run) -> None:
 
     from kvbench.calibration.file import FOLDER
     from kvbench.cli.calibrate import main
-    from kvbench.config.run_config import check
+    from kvbench.config.run_config import checked_config
     from kvbench.models.locate import locate
     from kvbench.runner.resolve import material
 
     try:
-        checked = check(config)
+        checked = checked_config(config)
         material(config, checked, checked.task)  # the calibration is part of a run's identity
         return
     except ConfigError as error:

@@ -56,11 +56,11 @@ def composed(setting: str, data: str, arguments: argparse.Namespace) -> dict[str
 
 def rows_of(config: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Row]:
     """Return the stored rows of a run by sample id: of each task's first samples, as many as ``--limit`` says."""
-    from kvbench.config.run_config import check
+    from kvbench.config.run_config import checked_config
     from kvbench.results.identity import run_id
     from kvbench.runner import resolve
 
-    checked = check(config)
+    checked = checked_config(config)
     name = run_id(resolve.material(config, checked, checked.task))
     rows = read_samples(Path(arguments.runs) / name / "samples.jsonl").rows
     return {key: row for key, row in rows.items() if int(key.rpartition("/")[2]) < arguments.limit}

@@ -16,7 +16,7 @@ from experiments.item import Column, Model
 from experiments.plan import Plan
 from experiments.runs import composed, run_of
 from kvbench.analysis.outcome import Outcome, Shape
-from kvbench.config.run_config import RunConfig, check
+from kvbench.config.run_config import RunConfig, checked_config
 from kvbench.config.setting import parse
 from kvbench.errors import KvbenchError
 from kvbench.tasks.base import Sample
@@ -110,7 +110,7 @@ def _config(model: Model, column: Column, plan: Plan) -> tuple[RunConfig, str]:
     """Return the checked configuration of a data set with fp16, and what identifies it."""
     run = run_of("fp16", model.preset, data_overrides(column, plan, model), plan)
     config = composed(run.overrides)
-    checked = check(config)
+    checked = checked_config(config)
     weights = checked.model.folder()
     stamp = [(p.name, p.stat().st_size) for p in sorted(weights.iterdir())] if weights and weights.is_dir() else []
     data = {"dataset": config["dataset"], "identity": checked.task.identity()}

@@ -12,7 +12,7 @@ from experiments.fold.figures import error
 from experiments.item import MINI, Computed, Described, Model
 from experiments.plan import Plan
 from experiments.runs import composed, run_of
-from kvbench.config.run_config import RunConfig, check
+from kvbench.config.run_config import RunConfig, checked_config
 from kvbench.errors import KvbenchError
 from kvbench.runner.origins import of
 from kvbench.tasks.base import Sample
@@ -88,7 +88,7 @@ def _printed(item: Computed, row: Described, value: str, plan: Plan) -> float | 
 def _config(row: Described, plan: Plan) -> RunConfig:
     """Return the configuration of a run over a data set, of one task where the column names one."""
     data = data_overrides(row.data, plan, Model("tiny"))
-    return check(composed(run_of("fp16", "tiny", data, plan).overrides))
+    return checked_config(composed(run_of("fp16", "tiny", data, plan).overrides))
 
 
 def _length(sample: Sample) -> int:

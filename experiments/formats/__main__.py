@@ -61,7 +61,7 @@ def composed(row: Row, data: str, arguments: argparse.Namespace) -> dict[str, An
 
 def stored(row: Row, arguments: argparse.Namespace) -> dict[str, Any] | None:
     """Return the rows of both runs of a line by sample id, and its machine; None if one has not begun."""
-    from kvbench.config.run_config import check
+    from kvbench.config.run_config import checked_config
     from kvbench.errors import KvbenchError
     from kvbench.results.identity import run_id
     from kvbench.runner import resolve
@@ -70,7 +70,7 @@ def stored(row: Row, arguments: argparse.Namespace) -> dict[str, Any] | None:
     for data in (FORCED, FREE):
         config = composed(row, data, arguments)
         try:
-            checked = check(config)
+            checked = checked_config(config)
             folder = Path(arguments.runs) / run_id(resolve.material(config, checked, checked.task))
         except KvbenchError as error:
             # such as a calibration that is missing for a model of the hub: the line cannot have been run

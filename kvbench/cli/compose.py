@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from kvbench.cli.overrides import (
     value,
 )
 from kvbench.config.prerequisites import check_here, check_launcher, check_path
-from kvbench.config.run_config import check
+from kvbench.config.run_config import RunConfig, checked_config
 from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.load import true_name
 from kvbench.util.confdir import conf_dir, groups, options
@@ -83,6 +84,9 @@ class Composer:
         self.extra = extra.absolute() if extra else None
         self.groups = {group: list(options(group, self.extra)) for group in groups()}
         self.keys = Keys(self.groups, self.extra)
+        #: what :meth:`check` has made, by the overrides of the job: plain data of a single run, and what is checked
+        self._plain: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._checked: dict[tuple[str, ...], RunConfig] = {}
 
     def check(self, texts: Sequence[str], multirun: bool = False, here: bool = False) -> list[list[str]]:
         """Check a command line, and return the overrides of each job that it starts.
@@ -165,10 +169,26 @@ class Composer:
                 check_number(override)
                 leaves.append(override)
         check_repeats(parsed)
-        self._check_leaves(leaves, chosen)
+        if multirun or not self._composes(texts, parsed):
+            self._check_leaves(leaves, chosen)
         for text, override in zip(texts, parsed, strict=True):
             refuse_marks(text, override)
         return [list(job) for job in BasicSweeper.split_arguments(parsed, None)[0]] if multirun else [list(texts)]
+
+    def _composes(self, texts: Sequence[str], parsed: Sequence[Override]) -> bool:
+        """Return True if Hydra composes a single run, whose keys then all exist; its configuration is kept."""
+        if any(one.is_add() or one.is_delete() or one.is_force_add() or one.key_or_group in FIXED for one in parsed):
+            return False
+        try:
+            config, choices = self._composed(texts)
+            self._plain = {tuple(texts): _named(config, choices)}
+        except ConfigError:  # with the choices alone, what is wrong can be said better
+            return False
+        unresolved = to_plain(config, resolve=False)
+        for override in parsed:
+            if override.key_or_group not in self.groups:
+                self.keys.check_path(unresolved, override, "")
+        return True
 
     def _fitted(self, jobs: Sequence[list[str]]) -> list[list[str]]:
         """Return the jobs of a sweep over methods, in which fp16 runs without the quantizer that the others have.
@@ -217,10 +237,10 @@ class Composer:
             ConfigError: the configuration cannot be composed, or does not have the part `package`.
         """
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            config = self.compose(texts)
+            config, choices = self._composed(texts)
         quantizer = config.get("quantizer")
         if isinstance(quantizer, DictConfig) and isinstance(quantizer.get("name"), str):
-            quantizer["name"] = run_config(config)["quantizer"]["name"]
+            quantizer["name"] = _named(config, choices)["quantizer"]["name"]
         part = config if package is None else OmegaConf.select(config, package)
         if not OmegaConf.is_config(part):
             raise ConfigError(
@@ -229,30 +249,41 @@ class Composer:
         head = "" if package is None else f"# @package {package}\n"
         return head + OmegaConf.to_yaml(part, resolve=resolve).rstrip("\n")
 
-    def compose(self, texts: Sequence[str], fill: bool = True) -> DictConfig:
-        """Return the configuration of a job; call this only inside Hydra's ``initialize_config_dir``.
+    def configuration(self, texts: Sequence[str]) -> RunConfig:
+        """Return the configuration of a job: the one that :meth:`check` has checked, or else a new one.
+
+        Each is given out once, because a run binds its data and its method's state to it.
 
         Args:
-            texts: overrides of the job.
-            fill: True to set the model's name, context length and chat setting from the checkpoint's files; False to
-                skip this, which is enough to check which keys exist.
+            texts: overrides of the job, without ``setting=``.
 
         Raises:
-            ConfigError: Hydra cannot compose the configuration, or the checkpoint's files cannot be read.
+            ConfigError: Hydra cannot compose it, the checkpoint's files cannot be read, or a value is wrong.
         """
-        return self._composed(texts, fill)[0]
+        return self._checked.pop(tuple(texts), None) or checked_config(self.plain(texts))
 
-    def chosen(self, texts: Sequence[str]) -> tuple[DictConfig, dict[str, Any]]:
-        """Return the configuration of a job, as :meth:`compose` does, and the choice of each group.
+    def plain(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Return the configuration of a job as plain data (:func:`run_config`), with ``method.preset``, unchecked.
 
-        Unlike :meth:`compose`, it may be called in a process that has not checked the overrides.
+        Raises:
+            ConfigError: Hydra cannot compose it, or the checkpoint's files cannot be read.
         """
-        for text in texts:
-            if text.startswith("model="):
-                accept(self._parse(text).value(), self.groups["model"], HELP, self.extra)
-        return self._composed(texts, True)
+        if tuple(texts) in self._plain:
+            return self._plain[tuple(texts)]
+        inside = GlobalHydra.instance().is_initialized()  # in a job that Hydra has started
+        with nullcontext() if inside else initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            for text in texts:
+                if text.startswith("model="):  # a launcher's worker has not seen this model yet
+                    accept(self._parse(text).value(), self.groups["model"], HELP, self.extra)
+            return _named(*self._composed(texts))
 
-    def _composed(self, texts: Sequence[str], fill: bool) -> tuple[DictConfig, dict[str, Any]]:
+    def _composed(self, texts: Sequence[str]) -> tuple[DictConfig, dict[str, Any]]:
+        """Return the configuration of a job with the values of its checkpoint, and the choice of each group."""
+        config, choices = self._by_hydra(texts)
+        return filled(config, choices.get("model"), texts, self.extra), choices
+
+    def _by_hydra(self, texts: Sequence[str]) -> tuple[DictConfig, dict[str, Any]]:
+        """Return the configuration of overrides as Hydra composes it, and the choice of each group."""
         search = [f"hydra.searchpath=[file://{self.extra}]"] if self.extra else []
         try:
             config = compose("config", overrides=[*texts, *search], return_hydra_config=True)
@@ -268,7 +299,7 @@ class Composer:
         choices = dict(config.hydra.runtime.choices)
         with open_dict(config):
             del config["hydra"]
-        return (filled(config, choices.get("model"), texts, self.extra) if fill else config), choices
+        return config, choices
 
     def _parse(self, text: str) -> Override:
         parser = OverridesParser.create(GlobalHydra.instance().config_loader())
@@ -330,9 +361,9 @@ class Composer:
         Choices of this package are composed once in a process, as its files stay; those of ``--config-dir`` may change.
         """
         if self.extra is not None:
-            return to_plain(self.compose(texts, fill=False), resolve=False)
+            return to_plain(self._by_hydra(texts)[0], resolve=False)
         if texts not in _COMPOSED:
-            _COMPOSED[texts] = to_plain(self.compose(texts, fill=False), resolve=False)
+            _COMPOSED[texts] = to_plain(self._by_hydra(texts)[0], resolve=False)
         return _COMPOSED[texts]
 
     def _check_jobs(self, jobs: Sequence[Sequence[str]], launcher: str | None) -> None:
@@ -347,10 +378,10 @@ class Composer:
             if time.monotonic() - began > CHECK_SECONDS:
                 break
             try:
-                plain = run_config(self.compose(job))
+                plain = self.plain(job)
                 if launcher is not None:  # first: other keys of a data set depend on what is in its file
                     check_path(plain["dataset"].get("path"))
-                checked = check(plain)
+                checked = self._checked[tuple(job)] = checked_config(plain)
                 if launcher is not None:
                     check_here(checked, launcher)
                 tried.append((job, None))
@@ -363,6 +394,14 @@ class Composer:
                 raise reason
 
 
+def _named(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain data (:func:`run_config`) with the name of the method's YAML file in ``method.preset``."""
+    plain = run_config(config)
+    if choices.get("method") and isinstance(plain.get("method"), dict):
+        plain["method"] = {**plain["method"], "preset": choices["method"]}
+    return plain
+
+
 def run_config(config: DictConfig) -> dict[str, Any]:
     """Return the configuration of a run as plain data, with all interpolations resolved.
 
@@ -370,7 +409,7 @@ def run_config(config: DictConfig) -> dict[str, Any]:
     name of the quantizer is replaced by one that includes overridden options.
 
     Args:
-        config: the configuration that :meth:`Composer.compose` or Hydra has composed.
+        config: the configuration that Hydra has composed.
 
     Raises:
         ConfigError: an interpolation (``${...}``) cannot be resolved, or a mandatory value (``???``) is missing.

@@ -12,10 +12,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hydra import initialize_config_dir
-
 from kvbench import tasks
-from kvbench.cli.compose import Composer, run_config
+from kvbench.cli.compose import Composer
 from kvbench.cli.usage import folded
 from kvbench.config.prerequisites import check_path
 from kvbench.errors import ConfigError, KvbenchError, ModelError
@@ -27,7 +25,7 @@ from kvbench.models.spec import ModelConfig
 from kvbench.retrieval.weights import fetch_weights
 from kvbench.tasks import data, hub_files
 from kvbench.tasks.data import HubSource
-from kvbench.util.confdir import conf_dir, options, read_choice
+from kvbench.util.confdir import options, read_choice
 from kvbench.util.progress import say
 from kvbench.util.schema import MOST_TOKENS, build
 
@@ -98,10 +96,8 @@ def configurations(overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
     composer = Composer()
     if "model" not in named(overrides):  # data are fetched for any model: their prompts need not fit the default one
         overrides = [*overrides, f"model.max_length={MOST_TOKENS}"]
-    jobs = composer.check(overrides, multirun=True)
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        for job in jobs:
-            yield run_config(composer.compose(job))
+    for job in composer.check(overrides, multirun=True):
+        yield composer.plain(job)
 
 
 def fetch(config: Mapping[str, Any], groups: set[str]) -> Iterator[str]:

@@ -5,90 +5,72 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig
-
 from kvbench.cli import settings
-from kvbench.cli.compose import Composer, run_config
-from kvbench.cli.model_choice import filled
+from kvbench.cli.compose import Composer
+from kvbench.config.run_config import RunConfig
 from kvbench.errors import KvbenchError
-from kvbench.util.confdir import conf_dir
 from kvbench.util.progress import say
 
 #: what a job ends with: ``status``, ``message``, ``metrics`` if there are any, ``exit_code`` after an error
 Outcome = dict[str, Any]
 
 
-def from_hydra(config: DictConfig, choices: Mapping[str, Any], texts: Sequence[str], extra: Path | None) -> Any:
-    """Return the configuration of a single run, which Hydra has composed, as plain data.
-
-    Args:
-        config: the configuration as composed by Hydra.
-        choices: the choice of each group.
-        texts: the run's overrides.
-        extra: folder given by ``--config-dir``; None if it is not given.
-
-    Raises:
-        ConfigError: a checkpoint's config.json cannot be read, or a value is missing.
-    """
-    return _with_preset(run_config(filled(config, choices.get("model"), texts, extra)), choices.get("method"))
-
-
-def composed(texts: Sequence[str], extra: Path | None) -> dict[str, Any]:
-    """Return the configuration of a job of a sweep as plain data.
+def configuration(texts: Sequence[str], extra: Path | None) -> RunConfig:
+    """Return the checked configuration of a job.
 
     Args:
         texts: the job's overrides as typed, possibly with ``setting=``.
         extra: folder given by ``--config-dir``; None if it is not given.
 
     Raises:
-        ConfigError: an override is wrong, a checkpoint's config.json cannot be read, or a value is missing.
+        ConfigError: an override is wrong, a checkpoint's config.json cannot be read, or a value is missing or wrong.
     """
-    expanded = settings.variants(texts, multirun=True)[0]
-    composer = _composer(extra)
-    inside = GlobalHydra.instance().is_initialized()  # in a job that Hydra has started
-    with nullcontext() if inside else initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        config, choices = composer.chosen(expanded)
-        return _with_preset(run_config(config), choices.get("method"))
+    return composer_of(extra).configuration(settings.variants(texts, multirun=True)[0])
 
 
-def _with_preset(plain: dict[str, Any], preset: str | None) -> dict[str, Any]:
-    """Return a configuration with the name of the method's preset in ``method.preset``."""
-    if preset and isinstance(plain.get("method"), dict):
-        plain["method"] = {**plain["method"], "preset": preset}
-    return plain
+def composed(texts: Sequence[str], extra: Path | None) -> dict[str, Any]:
+    """Return the same configuration as plain data, unchecked; arguments and errors as in :func:`configuration`."""
+    return composer_of(extra).plain(settings.variants(texts, multirun=True)[0])
 
 
 @cache
-def _composer(extra: Path | None) -> Composer:
+def composer_of(extra: Path | None) -> Composer:
+    """Return the composer of this process."""
     return Composer(extra)
 
 
-def run(compose: Callable[[], dict[str, Any]], *, row: bool, begun: Callable[[str], None] | None = None) -> Outcome:
+def run(
+    configure: Callable[[], RunConfig],
+    *,
+    row: Callable[[], dict[str, Any]] | None = None,
+    begun: Callable[[str], None] | None = None,
+) -> Outcome:
     """Run one job and return its outcome; only an interruption raises an exception.
 
     Args:
-        compose: function that returns the job's configuration.
-        row: True to give a job that failed ``metrics`` without figures, for a row of the sweep's table.
+        configure: function that returns the job's configuration.
+        row: function that returns it as plain data, unchecked: a job that failed then has ``metrics`` without figures,
+            for a row of the sweep's table. None: no such row.
         begun: function that is called with the id of the run before it starts.
     """
-    began = time.time()
-    plain: dict[str, Any] | None = None
 
     def act() -> dict[str, Any]:
-        nonlocal plain
-        plain = compose()
+        checked = configure()
         from kvbench.runner.run import run as run_it
 
-        return run_it(plain) if begun is None else run_it(plain, begun)
+        return run_it(checked) if begun is None else run_it(checked, begun)
 
-    return outcome_of(act, lambda: plain if row else None, began)
+    def plain() -> dict[str, Any] | None:
+        try:
+            return row() if row is not None else None
+        except Exception:  # what is wrong with it is the job's error already
+            return None
+
+    return outcome_of(act, plain, time.time())
 
 
 def outcome_of(act: Callable[[], Any], config: Callable[[], dict[str, Any] | None], began: float) -> Outcome:

@@ -12,7 +12,6 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -29,9 +28,6 @@ from kvbench.parallel import launch
 from kvbench.results.sweeps import SWEEPS, TOKEN, named, read_manifest
 from kvbench.util.confdir import conf_dir
 from kvbench.util.progress import say, show, silence
-
-#: outcome of a single run
-_outcomes: list[job.Outcome] = []
 
 
 def main(argv: Sequence[str]) -> int:
@@ -114,7 +110,7 @@ def _main(argv: list[str]) -> int:
     if arguments.resume is not None:
         return _main(_resumed(arguments.resume))
     extra = Path(arguments.config_dir).absolute() if arguments.config_dir is not None else None
-    composer = Composer(extra)
+    composer = job.composer_of(extra)
     if extra is not None:  # the folder may contain Python modules of external methods next to the folders of groups
         sys.path.insert(0, str(extra))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(extra), os.environ.get("PYTHONPATH")]))
@@ -133,12 +129,9 @@ def _main(argv: list[str]) -> int:
         return 0
     if arguments.multirun and not arguments.info:
         return _sweep(argv, arguments, composer, overrides)
-    overrides = settings.variants(overrides, arguments.multirun)[0]
     if arguments.cfg or arguments.info:
-        return _hydra(arguments.argv(overrides))
-    _outcomes.clear()
-    _hydra(arguments.argv(overrides))
-    return _conclude(_outcomes)
+        return _hydra(arguments.argv(settings.variants(overrides, arguments.multirun)[0]))
+    return _conclude(job.run(lambda: composer.configuration(jobs[0])))
 
 
 def _sweep(argv: Sequence[str], arguments: Arguments, composer: Composer, texts: Sequence[str]) -> int:
@@ -189,39 +182,26 @@ def _resumed(name: str) -> list[str]:
 
 
 def run_job(config: DictConfig) -> str:
-    """Run one job, or the jobs of a unit of a sweep, and return its status: ``ok``, ``oom`` or ``error``.
+    """Run the jobs of a unit of a sweep, and return the status of the last one: ``ok``, ``oom`` or ``error``.
 
     Hydra calls this function. Errors are printed and recorded; only an interruption raises an exception.
 
     Args:
-        config: the configuration as composed by Hydra. That of a sweep has a key ``job``.
+        config: the configuration as composed by Hydra, with the unit under the key ``job``.
     """
     known = HydraConfig.get()
     folders = [Path(source.path) for source in known.runtime.config_sources if source.provider == "command-line"]
-    extra = next(iter(folders), None)
-    if known.mode == RunMode.MULTIRUN:
-        return unit.run_unit(str(config[plan.JOB]), Path(known.sweep.dir), extra)
-    texts = [text for text in known.overrides.task if not text.startswith("hydra.")]
-    outcome = job.run(lambda: job.from_hydra(config, known.runtime.choices, texts, extra), row=False)
-    _outcomes.append(outcome)
-    status: str = outcome["status"]
-    return status
+    return unit.run_unit(str(config[plan.JOB]), Path(known.sweep.dir), next(iter(folders), None))
 
 
-def _conclude(done: Sequence[job.Outcome]) -> int:
-    """Print the table of a single run and return the exit status.
-
-    Args:
-        done: outcome of the run.
-    """
+def _conclude(outcome: job.Outcome) -> int:
+    """Print the table of a single run and return the exit status."""
     from kvbench.results import tables
     from kvbench.results.store import DONE
 
-    rows = [outcome["metrics"] for outcome in done if outcome.get("metrics")]
-    if rows:
-        show(tables.summary(rows))
-    codes = [outcome.get("exit_code", 1) for outcome in done if outcome["status"] not in DONE]
-    return codes[0] if codes else 0
+    if outcome.get("metrics"):
+        show(tables.summary([outcome["metrics"]]))
+    return 0 if outcome["status"] in DONE else int(outcome.get("exit_code", 1))
 
 
 def _hydra(argv: Sequence[str]) -> int:

@@ -177,17 +177,16 @@ def _finished(current: Sweep, one: Job, extra: Path | None) -> Outcome | None:
     if outcome is None or outcome["status"] not in sweeps.FINAL or not metrics.get("run_dir"):
         return None
     from kvbench.cli.report_runs import marked
-    from kvbench.config.run_config import check
     from kvbench.results.identity import run_id
     from kvbench.results.store import RunStore
     from kvbench.runner.resolve import material
 
     try:
-        config = job.composed(one.overrides, extra)
-        checked = check(config)
+        checked = job.configuration(one.overrides, extra)
+        config = dict(checked.plain)
         if checked.logger.name not in ("none", "csv") or checked.runtime.rerun or checked.runtime.retry:
             return None
-        store = RunStore(checked.runtime.results_dir, run_id(material(config, checked, checked.task)))
+        store = RunStore(checked.runtime.results_dir, run_id(material(checked)))
         now = store.metrics()
         asked = config["dataset"].get("limit") == ((store.config() or {}).get("dataset") or {}).get("limit")
         if now is None or store.run_id != metrics["run_id"] or not asked:

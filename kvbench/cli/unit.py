@@ -48,7 +48,9 @@ def run_unit(unit: str | Sequence[tuple[int, list[str]]], folder: Path, extra: P
         number, texts = jobs[0]
         _announce(number, texts)
         with _running(folder, number) as begun, _room([texts], extra):
-            outcome = job.run(lambda: job.composed(texts, extra), row=True, begun=begun)
+            outcome = job.run(
+                lambda: job.configuration(texts, extra), row=lambda: job.composed(texts, extra), begun=begun
+            )
         _ended(folder, number, {**outcome, "overrides": texts, "number": number})
         status: str = outcome["status"]
         return status
@@ -110,7 +112,6 @@ def _room(jobs: Sequence[Sequence[str]], extra: Path | None) -> Iterator[None]:
     if gate.per_gpu() == 1:
         yield
         return
-    from kvbench.config.run_config import check
     from kvbench.models import shared
     from kvbench.models.devices import homes
     from kvbench.profiling.device import identity
@@ -120,7 +121,7 @@ def _room(jobs: Sequence[Sequence[str]], extra: Path | None) -> Iterator[None]:
     device: Any = None
     for texts in jobs:
         try:
-            checked = check(job.composed(texts, extra))
+            checked = job.configuration(texts, extra)
             needs.append(peak_bytes(checked))
             device = homes(checked.runtime)[0]
         except Exception:  # the job itself reports it

@@ -1,8 +1,8 @@
 """The schema of a run's configuration: one dataclass per group, and the constraints between groups.
 
-:func:`check` takes the composed configuration as plain data. For a wrong key, value or combination it raises an error
-that names the key, the value, what is allowed and the closest valid name. It imports neither torch nor transformers and
-runs before weights or data are touched.
+For a wrong key, value or combination, :func:`checked_config` raises an error that names the key, the value, what is
+allowed and the closest valid name. It imports neither torch nor transformers and runs before weights or data are
+touched.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class RunConfig:
         runtime: options of execution.
         logger: settings of the logger.
         task: the data set as an object, built from the group ``dataset``.
+        plain: all groups as plain data, as they were composed: what is stored, hashed and sent to other processes.
     """
 
     model: ModelConfig
@@ -46,9 +47,10 @@ class RunConfig:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     logger: AnyLogger = field(default_factory=lambda: NoLogger(name="none"))
     task: Task = field(default_factory=Task)
+    plain: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check(config: Mapping[str, Any]) -> RunConfig:
+def checked_config(config: Mapping[str, Any]) -> RunConfig:
     """Check a composed configuration, and return it as typed data.
 
     Args:
@@ -77,7 +79,7 @@ def check(config: Mapping[str, Any]) -> RunConfig:
     logger = logger_of(config["logger"])
     method = _method(config["method"], config["quantizer"], model)
     task = tasks.load(config["dataset"])
-    checked = RunConfig(model, method, dict(config["dataset"]), decoding, runtime, logger, task)
+    checked = RunConfig(model, method, dict(config["dataset"]), decoding, runtime, logger, task, config)
     _combinations(checked)
     task.fits(checked)
     return checked

@@ -5,18 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from hydra import initialize_config_dir
-
-from kvbench.cli.compose import Composer, run_config
-from kvbench.config.run_config import RunConfig, check
+from kvbench.cli.compose import Composer
+from kvbench.config.run_config import RunConfig
 from kvbench.config.setting import parse
 from kvbench.errors import ConfigError, nearest
 from kvbench.results.identity import identity
 from kvbench.runner.resolve import settled
-from kvbench.util.confdir import conf_dir
 from kvbench.util.progress import say
 
 #: arguments of the model that stand for keys of kvbench's configuration
@@ -40,37 +36,26 @@ KEYS = {
 PLACEHOLDER = ("dataset=mini/passkey", "dataset.lengths=[512]")
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A model and a setting, checked.
+def setting_key(chosen: RunConfig, host: Mapping[str, Any] | None = None) -> str:
+    """Return sixteen hexadecimal digits that differ between models, settings and their options.
+
+    The content of local weights and of a method's calibration file counts, not their paths.
 
     Args:
-        plain: the composed configuration as plain data; its data set is a placeholder.
-        checked: the same configuration, checked and typed.
+        chosen: the configuration (:func:`choose`).
+        host: lm-eval's own arguments of the model that change an answer, for example ``add_bos_token``.
     """
-
-    plain: dict[str, Any]
-    checked: RunConfig
-
-    def key(self, host: Mapping[str, Any] | None = None) -> str:
-        """Return sixteen hexadecimal digits that differ between models, settings and their options.
-
-        The content of local weights and of a method's calibration file counts, not their paths.
-
-        Args:
-            host: lm-eval's own arguments of the model that change an answer, for example ``add_bos_token``.
-        """
-        runtime = self.plain["runtime"]
-        material = {
-            **identity(settled(self.plain, self.checked), {}, self.checked.model.folder(), say),
-            "runtime": {key: runtime.get(key) for key in ("seed", "prefill_chunk", "graphs", "compile")},
-            **({"host": dict(host)} if host else {}),
-        }
-        return hashlib.sha256(json.dumps(material, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    runtime = chosen.plain["runtime"]
+    material = {
+        **identity(settled(chosen), {}, chosen.model.folder(), say),
+        "runtime": {key: runtime.get(key) for key in ("seed", "prefill_chunk", "graphs", "compile")},
+        **({"host": dict(host)} if host else {}),
+    }
+    return hashlib.sha256(json.dumps(material, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def choose(arguments: Mapping[str, Any]) -> Chosen:
-    """Compose and check the configuration that model arguments describe.
+def choose(arguments: Mapping[str, Any]) -> RunConfig:
+    """Compose and check the configuration that model arguments describe; its data set is a placeholder.
 
     Args:
         arguments: ``model`` (a preset, a repository or a folder; ``pretrained`` is accepted for it), ``setting``
@@ -103,9 +88,7 @@ def choose(arguments: Mapping[str, Any]) -> Chosen:
         texts.append(f"{KEYS[key]}={_typed(value)}")
     composer = Composer()
     composer.check(texts)
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        plain = run_config(composer.compose(texts))
-    return Chosen(plain, check(plain))
+    return composer.configuration(texts)
 
 
 def _typed(value: Any) -> str:

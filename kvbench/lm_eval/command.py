@@ -127,7 +127,7 @@ def prepare(parsed: Namespace, given: Mapping[str, Any]) -> None:
     """Set what kvbench adds to a command line: a request cache of the setting's own, and a log of all samples.
 
     lm-eval looks up answers by the request alone, so one file for several settings would give all of them the answers
-    of the first. The key of model and setting (:attr:`kvbench.lm_eval.chosen.Chosen.key`) is appended to its name.
+    of the first. The key of model and setting (:func:`kvbench.lm_eval.chosen.setting_key`) is appended to its name.
 
     Args:
         parsed: the parsed command line, which is changed.
@@ -138,7 +138,7 @@ def prepare(parsed: Namespace, given: Mapping[str, Any]) -> None:
     """
     from lm_eval.utils import simple_parse_args_string
 
-    from kvbench.lm_eval.chosen import choose
+    from kvbench.lm_eval.chosen import choose, setting_key
 
     arguments = given.get("model_args") or {}
     if isinstance(arguments, str):  # in a file of --config
@@ -148,6 +148,6 @@ def prepare(parsed: Namespace, given: Mapping[str, Any]) -> None:
     chosen = choose({key: value for key, value in arguments.items() if key not in RUNNING | HOST})
     if given.get("use_cache"):
         host = {key: value for key, value in arguments.items() if key in HOST and value is not None}
-        parsed.use_cache = f"{given['use_cache']}-{chosen.key(host)}"
+        parsed.use_cache = f"{given['use_cache']}-{setting_key(chosen, host)}"
     parsed.output_path = given.get("output_path") or OUTPUT
     parsed.log_samples = True

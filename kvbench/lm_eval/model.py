@@ -18,12 +18,12 @@ from torch import Tensor
 
 from kvbench.cache import Prompts
 from kvbench.cache.cache import KVCache
-from kvbench.config.run_config import RuntimeConfig
+from kvbench.config.run_config import RunConfig, RuntimeConfig
 from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.continuation import continuation_likelihoods
 from kvbench.decoding.sampling import Sampling
 from kvbench.errors import ConfigError, DataError
-from kvbench.lm_eval.chosen import Chosen, choose
+from kvbench.lm_eval.chosen import choose
 from kvbench.lm_eval.figures import Figures
 from kvbench.models.load import load
 from kvbench.profiling.device import device_name
@@ -88,8 +88,8 @@ class CachedLM(HFLM):  # type: ignore[misc]
             raise ConfigError("batch_size", batch_size, "must be a number of prompts", hint="--batch_size 8")
         if device is not None and (torch.cuda.is_available() or not device.startswith("cuda")):
             arguments["device"] = device
-        self.chosen: Chosen = choose(arguments)
-        config = self.chosen.checked
+        self.chosen: RunConfig = choose(arguments)
+        config = self.chosen
         loaded = load(config.model, config.runtime)
         super().__init__(
             pretrained=loaded.model,
@@ -221,11 +221,11 @@ class CachedLM(HFLM):  # type: ignore[misc]
 
     @property
     def _runtime(self) -> RuntimeConfig:
-        return self.chosen.checked.runtime
+        return self.chosen.runtime
 
     def _cache(self, ids: Tensor, mask: Tensor | None, max_length: int) -> KVCache:
         prompts = Prompts.from_batch(ids, mask, decode=self.tokenizer.decode)
-        return self.chosen.checked.method.new_cache(self.model, prompts, max_length=max_length)
+        return self.chosen.method.new_cache(self.model, prompts, max_length=max_length)
 
 
 def _by_context(requests: Sequence[Request], max_length: int) -> Iterable[list[int]]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,10 +58,11 @@ def store(logs: Logs, model: CachedLM, folder: Path) -> Path | None:
         "version": VERSION,
     }
     chosen = model.chosen
-    config = {**chosen.plain, "dataset": {"name": f"lm_eval/{'+'.join(tasks)}", "tasks": tasks}}
-    settled = resolve.settled(config, chosen.checked)
-    name = run_id(identity(settled, data, chosen.checked.model.folder(), say))
-    config = resolve.fitted(config, chosen.checked)
+    asked = {"dataset": {"name": f"lm_eval/{'+'.join(tasks)}", "tasks": tasks}}
+    checked = replace(chosen, plain={**chosen.plain, **asked})
+    settled = resolve.settled(checked)
+    name = run_id(identity(settled, data, chosen.model.folder(), say))
+    config = resolve.fitted(checked).plain
     run = RunStore(folder, name, say)
     current = sources.code(config)
     on_gpu = model.loaded.device.type == "cuda"

@@ -19,13 +19,13 @@ def with_excerpts(config: Mapping[str, Any], rows: Iterable[Row], say: Callable[
         rows: rows of the run.
         say: function that shows a line to the user.
     """
-    from kvbench.config.run_config import check
+    from kvbench.config.run_config import checked_config
     from kvbench.models.load import load_tokenizer
     from kvbench.runner.remarks import shown
 
     stored = list(rows)
     try:
-        checked = check(config)
+        checked = checked_config(config)
         if checked.task.needs_tokenizer:
             checked.task.bind(load_tokenizer(checked.model))
         excerpts = {

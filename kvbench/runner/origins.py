@@ -26,7 +26,7 @@ from kvbench.tasks.hub_files import cached
 WEIGHTS = (".safetensors", ".bin")
 
 
-def settle(store: RunStore, checked: RunConfig, task: Task) -> None:
+def settle(store: RunStore, checked: RunConfig) -> None:
     """Compare the model's weights with those of the run's first samples; the first call records their origin instead.
 
     The origin (`origin.json`) is the repository, commit and checksums of the model, the encoder and the data, if they
@@ -35,14 +35,13 @@ def settle(store: RunStore, checked: RunConfig, task: Task) -> None:
     Args:
         store: files of the run, whose lock this process must hold.
         checked: configuration of the run.
-        task: data set of the run.
 
     Raises:
         ModelError: the checksums of the model's weights differ from the recorded ones; the message names both commits.
         DiskError: the record cannot be written.
     """
     before = store.origin()
-    now = of(checked, task)
+    now = of(checked)
     first, here = before.get("model"), now.get("model")
     if first and here and first["sha256"] != here["sha256"]:
         raise ModelError(
@@ -55,18 +54,17 @@ def settle(store: RunStore, checked: RunConfig, task: Task) -> None:
         store.write_origin({**now, **before})
 
 
-def of(checked: RunConfig, task: Task) -> dict[str, Any]:
+def of(checked: RunConfig) -> dict[str, Any]:
     """Return repository, commit and checksums of those files of model, encoder and data that are in the hub's cache.
 
     Args:
         checked: configuration of the run.
-        task: data set of the run.
 
     Returns:
         ``model`` and ``encoder`` with ``hub_id``, ``revision`` and ``sha256``, and ``data`` with a list of the same
         entries. A key is absent if the files are local or not complete yet, and ``encoder`` if the method has none.
     """
-    return {**_model(checked.model), **_encoder(checked.method), **_data(task, checked.dataset.get("path"))}
+    return {**_model(checked.model), **_encoder(checked.method), **_data(checked.task, checked.dataset.get("path"))}
 
 
 def noted(store: RunStore) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kvbench.config.run_config import RunConfig
 from kvbench.errors import CombinationError, KvbenchError
 from kvbench.results.samples import MEASURED, Row
-from kvbench.tasks.base import Sample, Task
+from kvbench.tasks.base import Sample
 from kvbench.util.failures import is_out_of_memory
 from kvbench.util.progress import say
 
@@ -30,14 +30,10 @@ LOADING_S = 600.0
 
 
 @contextmanager
-def joined(checked: RunConfig, task: Task) -> Iterator[Team | None]:
+def joined(checked: RunConfig) -> Iterator[Team | None]:
     """Join the other ranks of the run inside a ``with`` block; yields the team, or None for a single process.
 
     If an error ends the run on this rank, the other ranks are informed, so that they do not wait for this one.
-
-    Args:
-        checked: configuration of the run.
-        task: data set of the run.
 
     Raises:
         CombinationError: the run has several ranks, but the data set can only be measured on a single process.
@@ -45,7 +41,7 @@ def joined(checked: RunConfig, task: Task) -> Iterator[Team | None]:
     if checked.runtime.tensor_parallel is None:
         yield None
         return
-    if task.single_process:
+    if checked.task.single_process:
         raise CombinationError(
             "runtime.tensor_parallel",
             "auto",
@@ -90,19 +86,18 @@ def terminated_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
+def follow(checked: RunConfig, team: Team) -> dict[str, Any]:
     """On a rank other than 0, run the batches that rank 0 has planned. No results are written.
 
     Args:
         checked: configuration of the run.
-        task: data set of the run.
         team: the ranks of the run.
 
     Returns:
         A dict with ``status`` and ``rank``, the number of this rank. The status is ``oom`` if a rank ran out of memory,
         else ``ok``, even if single samples failed; rank 0 records their errors.
     """
-    wanted = team.hear()
+    wanted, task = team.hear(), checked.task
     if not wanted:
         return {"status": "ok", "rank": team.rank}
     if task.needs_tokenizer:
@@ -112,7 +107,7 @@ def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
     with redirect_stderr(io.StringIO()):  # rank 0 has read the data too, and said what is odd
         samples = {sample.id: sample for sample in task.samples()}
     try:
-        with opened(checked, task, team) as session:
+        with opened(checked, team) as session:
             for planned in session.plan([samples[name] for name in wanted]):
                 try:
                     batch(team, session, planned)
@@ -127,7 +122,7 @@ def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
 
 
 @contextmanager
-def opened(checked: RunConfig, task: Task, team: Team | None) -> Iterator[Session]:
+def opened(checked: RunConfig, team: Team | None) -> Iterator[Session]:
     """Load the model inside a ``with`` block, and free its memory at the end of the block; yields a session.
 
     The run may not use more memory than ``runtime.memory_limit_gb``, if that is set. Torch is imported only here, so a
@@ -135,7 +130,6 @@ def opened(checked: RunConfig, task: Task, team: Team | None) -> Iterator[Sessio
 
     Args:
         checked: configuration of the run.
-        task: data set of the run.
         team: the ranks of the run, which load the model at the same time; None for a single process.
     """
     from kvbench.models.devices import homes
@@ -155,7 +149,7 @@ def opened(checked: RunConfig, task: Task, team: Team | None) -> Iterator[Sessio
             )
         session: Session | None = None
         try:
-            session = together(team, lambda: Session(checked, task))
+            session = together(team, lambda: Session(checked))
             yield session
         finally:
             if session is not None:

@@ -11,25 +11,21 @@ from kvbench.methods.layer_map import KEY as LAYERS
 from kvbench.methods.load import true_name
 from kvbench.quantizers.spec import QuantizerSpec
 from kvbench.results.identity import identity, short_name
-from kvbench.tasks.base import Task
 from kvbench.util.progress import say
 
 
-def material(config: Mapping[str, Any], checked: RunConfig, task: Task) -> dict[str, Any]:
+def material(checked: RunConfig) -> dict[str, Any]:
     """Return the JSON data from which the run id is computed: everything that determines the outputs of a run.
 
-    See :func:`kvbench.results.identity.identity`.
-
-    Args:
-        config: the composed configuration as plain data.
-        checked: the same configuration, checked and typed.
-        task: data set of the run. If its results depend on the machine, the machine is part of the data.
+    If the results of the data set depend on the machine, the machine is part of it. See
+    :func:`kvbench.results.identity.identity`.
     """
+    task = checked.task
     data: dict[str, Any] = {"identity": task.identity(), "version": task.version}
     machine = task.machine_identity(checked.runtime, lambda: machine_name(checked))
     if machine is not None:
         data["setting"] = machine
-    return identity(settled(config, checked), data, checked.model.folder(), say)
+    return identity(settled(checked), data, checked.model.folder(), say)
 
 
 def machine_name(checked: RunConfig) -> str:
@@ -46,17 +42,13 @@ def machine_name(checked: RunConfig) -> str:
     return name if len(devices) == 1 else f"{len(devices)} x {name} (device_map)"
 
 
-def fitted(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
-    """Return the configuration that a run records: the composed one, with the group sizes that are really used.
+def fitted(checked: RunConfig) -> RunConfig:
+    """Return the configuration whose plain data a run records: with the group sizes that are really used.
 
     A default group size is replaced if it does not divide the model's head dimension. The new size becomes part of the
     quantizer's name, for example ``int2+value.group_size=16``, and a message reports it.
-
-    Args:
-        config: the composed configuration as plain data.
-        checked: the same configuration, checked and typed.
     """
-    head_dim, record = checked.model.head_dim(), dict(config)
+    head_dim, record = checked.model.head_dim(), dict(checked.plain)
     sizes = checked.method.fitted(head_dim) if head_dim else {}
     groups = {key: size for key, size in sizes.items() if not key.startswith(f"{LAYERS}.")}
     for key, size in groups.items():
@@ -72,7 +64,7 @@ def fitted(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
             f"{short_name(record)}: the default group sizes do not divide the model's head size of "
             f"{head_dim} channels; " + "using " + ", ".join(f"{key}={size}" for key, size in sizes.items())
         )
-    return record
+    return dataclasses.replace(checked, plain=record)
 
 
 def _with(group: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
@@ -80,15 +72,12 @@ def _with(group: Mapping[str, Any], path: list[str], value: Any) -> dict[str, An
     return {**group, path[0]: value if len(path) == 1 else _with(group[path[0]], path[1:], value)}
 
 
-def settled(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
+def settled(checked: RunConfig) -> dict[str, Any]:
     """Return the configuration with all defaults filled in, for the run id.
 
     A run thus has the same id whether a default value is written in the configuration or left out.
-
-    Args:
-        config: the composed configuration as plain data.
-        checked: the same configuration, checked and typed.
     """
+    config = checked.plain
     method = checked.method.hyperparameters() | checked.method.identity()
     if "rotation" in method:
         method["rotation"] = checked.method.rotation.identity()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench import loggers
 from kvbench.config.prerequisites import check_here
-from kvbench.config.run_config import check
+from kvbench.config.run_config import RunConfig, checked_config
 from kvbench.models.locate import locate
 from kvbench.results import code as codes
 from kvbench.results import load
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 OPTIONAL = ("weights", "arithmetic", "usual_dtype", "slower")
 
 
-def run(config: Mapping[str, Any], begun: Callable[[str], None] | None = None) -> dict[str, Any]:
+def run(config: RunConfig | Mapping[str, Any], begun: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Run the samples of one configuration that have no stored row yet, and return the run's metrics.
 
     If no sample is missing, no model is loaded. If the scorer has changed, stored answers are scored again.
 
     Args:
-        config: the composed configuration as plain data: `model`, `method`, `quantizer`, `dataset`, `decoding`,
+        config: the configuration, checked or as plain data: `model`, `method`, `quantizer`, `dataset`, `decoding`,
             `runtime`, `logger`.
         begun: function that is called with the id of the run before it starts; None for none.
 
@@ -61,20 +61,19 @@ def run(config: Mapping[str, Any], begun: Callable[[str], None] | None = None) -
         DiskError: results cannot be written; those on disk stay readable.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the run is recorded as ``interrupted``.
     """
-    checked = check(config)
+    checked = config if isinstance(config, RunConfig) else checked_config(config)
     check_here(checked)
-    task = checked.task
-    with ranks.terminated_as_interrupt(), ranks.joined(checked, task) as team:
+    with ranks.terminated_as_interrupt(), ranks.joined(checked) as team:
         if team is not None and team.rank > 0:
-            return ranks.follow(checked, task, team)
-        name = run_id(resolve.material(config, checked, task))
+            return ranks.follow(checked, team)
+        name = run_id(resolve.material(checked))
         if begun is not None:
             begun(name)
-        config = resolve.fitted(config, checked)
+        checked = resolve.fitted(checked)
         store = RunStore(checked.runtime.results_dir, name, say)
         with store.hold():
             try:
-                return alone(RunSteps(config, checked, task, store, team).steps())
+                return alone(RunSteps(checked, store, team).steps())
             finally:
                 if team is not None:
                     team.on_failure = None
@@ -227,8 +226,8 @@ class RunSteps(RunState):
                 f"{self.label}: computes in runtime.arithmetic={kept}, as for its {len(own)} stored samples, not in "
                 f"{runtime.arithmetic}\n  hint: set runtime.rerun=all to make them anew"
             )
-        self.checked = replace(self.checked, runtime=replace(runtime, arithmetic=kept))
-        self.config = {**self.config, "runtime": {**self.config["runtime"], "arithmetic": kept}}
+        plain = {**self.config, "runtime": {**self.config["runtime"], "arithmetic": kept}}
+        self.checked = replace(self.checked, runtime=replace(runtime, arithmetic=kept), plain=plain)
 
     def _rescore(self) -> None:
         """Score stored predictions again if the scorer's version or code has changed."""
@@ -248,7 +247,7 @@ class RunSteps(RunState):
         from kvbench.profiling.device import device_name
 
         self._settle_arithmetic()
-        origins.settle(self.store, self.checked, self.task)  # before weights are loaded, if they are on this machine
+        origins.settle(self.store, self.checked)  # before weights are loaded, if they are on this machine
         several = workers.number(self.checked)
         if several == 1:
             device = homes(self.checked.runtime)[0]
@@ -259,9 +258,9 @@ class RunSteps(RunState):
         with ExitStack() as stack:
             try:
                 opening: AbstractContextManager[Session | Workers] = (
-                    ranks.opened(self.checked, self.task, self.team)
+                    ranks.opened(self.checked, self.team)
                     if several == 1
-                    else workers.opened(self.config, self.checked, missing, several)
+                    else workers.opened(self.checked, missing, several)
                 )
                 session = stack.enter_context(opening)
             except Exception as error:
@@ -269,7 +268,7 @@ class RunSteps(RunState):
                     raise
                 self.failures.ran_out(error, None)
                 return
-            origins.settle(self.store, self.checked, self.task)
+            origins.settle(self.store, self.checked)
             machine = session.machine
             self.environment = environment(str(session.device), machine.device, machine.dtypes()) | session.layout()
             self.device = machine.device
@@ -290,7 +289,7 @@ class RunSteps(RunState):
                     bar.total = len(self.samples)
                     if not self._keep((yield from _asked(Batch(self.team, session, batch, left))), bar):
                         return
-            origins.settle(self.store, self.checked, self.task)  # the first search may have fetched the encoder
+            origins.settle(self.store, self.checked)  # the first search may have fetched the encoder
 
     def _from_workers(self, crew: Workers, bar: Progress) -> None:
         """Store the rows of worker processes as they come, and order the file as a single process would have left it.

@@ -33,21 +33,16 @@ class RunState:
     """The state of one run while its directory is locked, and everything that it writes there.
 
     Args:
-        config: the composed configuration, with the group sizes that are really used.
-        checked: the same configuration, checked and typed.
-        task: data set of the run.
+        checked: the configuration, with the group sizes that are really used.
         store: the run's directory, locked by the caller.
         team: the ranks of the run; None for a single process.
     """
 
-    def __init__(
-        self, config: Mapping[str, Any], checked: RunConfig, task: Task, store: RunStore, team: Team | None
-    ) -> None:
-        self.team = team
-        self.config, self.checked, self.task, self.store = config, checked, task, store
-        self.label = short_name(config)
+    def __init__(self, checked: RunConfig, store: RunStore, team: Team | None) -> None:
+        self.checked, self.store, self.team = checked, store, team
+        self.label = short_name(self.config)
         self.environment = environment()
-        self.code = sources.code(config)
+        self.code = sources.code(self.config)
         self.failures = Failures(self.label, self.code)
         self.device: str | None = None
         #: the samples of the run, and the rows on disk by sample id
@@ -59,6 +54,16 @@ class RunState:
         self.logger: loggers.Logger
         self._ending = threading.Lock()
         self._ended: dict[str, Any] | None = None
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration as plain data, as it is stored."""
+        return self.checked.plain
+
+    @property
+    def task(self) -> Task:
+        """The data set of the run."""
+        return self.checked.task
 
     def _keep(self, outcome: Outcome, bar: Progress) -> bool:
         """Store the rows of a batch, or record its exception; return False if the run must end.

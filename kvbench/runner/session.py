@@ -22,7 +22,7 @@ from kvbench.runner.points import Points
 from kvbench.runner.questions import SharedTexts
 from kvbench.runner.rows import Machine
 from kvbench.runner.strategy import Report, Strategy
-from kvbench.tasks.base import Sample, Task
+from kvbench.tasks.base import Sample
 from kvbench.tasks.work import AskQuestions, CompareTokens, Generate, MeasurePoint, ScoreText, Work
 
 
@@ -31,7 +31,6 @@ class Session:
 
     Args:
         config: the checked configuration.
-        task: the data set, which scores the answers.
 
     Attributes:
         device: device of the model's inputs.
@@ -42,7 +41,7 @@ class Session:
         ModelError: the model cannot be loaded.
     """
 
-    def __init__(self, config: RunConfig, task: Task) -> None:
+    def __init__(self, config: RunConfig) -> None:
         self.config = config
         loaded = shared.take(config.model, config.runtime, load)
         prepare(loaded.model, config.method.speculation)
@@ -53,7 +52,7 @@ class Session:
             name = f"{len(loaded.devices)} x {name} ({loaded.layout})"
         self.machine = Machine(name, **loaded.dtypes.names())
         self.report: Report | None = None
-        self._strategies = strategies(config, loaded, task, self.machine)
+        self._strategies = strategies(config, loaded, self.machine)
         self._first = True
 
     def plan(self, samples: Sequence[Sample]) -> list[list[Sample]]:
@@ -123,9 +122,9 @@ class Session:
         return rows
 
 
-def strategies(config: RunConfig, loaded: LoadedModel, task: Task, machine: Machine) -> dict[type[Work], Strategy]:
+def strategies(config: RunConfig, loaded: LoadedModel, machine: Machine) -> dict[type[Work], Strategy]:
     """Return the strategy for each kind of work, as a dict keyed by the classes of :mod:`kvbench.tasks.work`."""
-    options = Options(kernels=config.runtime.kernels, mlp_chunk=config.runtime.mlp_chunk)
+    task, options = config.task, Options(kernels=config.runtime.kernels, mlp_chunk=config.runtime.mlp_chunk)
     return {
         Generate: Answers(config, loaded, task, machine, options),
         AskQuestions: SharedTexts(config, loaded, task, machine, options),

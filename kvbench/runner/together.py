@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.config.prerequisites import check_here
-from kvbench.config.run_config import RunConfig, check
+from kvbench.config.run_config import RunConfig, checked_config
 from kvbench.decoding.shared_prefill import refusal as method_refusal
 from kvbench.errors import KvbenchError
 from kvbench.models import shared
@@ -30,13 +30,11 @@ class _Member:
 
     Args:
         place: its index among all runs.
-        config: its configuration.
-        checked: the same, checked and typed.
+        checked: its configuration.
         name: its id.
     """
 
     place: int
-    config: Mapping[str, Any]
     checked: RunConfig
     name: str
 
@@ -60,7 +58,7 @@ def refusal(checked: RunConfig) -> str | None:
 
 
 def run_together(
-    configs: Sequence[Mapping[str, Any]],
+    configs: Sequence[RunConfig | Mapping[str, Any]],
     begun: Callable[[int, str], None] = lambda place, name: None,
     ended: Callable[[int, Result], None] = lambda place, result: None,
 ) -> list[Result]:
@@ -69,7 +67,7 @@ def run_together(
     Runs that cannot share a prefill (:func:`refusal`) run by themselves afterwards; a message says why.
 
     Args:
-        configs: the composed configurations as plain data.
+        configs: the configurations, checked or as plain data.
         begun: function that is called with the index and the id of a run before it starts.
         ended: function that is called with the index and the result of a run when it has ended.
 
@@ -86,9 +84,9 @@ def run_together(
     alone: list[int] = []
     for place, config in enumerate(configs):
         try:
-            checked = check(config)
+            checked = config if isinstance(config, RunConfig) else checked_config(config)
             check_here(checked)
-            member = _Member(place, config, checked, run_id(resolve.material(config, checked, checked.task)))
+            member = _Member(place, checked, run_id(resolve.material(checked)))
         except Exception as error:
             end(place, error)
             continue
@@ -100,7 +98,7 @@ def run_together(
         if reason is None:
             members.append(member)
         else:
-            say(f"{short_name(config)}: does not share a prefill: {reason}")
+            say(f"{short_name(checked.plain)}: does not share a prefill: {reason}")
             alone.append(place)
     if len(members) == 1:
         alone = sorted([members.pop().place, *alone])
@@ -148,8 +146,7 @@ def _side_by_side(
         try:
             for member in [member for member in members if member.name in stores]:
                 begun(member.place, member.name)
-                config = resolve.fitted(member.config, member.checked)
-                run_ = RunSteps(config, member.checked, member.checked.task, stores[member.name], None).steps()
+                run_ = RunSteps(resolve.fitted(member.checked), stores[member.name], None).steps()
                 under_way[member.place] = run_
                 resume(member.place, run_.__next__)
             while waiting:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
-from kvbench.config.run_config import RunConfig, check
+from kvbench.config.run_config import RunConfig, checked_config
 from kvbench.errors import ConfigError
 from kvbench.parallel.crew import Crew
 from kvbench.results.samples import MEASURED, Row
@@ -133,16 +133,16 @@ def _gpu_count() -> int:
 
 
 @contextmanager
-def opened(config: Mapping[str, Any], checked: RunConfig, missing: Sequence[Sample], count: int) -> Iterator[Workers]:
+def opened(checked: RunConfig, missing: Sequence[Sample], count: int) -> Iterator[Workers]:
     """Start the workers inside a ``with`` block, and end them at its end; yields them once the first one is ready.
 
     Args:
-        config: the configuration as plain data, for the workers.
-        checked: the same configuration, checked.
+        checked: the configuration, of which the workers get the plain data.
         missing: the samples to run.
         count: number of workers.
     """
-    alone = {**config, "runtime": {**config["runtime"], "workers": 1}, "logger": {"name": "none"}}
+    plain = checked.plain
+    alone = {**plain, "runtime": {**plain["runtime"], "workers": 1}, "logger": {"name": "none"}}
     count = min(count, len(missing))
     places = environments(count, checked.runtime.device in ("cpu", "mps"))
     with Crew(SERVER, {"config": alone, "count": count}, places) as crew:
@@ -192,12 +192,12 @@ def serve(argument: Mapping[str, Any], place: int, opening: Callable[..., Any] |
     """
     from kvbench.runner import ranks
 
-    checked = check(argument["config"])
+    checked = checked_config(argument["config"])
     task = checked.task
     if task.needs_tokenizer:
         from kvbench.models.load import load_tokenizer
 
         task.bind(load_tokenizer(checked.model))
     checked.method.ready()
-    with (opening or ranks.opened)(checked, task, None) as session:
+    with (opening or ranks.opened)(checked, None) as session:
         yield _Served(session, task, argument["count"])

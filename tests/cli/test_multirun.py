@@ -43,6 +43,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     run.before, run.seen = [], seen  # type: ignore[attr-defined]
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kvbench.cli.job.configuration", composed)
     monkeypatch.setattr("kvbench.cli.job.composed", composed)  # each composition by Hydra takes a while
     monkeypatch.setattr("kvbench.cli.compose.CHECK_SECONDS", 0.0)
     monkeypatch.setattr("kvbench.runner.run.run", run)

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import initialize_config_dir
 
 from kvbench.cli import settings
 from kvbench.cli.compose import Composer
 from kvbench.cli.main import main
+from kvbench.config.run_config import RunConfig
 from kvbench.errors import ConfigError
-from kvbench.util.confdir import conf_dir
 
 Config = Mapping[str, Any]
 
@@ -27,9 +26,9 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Config]:
 
     seen: list[Config] = []
 
-    def run(config: Config, begun: Any = None) -> dict[str, Any]:
-        seen.append(config)
-        return {"status": "ok", "error": None, "label": config["method"]["preset"]}
+    def run(config: RunConfig, begun: Any = None) -> dict[str, Any]:
+        seen.append(config.plain)
+        return {"status": "ok", "error": None, "label": config.plain["method"]["preset"]}
 
     monkeypatch.setattr(kvbench.runner.run, "run", run)
     for name in ("summary", "markdown", "to_csv"):
@@ -153,9 +152,8 @@ def test_a_template_needs_no_quotes_of_its_own(text: str, multirun: bool) -> Non
 
     word = template(f"dataset.template={text}")
     (job,) = Composer().check(["dataset=records", "dataset.path=README.md", word], multirun)
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        made = Composer().compose(job, fill=False)
-    assert made.dataset.template == (text if text != '"{question}"' else "{question}")
+    made = Composer().plain(job)
+    assert made["dataset"]["template"] == (text if text != '"{question}"' else "{question}")
     assert template("dataset.fields={question:q}") == "dataset.fields={question:q}"
     assert template("dataset.template=null") == "dataset.template=null"
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvbench.config import prerequisites
 from kvbench.config.prerequisites import check_here, check_launcher, check_path, check_weights
-from kvbench.config.run_config import DecodingConfig, RuntimeConfig, check
+from kvbench.config.run_config import DecodingConfig, RuntimeConfig, checked_config
 from kvbench.errors import ConfigError
 from kvbench.parallel import launch
 from kvbench.util.requirements import Package
@@ -94,7 +94,7 @@ def test_defaults_of_a_run() -> None:
 )
 def test_an_answer_leaves_room_for_a_prompt(tmp_path, monkeypatch, decoding, dataset, said) -> None:
     monkeypatch.setattr(ToyTask, "max_new_tokens", dataset, raising=False)
-    refused(lambda: check(config(tmp_path, decoding=decoding)), said)
+    refused(lambda: checked_config(config(tmp_path, decoding=decoding)), said)
 
 
 @pytest.mark.parametrize(
@@ -113,32 +113,36 @@ def test_weights_in_4_bits_are_not_rounded_again_for_drafts(tmp_path, weights, d
     key, value = {**form, "group_size": 128, "axis": "channel"}, {**form, "group_size": "head_dim", "axis": "token"}
     quantizer = {"name": "hierarchical", "key": key, "value": value}
     settings = config(tmp_path, model={"weights": weights}, quantizer=quantizer)
-    refused(lambda: check({**settings, "method": method}), said)
+    refused(lambda: checked_config({**settings, "method": method}), said)
 
 
 def test_weights_in_4_bits_are_not_split(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(launch, "launched", lambda: True)
     monkeypatch.setattr(launch, "size", lambda: 2)
     settings = config(tmp_path, runtime={"tensor_parallel": "auto", "device": "auto"})
-    check(settings)
+    checked_config(settings)
     settings["model"]["weights"] = "random_int4"
     refused(
-        lambda: check(settings), "runtime.tensor_parallel=auto: cannot split 4-bit weights over processes (model toy"
+        lambda: checked_config(settings),
+        "runtime.tensor_parallel=auto: cannot split 4-bit weights over processes (model toy",
     )
 
 
 def test_groups_must_be_there_and_no_others(tmp_path) -> None:
     settings = config(tmp_path)
-    refused(lambda: check({**settings, "methods": {}}), "methods=null: no such group")
-    refused(lambda: check({**settings, "model": None}), "model: must be a group of keys")
-    refused(lambda: check({**settings, "model": "tiny"}), "choose one with model=NAME")
-    refused(lambda: check({key: part for key, part in settings.items() if key != "logger"}), "logger: must be a group")
+    refused(lambda: checked_config({**settings, "methods": {}}), "methods=null: no such group")
+    refused(lambda: checked_config({**settings, "model": None}), "model: must be a group of keys")
+    refused(lambda: checked_config({**settings, "model": "tiny"}), "choose one with model=NAME")
+    refused(
+        lambda: checked_config({key: part for key, part in settings.items() if key != "logger"}),
+        "logger: must be a group",
+    )
 
 
 def test_what_does_not_fit_the_task_is_refused_by_it(tmp_path, monkeypatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(ToyTask, "fits", lambda self, checked: seen.append(checked))
-    checked = check(config(tmp_path))
+    checked = checked_config(config(tmp_path))
     assert seen == [checked] and checked.dataset["limit"] == 4 and checked.task.limit == 4
     assert (checked.runtime.device, checked.logger.name, checked.model.name) == ("cpu", "none", "toy")
 
@@ -151,7 +155,7 @@ def test_a_methods_own_check_that_raises_is_named_with_its_line(tmp_path, monkey
 
     monkeypatch.setattr(Kivi, "check", broken)
     with pytest.raises(ZeroDivisionError):
-        check(config(tmp_path))
+        checked_config(config(tmp_path))
 
     class Mine(Kivi):
         """KIVI of a user."""
@@ -159,7 +163,10 @@ def test_a_methods_own_check_that_raises_is_named_with_its_line(tmp_path, monkey
     Mine.__module__ = "mine_kivi"
     monkeypatch.setitem(sys.modules, "mine_kivi", SimpleNamespace(Mine=Mine))  # type: ignore[arg-type]
     settings = config(tmp_path, method={"_target_": "mine_kivi.Mine"})
-    refused(lambda: check(settings), "method._target_=mine_kivi.Mine: its check() raised ZeroDivisionError: by hand (")
+    refused(
+        lambda: checked_config(settings),
+        "method._target_=mine_kivi.Mine: its check() raised ZeroDivisionError: by hand (",
+    )
 
 
 def test_a_method_is_prepared_for_the_model_once_it_is_checked(tmp_path, monkeypatch) -> None:
@@ -169,7 +176,7 @@ def test_a_method_is_prepared_for_the_model_once_it_is_checked(tmp_path, monkeyp
     monkeypatch.setattr(Kivi, "check", lambda self, **named: calls.append(named))
     monkeypatch.setattr(Kivi, "check_reach", lambda self, most: calls.append(most))
     monkeypatch.setattr(Kivi, "prepare", lambda self, model: calls.append(model.name))
-    check(config(tmp_path))
+    checked_config(config(tmp_path))
     assert calls == [{"head_dim": 32, "max_length": 512}, 512, "toy"]
 
 
@@ -223,7 +230,7 @@ def machine(monkeypatch) -> Any:
 )
 def test_the_machine_has_the_device(machine, monkeypatch, tmp_path, runtime, gpu, said) -> None:
     monkeypatch.setattr(prerequisites.sys, "platform", "linux")
-    checked = check(config(tmp_path, runtime=runtime))
+    checked = checked_config(config(tmp_path, runtime=runtime))
     machine.gpu = gpu
     refused(lambda: check_here(checked), said)
     check_here(checked, "submitit")
@@ -231,7 +238,7 @@ def test_the_machine_has_the_device(machine, monkeypatch, tmp_path, runtime, gpu
 
 def test_packages_of_every_part_are_asked_for(machine, tmp_path, monkeypatch) -> None:
     machine.gpu = True
-    checked = check(config(tmp_path, runtime={"device": "auto", "device_map": "auto", "kernels": "cuda"}))
+    checked = checked_config(config(tmp_path, runtime={"device": "auto", "device_map": "auto", "kernels": "cuda"}))
     packages = {name: Package(name, name, name, name) for name in ("model", "method", "logger", "task")}
     part = {name: SimpleNamespace(packages=lambda own=own: (own,)) for name, own in packages.items()}
     model = SimpleNamespace(packages=part["model"].packages, random=False, folder=lambda: None)
@@ -294,4 +301,4 @@ def test_a_forced_acceptance_is_for_times_only(tmp_path: Any, dataset: dict[str,
     settings = config(tmp_path)
     settings |= {"method": quantspec, "quantizer": {"name": "hierarchical", "key": key, "value": value}}
     settings["dataset"] = dataset or settings["dataset"]
-    refused(lambda: check(settings), said)
+    refused(lambda: checked_config(settings), said)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from hydra import initialize_config_dir
 
-from kvbench.cli.compose import Composer, run_config
+from kvbench.cli.compose import Composer
 from kvbench.config.command import changes, command
-from kvbench.util.confdir import conf_dir
 
 BEGIN = ["python", "-m", "kvbench"]
 
@@ -20,8 +18,7 @@ def composed():
     composer = Composer()
 
     def compose(overrides):
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return run_config(composer.compose([*overrides, "logger=none"]))
+        return composer.plain([*overrides, "logger=none"])
 
     return compose
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvbench.cli.main import main
 from kvbench.config.prerequisites import check_here, check_launcher
-from kvbench.config.run_config import check
+from kvbench.config.run_config import checked_config
 from kvbench.errors import ConfigError
 from kvbench.util import requirements
 from kvbench.util.requirements import Package, check_packages, exists, has_gpu, installed
@@ -86,11 +86,11 @@ def test_what_needs_a_gpu_is_refused_without_one(
     runtime: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    checked = check(config(tmp_path, "fp16", runtime=runtime))
+    checked = checked_config(config(tmp_path, "fp16", runtime=runtime))
     with pytest.raises(ConfigError, match=said):
         check_here(checked)
     check_here(checked, "submitit")  # its jobs run elsewhere
-    check_here(check(config(tmp_path, "fp16", runtime={"device": "cpu", "kernels": "reference"})))
+    check_here(checked_config(config(tmp_path, "fp16", runtime={"device": "cpu", "kernels": "reference"})))
 
 
 def test_a_gpu_is_looked_for_by_its_files_and_only_their_absence_counts(

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import pytest
 import yaml
 
-from kvbench.cli.compose import Composer, run_config
-from kvbench.config.run_config import GROUPS, check
+from kvbench.cli.compose import Composer
+from kvbench.config.run_config import GROUPS, checked_config
 from kvbench.errors import ConfigError
-from kvbench.util.confdir import conf_dir, groups, options, summary
+from kvbench.util.confdir import groups, options, summary
 from kvbench.util.schema import bounded, build
 from tests.marks import fast
 from tests.run_support import config
@@ -27,11 +27,9 @@ CHOICES = [(group, choice) for group in groups() for choice in options(group)]
 
 
 def _composed(*overrides: str) -> dict[str, Any]:
-    from hydra import initialize_config_dir
 
     composer = Composer()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return run_config(composer.compose(overrides))
+    return composer.plain(overrides)
 
 
 #: of the data sets in a folder (tasks of one benchmark) the first
@@ -96,7 +94,7 @@ def test_a_composed_configuration_is_plain_data_of_the_known_groups() -> None:
 
 
 def test_a_checked_configuration_is_typed() -> None:
-    checked = check(_composed("method=kivi", "method.residual=64", "runtime.batch_size=2"))
+    checked = checked_config(_composed("method=kivi", "method.residual=64", "runtime.batch_size=2"))
     assert checked.method.residual == 64
     assert checked.runtime.batch_size == 2
     assert checked.model.head_dim()
@@ -171,13 +169,13 @@ def test_build_refuses(data: dict[str, Any], message: str) -> None:
 )
 def test_values_that_only_begin_right_or_are_right_in_part_are_refused(group: str, key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"^{group}\.{key}="):
-        check(config("results", **{group: {key: value}}))
+        checked_config(config("results", **{group: {key: value}}))
 
 
 @pytest.mark.parametrize("new", [4095, 4096])
 def test_an_answer_leaves_room_for_a_prompt(new: int) -> None:
     def composed() -> None:
-        check(_composed("method=fp16", "model=tiny", f"decoding.max_new_tokens={new}"))
+        checked_config(_composed("method=fp16", "model=tiny", f"decoding.max_new_tokens={new}"))
 
     if new < 4096:
         composed()

@@ -7,7 +7,7 @@ import pytest
 from experiments import quickstart
 from experiments.runs import composed
 from experiments.tiny import perplexity
-from kvbench.config.run_config import check
+from kvbench.config.run_config import checked_config
 
 PAIRED = {"diff": 0.0154, "stderr": 0.0049, "n": 16}
 
@@ -32,7 +32,7 @@ def test_cells_of_perplexity_are_runs_that_kvbench_takes(key, tmp_path):
     (tmp_path / "a.txt").write_text("x")
     overrides = perplexity.cells()[key]
     config = composed((*overrides, f"dataset.path={tmp_path}"))
-    assert check(config).task.window == 512
+    assert checked_config(config).task.window == 512
     assert len(perplexity.cells()) == 12 + 8 + 2 + 4 + 1
 
 

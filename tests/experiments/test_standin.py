@@ -7,7 +7,7 @@ from experiments.data import data_overrides
 from experiments.item import Column, Model
 from experiments.plan import Plan
 from experiments.runs import composed, run_of
-from kvbench.config.run_config import check
+from kvbench.config.run_config import checked_config
 
 TINY = Model("tiny")
 
@@ -22,11 +22,11 @@ def plan(tmp_path_factory):
 def tokenizer():
     from kvbench.models.load import load_tokenizer
 
-    return load_tokenizer(check(composed(("model=tiny",))).model)
+    return load_tokenizer(checked_config(composed(("model=tiny",))).model)
 
 
 def samples(column, plan, tokenizer):
-    task = check(composed(run_of("fp16", "tiny", data_overrides(column, plan, TINY), plan).overrides)).task
+    task = checked_config(composed(run_of("fp16", "tiny", data_overrides(column, plan, TINY), plan).overrides)).task
     if task.needs_tokenizer:
         task.bind(tokenizer)
     return list(task.samples())

@@ -132,10 +132,10 @@ def test_short_contexts_are_said_to_test_nothing(place: Path, capsys: pytest.Cap
 
 
 def test_a_key_covers_the_arguments_that_change_an_answer() -> None:
-    from kvbench.lm_eval.chosen import choose
+    from kvbench.lm_eval.chosen import choose, setting_key
 
     chosen = choose({"model": "tiny", "setting": "kivi:int2"})
-    keys = [chosen.key(), chosen.key({"add_bos_token": True}), chosen.key({"enable_thinking": False})]
+    keys = [setting_key(chosen, host) for host in (None, {"add_bos_token": True}, {"enable_thinking": False})]
     assert len(set(keys)) == 3 and choose({"model": "tiny", "setting": "kivi:int2"}).key() == keys[0]
     assert choose({"model": "tiny", "setting": "kivi:int2", "seed": 1}).key() not in keys
 

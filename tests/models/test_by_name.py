@@ -12,15 +12,15 @@ import torch
 import yaml
 
 from kvbench.cli import calibrate, fetch
-from kvbench.cli.compose import Composer, run_config
+from kvbench.cli.compose import Composer
 from kvbench.cli.main import main
-from kvbench.config.run_config import check
+from kvbench.config.run_config import checked_config
 from kvbench.errors import ConfigError
 from kvbench.models import by_name
 from kvbench.models.random_weights import byte_tokenizer, random_model
 from kvbench.results.identity import identity, run_id
 from kvbench.runner.resolve import settled
-from kvbench.util.confdir import conf_dir, options
+from kvbench.util.confdir import options
 from tests.hub.standin import Hub, reachable, serving
 
 ROOT = Path(__file__).parents[2]
@@ -71,17 +71,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def composed(*overrides: str) -> dict[str, Any]:
-    from hydra import initialize_config_dir
 
     composer = Composer()
     composer.check(overrides)
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return run_config(composer.compose(overrides))
+    return composer.plain(overrides)
 
 
 def id_of(config: Mapping[str, Any]) -> str:
-    checked = check(config)
-    return run_id(identity(settled(config, checked), {}, checked.model.folder()))
+    checked = checked_config(config)
+    return run_id(identity(settled(checked), {}, checked.model.folder()))
 
 
 def folder(place: Path, **numbers: Any) -> Path:
@@ -100,7 +98,7 @@ def test_a_folder_is_a_model(checkpoint: Path, tmp_path: Path, typed: str) -> No
     model = config["model"]
     assert (model["name"], model["path"], model["hub_id"]) == ("small-qwen", name, None)
     assert (model["max_length"], model["chat"], model["dtype"]) == (2048, "template", "auto")
-    assert check(config).model.head_dim() == 32
+    assert checked_config(config).model.head_dim() == 32
     typed_out = composed("model=tiny", f"model.path={name}", "method=kivi")
     assert config == typed_out
     assert id_of(config) == id_of(typed_out)
@@ -148,7 +146,7 @@ def test_random_weights_of_a_named_architecture(hub: Hub, tmp_path: Path, monkey
     with reachable(monkeypatch, tmp_path / "cache", hub.address):
         config = composed("model=me/small", "model.weights=random")
     assert config["model"]["name"] == "me/small"
-    assert check(config).model.head_dim() == 32
+    assert checked_config(config).model.head_dim() == 32
 
 
 @pytest.mark.slow  # 6 s

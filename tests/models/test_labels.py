@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import yaml
 
-from kvbench.cli.compose import Composer, run_config
+from kvbench.cli.compose import Composer
 from kvbench.cli.main import main
-from kvbench.config.run_config import check
+from kvbench.config.run_config import checked_config
 from kvbench.errors import ConfigError
 from kvbench.models import checkpoint
 from kvbench.models.spec import ModelConfig
 from kvbench.results.identity import identity, run_id
 from kvbench.runner.prompting import own_limit
 from kvbench.tasks.base import PromptRules, Sample
-from kvbench.util.confdir import conf_dir, options
+from kvbench.util.confdir import options
 from kvbench.util.schema import build
 from tests.hub.standin import reachable, serving
 
@@ -37,11 +37,9 @@ QWEN = {
 
 
 def composed(*overrides: str, extra: Path | None = None) -> dict[str, Any]:
-    from hydra import initialize_config_dir
 
     composer = Composer(extra)
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return run_config(composer.compose(overrides))
+    return composer.plain(overrides)
 
 
 def folder(place: Path, chat: bool = False, **numbers: Any) -> Path:
@@ -225,4 +223,4 @@ def test_the_whole_run_is_recorded_under_the_folders_name(tmp_path: Path, monkey
 
 def test_the_schema_takes_what_is_labelled(tmp_path: Path) -> None:
     place = folder(tmp_path / "mine", chat=True, **of_preset("llama2-7b"))
-    assert check(composed("model=llama2-7b", f"model.path={place}", "method=kivi")).model.preset == "llama2-7b"
+    assert checked_config(composed("model=llama2-7b", f"model.path={place}", "method=kivi")).model.preset == "llama2-7b"

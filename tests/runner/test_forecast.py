@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.config.run_config import check
+from kvbench.config.run_config import checked_config
 from kvbench.errors import ConfigError
 from kvbench.runner.forecast import CONTEXT, check_fits, longest, peak_bytes
 from tests.run_support import ARCHITECTURE, config
@@ -16,7 +16,7 @@ PARAMETERS = 2 * 259 * 64 + 2 * (64 * 32 * (2 * 2 + 2 * 1) + 3 * 64 * 64 + 2 * 6
 
 
 def expected(folder: Path, name: str = "fp16", **groups: Any) -> int:
-    bytes_ = peak_bytes(check(config(folder, name, **groups)))
+    bytes_ = peak_bytes(checked_config(config(folder, name, **groups)))
     assert bytes_ is not None
     return bytes_
 
@@ -33,7 +33,7 @@ def test_weights_cache_and_activations_are_added(tmp_path: Path) -> None:
 def test_weights_above_the_limit_are_refused(tmp_path: Path) -> None:
     def of(limit: float, weights: str = "random", **groups: Any) -> None:
         wide = {"architecture": {**ARCHITECTURE, "intermediate_size": 400_000}, "weights": weights, **groups}
-        check_fits(check(config(tmp_path, "fp16", model=wide, runtime={"memory_limit_gb": limit})))
+        check_fits(checked_config(config(tmp_path, "fp16", model=wide, runtime={"memory_limit_gb": limit})))
 
     size = (2 * 3 * 64 * 400_000 + PARAMETERS - 2 * 3 * 64 * 64) * 4 / 2**30  # 0.57 GiB in float32
     of(size + 1e-6)
@@ -59,7 +59,7 @@ def test_more_takes_more(tmp_path: Path) -> None:
 
 def test_the_longest_prompt_is_that_of_the_data_or_of_the_model(tmp_path: Path) -> None:
     def of(data: dict[str, Any], **groups: Any) -> tuple[int, int, int]:
-        checked = check(config(tmp_path, "fp16", **groups))
+        checked = checked_config(config(tmp_path, "fp16", **groups))
         return longest(type(checked)(**{**vars(checked), "dataset": data}))
 
     assert of({}) == (512 - 128, 128, 1)
@@ -69,7 +69,7 @@ def test_the_longest_prompt_is_that_of_the_data_or_of_the_model(tmp_path: Path) 
 
 
 def test_a_model_that_the_roofline_does_not_know_has_no_forecast(tmp_path: Path, monkeypatch: Any) -> None:
-    checked = check(config(tmp_path, "fp16"))
+    checked = checked_config(config(tmp_path, "fp16"))
     monkeypatch.setattr(type(checked.model), "dimensions", lambda self: {**ARCHITECTURE, "num_experts": 8})
     assert peak_bytes(checked) is None
     monkeypatch.setattr(type(checked.model), "dimensions", lambda self: {})

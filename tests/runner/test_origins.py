@@ -54,10 +54,10 @@ def store(tmp_path) -> RunStore:
     return run
 
 
-def checked(data: str | None = None, encoder: str | None = None, **model: Any) -> Any:
+def checked(data: str | None = None, encoder: str | None = None, task: Any = None, **model: Any) -> Any:
     parts: dict[str, Any] = {"name": "m", "hub_id": "some/model", "max_length": 64} | model
     method = SimpleNamespace(**({"encoder": encoder} if encoder else {}))
-    return SimpleNamespace(model=ModelConfig(**parts), method=method, dataset={"path": data} if data else {})
+    return SimpleNamespace(model=ModelConfig(**parts), method=method, dataset={"path": data} if data else {}, task=task)
 
 
 class Data(Task):
@@ -72,21 +72,21 @@ class Data(Task):
 
 def test_commit_and_checksums_of_the_weights_are_recorded(cache, store) -> None:
     assert origins.noted(store) == {}
-    origins.settle(store, checked(), Data())
+    origins.settle(store, checked(task=Data()))
     entry = {"hub_id": "some/model", "revision": COMMIT, "sha256": {"model.safetensors": sha(b"weights")}}
     assert store.origin() == {"model": entry}
     assert origins.noted(store) == {"origin": {"model": entry}}
 
 
 def test_weights_of_another_commit_are_refused_and_the_same_weights_are_not(cache, store) -> None:
-    origins.settle(store, checked(), Data())
+    origins.settle(store, checked(task=Data()))
     cached(cache, "models--some--model", OTHER, WEIGHTS)
-    origins.settle(store, checked(), Data())  # the same content
+    origins.settle(store, checked(task=Data()))  # the same content
     assert store.origin()["model"]["revision"] == COMMIT
     cached(cache, "models--some--model", OTHER, {"model.safetensors": b"other weights"})
     before = (store.path / "origin.json").read_bytes()
     with pytest.raises(ModelError) as error:
-        origins.settle(store, checked(), Data())
+        origins.settle(store, checked(task=Data()))
     message = str(error.value)
     assert f"run 1-2 has samples of some/model at commit {COMMIT}, and this machine has commit {OTHER}" in message
     assert f"model.revision={OTHER}" in message
@@ -94,9 +94,9 @@ def test_weights_of_another_commit_are_refused_and_the_same_weights_are_not(cach
 
 
 def test_an_unchanged_record_is_not_written_again(cache, store, monkeypatch) -> None:
-    origins.settle(store, checked(), Data())
+    origins.settle(store, checked(task=Data()))
     monkeypatch.setattr(RunStore, "write_origin", lambda *_: pytest.fail("it was written again"))
-    origins.settle(store, checked(), Data())
+    origins.settle(store, checked(task=Data()))
 
 
 @pytest.mark.parametrize("case", ["random", "folder", "no hub", "not cached", "incomplete"])
@@ -110,7 +110,7 @@ def test_weights_that_are_not_the_hubs_have_no_origin(cache, store, tmp_path, ca
     }[case]
     if case == "incomplete":
         (cache / "models--some--model" / "snapshots" / COMMIT / "model.safetensors").unlink()
-    origins.settle(store, checked(**changes), Data())
+    origins.settle(store, checked(**changes, task=Data()))
     assert store.origin() == {} and not (store.path / "origin.json").exists()
 
 
@@ -120,7 +120,7 @@ def test_data_of_the_hub_are_recorded_once_per_file_and_local_data_are_not(cache
     archive = HubSource(file="all.zip!{task}.jsonl", hub_id="some/data")
     local = HubSource(file="data/{task}.jsonl")
     task = Data((single, "qa"), (archive, "qa"), (archive, "other"), (local, "qa"), (single, "absent"))
-    origins.settle(store, checked(hub_id=None), task)
+    origins.settle(store, checked(hub_id=None, task=task))
     parts = {"hub_id": "some/data", "revision": OTHER}
     assert store.origin() == {
         "data": [
@@ -130,28 +130,28 @@ def test_data_of_the_hub_are_recorded_once_per_file_and_local_data_are_not(cache
     }
     elsewhere = RunStore(store.path.parent, "3-4")
     elsewhere.path.mkdir()
-    origins.settle(elsewhere, checked("files.jsonl", hub_id=None), task)
+    origins.settle(elsewhere, checked("files.jsonl", hub_id=None, task=task))
     assert elsewhere.origin() == {}
 
 
 def test_what_was_recorded_first_stays_and_what_is_new_is_added(cache, store) -> None:
-    origins.settle(store, checked(), Data())
+    origins.settle(store, checked(task=Data()))
     model = store.origin()["model"]
     cached(cache, "datasets--some--data", OTHER, {"qa.jsonl": b"[]"})
     task = Data((HubSource(file="{task}.jsonl", hub_id="some/data"), "qa"))
     cached(cache, "models--some--model", OTHER, WEIGHTS)  # the same weights, fetched again from another commit
-    origins.settle(store, checked(), task)
+    origins.settle(store, checked(task=task))
     assert set(store.origin()) == {"model", "data"} and store.origin()["model"] == model
 
 
 @pytest.mark.parametrize(("name", "hub_id"), [("contriever", HUB["contriever"]), ("some/encoder", "some/encoder")])
 def test_the_weights_of_an_encoder_are_recorded_if_they_are_here(cache, store, name, hub_id) -> None:
-    origins.settle(store, checked(hub_id=None, encoder=name), Data())
+    origins.settle(store, checked(hub_id=None, encoder=name, task=Data()))
     assert store.origin() == {}, "they are not here yet"
     cached(
         cache, f"models--{hub_id.replace('/', '--')}", OTHER, {"config.json": b"{}", "model.safetensors": b"encoder"}
     )
-    origins.settle(store, checked(hub_id=None, encoder=name), Data())
+    origins.settle(store, checked(hub_id=None, encoder=name, task=Data()))
     entry = {"hub_id": hub_id, "revision": OTHER, "sha256": {"model.safetensors": sha(b"encoder")}}
     assert store.origin() == {"encoder": entry}
 
@@ -161,5 +161,5 @@ def test_encoders_of_this_machine_have_no_origin(cache, store, tmp_path, monkeyp
     (tmp_path / "some" / "encoder").mkdir(parents=True)
     cached(cache, "models--some--encoder", OTHER, {"model.safetensors": b"encoder"})
     for name in ("bm25", "some/encoder"):
-        origins.settle(store, checked(hub_id=None, encoder=name), Data())
+        origins.settle(store, checked(hub_id=None, encoder=name, task=Data()))
     assert store.origin() == {}

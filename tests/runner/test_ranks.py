@@ -114,12 +114,12 @@ def test_what_all_do_is_done_when_all_have_done_it() -> None:
 
 
 def test_one_process_joins_nobody_and_a_measurement_is_of_one() -> None:
-    alone: Any = SimpleNamespace(runtime=SimpleNamespace(tensor_parallel=None))
-    with ranks.joined(alone, ToyTask()) as team:
+    alone: Any = SimpleNamespace(runtime=SimpleNamespace(tensor_parallel=None), task=ToyTask())
+    with ranks.joined(alone) as team:
         assert team is None
-    many: Any = SimpleNamespace(runtime=SimpleNamespace(tensor_parallel="auto"))
     measuring: Any = SimpleNamespace(single_process=True)
-    with pytest.raises(CombinationError, match="memory and time of a single process"), ranks.joined(many, measuring):
+    many: Any = SimpleNamespace(runtime=SimpleNamespace(tensor_parallel="auto"), task=measuring)
+    with pytest.raises(CombinationError, match="memory and time of a single process"), ranks.joined(many):
         pass
 
 
@@ -135,11 +135,11 @@ def test_one_process_joins_nobody_and_a_measurement_is_of_one() -> None:
 def test_what_ends_a_run_here_is_passed_on_where_others_may_wait(
     monkeypatch: pytest.MonkeyPatch, rank: int, told: bool, error: BaseException, passed_on: bool
 ) -> None:
-    many: Any = SimpleNamespace(runtime=SimpleNamespace(tensor_parallel="auto"))
+    many: Any = SimpleNamespace(runtime=SimpleNamespace(tensor_parallel="auto"), task=ToyTask())
     team: Any = Team(rank)
     team.announced = told
     monkeypatch.setattr("kvbench.models.devices.joined", lambda runtime: team)
-    with pytest.raises(type(error)), ranks.joined(many, ToyTask()) as found:
+    with pytest.raises(type(error)), ranks.joined(many) as found:
         assert found is team and team.calls == [("open",)]
         raise error
     assert (("fail", error) in team.calls) == passed_on
@@ -147,15 +147,15 @@ def test_what_ends_a_run_here_is_passed_on_where_others_may_wait(
 
 
 def test_an_error_that_came_from_the_others_is_not_sent_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    many: Any = SimpleNamespace(runtime=SimpleNamespace(tensor_parallel="auto"))
+    many: Any = SimpleNamespace(runtime=SimpleNamespace(tensor_parallel="auto"), task=ToyTask())
     team: Any = Team(1)
     monkeypatch.setattr("kvbench.models.devices.joined", lambda runtime: team)
     team.shared = ValueError("theirs")
-    with pytest.raises(ValueError, match="theirs"), ranks.joined(many, ToyTask()):
+    with pytest.raises(ValueError, match="theirs"), ranks.joined(many):
         raise team.shared
     assert team.calls == [("open",)]
     team.calls.clear()
-    with ranks.joined(many, ToyTask()):
+    with ranks.joined(many):
         pass
     assert team.calls == [("open",)]
 
@@ -183,8 +183,9 @@ def following(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the result of a rank that follows, and the samples that it ran."""
     from contextlib import contextmanager
+    from dataclasses import replace
 
-    from kvbench.config.run_config import check
+    from kvbench.config.run_config import checked_config
     from kvbench.runner.batching import batches
 
     done: list[str] = []
@@ -198,7 +199,7 @@ def following(
         yield SimpleNamespace(plan=lambda samples: list(batches(samples, 1)), rows=noted)
 
     monkeypatch.setattr(ranks, "opened", opened)
-    return ranks.follow(check(config(tmp_path)), ToyTask(), team), done  # type: ignore[arg-type]
+    return ranks.follow(replace(checked_config(config(tmp_path)), task=ToyTask()), team), done  # type: ignore[arg-type]
 
 
 def test_a_rank_that_follows_does_what_it_is_told_and_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

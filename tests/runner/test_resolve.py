@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.config.run_config import check
+from kvbench.config.run_config import RunConfig, checked_config
 from kvbench.methods import load_method
 from kvbench.methods.kivi import Kivi
 from kvbench.quantizers.spec import QuantizerSpec
@@ -22,9 +22,8 @@ from tests.run_support import ToyTask, config
 
 def test_the_identity_has_the_task_and_its_version_and_no_machine(tmp_path) -> None:
     settings = config(tmp_path)
-    checked = check(settings)
     task = ToyTask(version=3)
-    computed = resolve.material(settings, checked, task)
+    computed = resolve.material(dataclasses.replace(checked_config(settings), task=task))
     assert computed["setting"]["data"] == {"identity": task.identity(), "version": 3}
     assert computed["setting"]["seed"] == 0 and computed["setting"]["decoding"]["top_p"] == 1.0
     assert computed["method"]["method"]["residual"] == 32
@@ -39,8 +38,10 @@ def test_a_data_set_that_depends_on_the_machine_names_it_in_the_identity(tmp_pat
         return {"device": device()}
 
     monkeypatch.setattr(ToyTask, "machine_identity", machine_identity)
-    checked = check(settings)
-    assert resolve.material(settings, checked, ToyTask())["setting"]["data"]["setting"] == {"device": cpu_name()}
+    checked = checked_config(settings)
+    assert resolve.material(dataclasses.replace(checked, task=ToyTask()))["setting"]["data"]["setting"] == {
+        "device": cpu_name()
+    }
     assert asked == [checked.runtime]
 
 
@@ -51,9 +52,9 @@ def test_the_content_of_the_weights_identifies_a_run(tmp_path) -> None:
         folder = tmp_path / name
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(content)
-        checked = check(config(tmp_path))
+        checked = checked_config(config(tmp_path))
         model = dataclasses.replace(checked.model, weights="pretrained", path=str(folder))
-        ids.append(run_id(resolve.material(config(tmp_path), dataclasses.replace(checked, model=model), ToyTask())))
+        ids.append(run_id(resolve.material(dataclasses.replace(checked, model=model, task=ToyTask()))))
     assert ids[0] == ids[1] != ids[2]
 
 
@@ -72,7 +73,7 @@ def test_the_name_of_a_machine_is_of_its_devices(monkeypatch, devices, name) -> 
 def test_settings_that_fit_are_recorded_as_they_are(tmp_path, capsys) -> None:
     settings = config(tmp_path)
     before = copy.deepcopy(settings)
-    assert resolve.fitted(settings, check(settings)) == before
+    assert resolve.fitted(checked_config(settings)).plain == before
     assert capsys.readouterr().err == ""
 
 
@@ -84,12 +85,13 @@ def fitted(tmp_path, sizes: dict[str, int], head_dim: int | None = 80, method: s
         asked.append(head)
         return sizes
 
-    checked: Any = SimpleNamespace(method=SimpleNamespace(fitted=fit), model=SimpleNamespace(head_dim=lambda: head_dim))
+    method: Any = SimpleNamespace(fitted=fit)
+    model: Any = SimpleNamespace(head_dim=lambda: head_dim)
     before = copy.deepcopy(settings)
-    recorded = resolve.fitted(settings, checked)
+    recorded = resolve.fitted(RunConfig(model, method, {}, plain=settings)).plain
     assert settings == before, "the composed configuration stays as it is"
     assert asked == ([head_dim] if head_dim else [])
-    return recorded
+    return dict(recorded)
 
 
 def test_group_sizes_that_are_really_used_are_recorded_named_and_said(tmp_path, capsys) -> None:
@@ -123,27 +125,27 @@ def test_nothing_is_fitted_to_heads_of_unknown_size(tmp_path, capsys) -> None:
 
 def test_versions_above_one_are_part_of_the_identity(tmp_path, monkeypatch) -> None:
     settings = config(tmp_path)
-    plain = resolve.settled(settings, check(settings))
+    plain = resolve.settled(checked_config(settings))
     assert "version" not in plain["method"] and "version" not in plain["quantizer"]
     monkeypatch.setattr(Kivi, "version", 2)
     monkeypatch.setattr(QuantizerSpec, "version", 3)
-    later = resolve.settled(settings, check(settings))
+    later = resolve.settled(checked_config(settings))
     assert later["method"]["version"] == 2 and later["quantizer"]["version"] == 3
     full = config(tmp_path, "fp16")
-    assert "version" not in resolve.settled(full, check(full))["quantizer"], "it uses no quantizer"
+    assert "version" not in resolve.settled(checked_config(full))["quantizer"], "it uses no quantizer"
     assert "version" not in settings["quantizer"]
 
 
 def test_what_a_method_puts_in_place_of_a_hyper_parameter_identifies_it(tmp_path, monkeypatch) -> None:
     settings = config(tmp_path)
     monkeypatch.setattr(Kivi, "identity", lambda self: {"residual": "a hash", "further": 1})
-    method = resolve.settled(settings, check(settings))["method"]
+    method = resolve.settled(checked_config(settings))["method"]
     assert (method["residual"], method["further"], method["sinks"]) == ("a hash", 1, 0)
 
 
 def test_every_default_is_filled_in(tmp_path) -> None:
     settings = config(tmp_path)
-    settled = resolve.settled(settings, check(settings))
+    settled = resolve.settled(checked_config(settings))
     assert settled["model"]["chat"] == "none" and settled["model"]["architecture"]["rms_norm_eps"] == 1e-5
     assert settled["runtime"]["batch_size"] == 1 and settled["decoding"]["max_new_tokens"] is None
     assert settled["dataset"] == settings["dataset"] and settled["logger"] == settings["logger"]

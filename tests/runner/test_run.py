@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvbench.config.run_config import check
+from kvbench.config.run_config import checked_config
 from kvbench.errors import ConfigError, KvbenchError, ModelError
 from kvbench.methods import load_method
 from kvbench.results import samples
@@ -328,7 +328,7 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path, monkeypatch):
 
 def test_settled_fills_in_defaults(tmp_path):
     settings = config(tmp_path)
-    settled = settle(settings, check(settings))
+    settled = settle(checked_config(settings))
     assert settled["decoding"]["temperature"] == 0.0
     assert settled["method"]["_target_"] == settings["method"]["_target_"]
     assert settled["method"]["residual"] == 32

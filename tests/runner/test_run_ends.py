@@ -74,7 +74,7 @@ def test_an_error_after_the_samples_are_known_is_recorded_with_its_own_message(t
 
 def test_data_notes_and_origin_are_recorded(tmp_path, logger, monkeypatch) -> None:
     settled: list[str] = []
-    monkeypatch.setattr(origins, "settle", lambda store, checked, task: settled.append(store.run_id))
+    monkeypatch.setattr(origins, "settle", lambda store, checked: settled.append(store.run_id))
     monkeypatch.setattr(origins, "noted", lambda store: {"origin": {"model": {"revision": "abc"}}})
     monkeypatch.setattr(ToyTask, "notes", lambda self: {"licence": "MIT"})
     metrics = run(config(tmp_path, "fp16"))
@@ -131,7 +131,7 @@ def test_the_first_rank_tells_the_others_what_is_missing_and_is_watched_meanwhil
 def test_a_rank_that_is_not_the_first_follows(tmp_path, logger, monkeypatch) -> None:
     team = Team(rank=1)
     joined_as(monkeypatch, team)
-    monkeypatch.setattr(ranks, "follow", lambda checked, task, team: {"status": "ok", "rank": team.rank})
+    monkeypatch.setattr(ranks, "follow", lambda checked, team: {"status": "ok", "rank": team.rank})
     assert run(config(tmp_path, "fp16")) == {"status": "ok", "rank": 1}
     assert list(tmp_path.iterdir()) == []
 

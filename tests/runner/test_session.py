@@ -59,6 +59,7 @@ def opened(monkeypatch):
         monkeypatch.setattr(module, "prepare", lambda *args: prepared.append(args))
         monkeypatch.setattr(module, "device_name", lambda at: "A GPU" if at.type == "cuda" else None)
         config: Any = SimpleNamespace(
+            task=ToyTask(),
             model="toy",
             method=Method(),
             decoding="decoding",
@@ -72,7 +73,7 @@ def opened(monkeypatch):
                 compile=True,
             ),
         )
-        return Session(config, ToyTask()), config, prepared, loads
+        return Session(config), config, prepared, loads
 
     return open_
 
@@ -107,7 +108,7 @@ def test_batches_of_spans_have_a_size_of_their_own(opened) -> None:
     spans = [sample(name, work) for name in "abc"]
     assert [len(batch) for batch in session.plan(spans)] == [2, 1]
     config.runtime.span_rows = 3
-    again = strategies(config, session._loaded, ToyTask(), session.machine)
+    again = strategies(config, session._loaded, session.machine)
     session._strategies = again
     assert [len(batch) for batch in session.plan(spans)] == [3]
     assert [len(batch) for batch in session.plan([sample(name) for name in "abc"])] == [2, 1]
@@ -115,7 +116,8 @@ def test_batches_of_spans_have_a_size_of_their_own(opened) -> None:
 
 def test_each_kind_of_work_has_its_strategy(opened) -> None:
     _, config, *_ = opened()
-    by_kind = strategies(config, "loaded", "task", "machine")  # type: ignore[arg-type]
+    config.task = "task"
+    by_kind = strategies(config, "loaded", "machine")  # type: ignore[arg-type]
     kinds: dict[Any, Any] = {Generate: Answers, AskQuestions: SharedTexts, ScoreText: TextSpans}
     kinds |= {CompareTokens: Comparisons, MeasurePoint: Points}
     assert {kind: type(strategy) for kind, strategy in by_kind.items()} == kinds

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvbench.cache import KVCache, Prompts
-from kvbench.config.run_config import RuntimeConfig, check
+from kvbench.config.run_config import RuntimeConfig, checked_config
 from kvbench.decoding import shared_prefill as reading
 from kvbench.errors import CacheError
 from kvbench.methods.load import load_method
@@ -151,8 +151,8 @@ def test_what_cannot_share_runs_by_itself_and_says_why(tmp_path: Path, prefills:
 
 def test_a_run_whose_folder_cannot_be_made_is_the_only_one_that_fails(tmp_path: Path) -> None:
     runs = few(tmp_path)
-    checked = check(runs[1])
-    folder = Path(checked.runtime.results_dir) / run_id(material(runs[1], checked, checked.task))
+    checked = checked_config(runs[1])
+    folder = Path(checked.runtime.results_dir) / run_id(material(checked))
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.write_text("")
     results = run_together(runs)
@@ -161,9 +161,9 @@ def test_a_run_whose_folder_cannot_be_made_is_the_only_one_that_fails(tmp_path: 
 
 
 def test_loggers_that_follow_one_run_at_a_time_are_refused(tmp_path: Path) -> None:
-    reason = refusal(check(config(tmp_path, logger={"name": "wandb", "project": "mine"})))
+    reason = refusal(checked_config(config(tmp_path, logger={"name": "wandb", "project": "mine"})))
     assert reason is not None and reason.startswith("logger=wandb follows one run at a time")
-    assert refusal(check(config(tmp_path))) is None
+    assert refusal(checked_config(config(tmp_path))) is None
 
 
 @pytest.mark.parametrize(

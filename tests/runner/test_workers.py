@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.config.run_config import check
+from kvbench.config.run_config import checked_config
 from kvbench.errors import CombinationError, ConfigError
 from kvbench.models import devices
 from kvbench.parallel.crew import WorkerDiedError
@@ -127,7 +127,7 @@ def test_ctrl_c_ends_the_workers_and_keeps_the_rows(tmp_path: Path) -> None:
 
 def test_workers_share_gpus_or_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def number(count: int | str, device: str = "auto") -> int:
-        return workers.number(check(config(tmp_path, runtime={"workers": count, "device": device})))
+        return workers.number(checked_config(config(tmp_path, runtime={"workers": count, "device": device})))
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(workers, "_gpu_count", lambda: 3)
@@ -154,13 +154,13 @@ def test_workers_share_gpus_or_processors(tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_workers_and_what_contradicts_them(tmp_path: Path, runtime: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check(config(tmp_path, runtime={"device": "auto", "workers": 2, **runtime}))
+        checked_config(config(tmp_path, runtime={"device": "auto", "workers": 2, **runtime}))
 
 
 def test_times_of_one_process_are_not_measured_on_several(tmp_path: Path) -> None:
     efficiency = {"_target_": "kvbench.tasks.efficiency.Efficiency", "name": "efficiency"}
     with pytest.raises(CombinationError, match="which measures a single process"):
-        check({**config(tmp_path, runtime={"workers": 2}), "dataset": efficiency})
+        checked_config({**config(tmp_path, runtime={"workers": 2}), "dataset": efficiency})
 
 
 def test_processor_time_of_other_processes_is_read() -> None:

@@ -78,9 +78,9 @@ class MadeUp:
 @contextmanager
 def serve(argument: dict[str, Any], number: int) -> Iterator[Any]:
     @contextmanager
-    def opened(checked: Any, task: Any, team: None) -> Iterator[MadeUp]:
+    def opened(checked: Any, team: None) -> Iterator[MadeUp]:
         session = MadeUp()
-        session.task = task
+        session.task = checked.task
         yield session
 
     with workers.serve(argument, number, opened) as served:
@@ -91,9 +91,9 @@ def light(patch: Callable[[Any, str, Any], None]) -> None:
     """Replace what loads a model and reads sources, so that runs of this process and of its workers need neither."""
 
     @contextmanager
-    def opened(checked: Any, task: Any, team: None) -> Iterator[MadeUp]:
+    def opened(checked: Any, team: None) -> Iterator[MadeUp]:
         session = MadeUp()
-        session.task = task
+        session.task = checked.task
         yield session
 
     patch(ranks, "opened", opened)

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvbench.cli import job
 from kvbench.cli.launchers.units import Unit
-from kvbench.config.run_config import RunConfig, check
+from kvbench.config.run_config import RunConfig
 from kvbench.errors import KvbenchError
 from kvbench.runner import forecast
 
@@ -55,7 +55,7 @@ def fits(needs: Mapping[str, float], machines: Sequence[Mapping[str, float]]) ->
 def _checked(texts: list[str], unit: Unit) -> RunConfig | None:
     """Return the configuration of a job; None if it is invalid, which the job itself reports."""
     try:
-        return check(job.composed(texts, unit.extra))
+        return job.configuration(texts, unit.extra)
     except KvbenchError:
         return None
 
