@@ -15,6 +15,7 @@ import pytest
 import kvbench
 from kvbench.cli import usage
 from kvbench.cli.main import main
+from kvbench.config.run_config import RunConfig
 from kvbench.errors import ModelError
 from kvbench.util.confdir import groups, options
 
@@ -36,7 +37,8 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str, A
 
     seen: list[Mapping[str, Any]] = []
 
-    def run(config: Mapping[str, Any], begun: Any = None) -> dict[str, Any]:
+    def run(checked: RunConfig, begun: Any = None) -> dict[str, Any]:
+        config = checked.plain
         seen.append(config)
         if config["method"]["_target_"].endswith("Atom"):
             raise ModelError("no weights\n  hint: model=tiny")

@@ -118,7 +118,7 @@ def test_what_may_stand_in_a_choice(
     started: list[Any] = []
 
     def run(config: Any, begun: Any = None) -> dict[str, Any]:
-        started.append(config)
+        started.append(config.plain)
         return {"status": "ok"}
 
     monkeypatch.setattr("kvbench.runner.run.run", run)

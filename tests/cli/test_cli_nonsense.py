@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvbench.cli.main import main
+from kvbench.config.run_config import RunConfig
 from kvbench.errors import ConfigError
 from tests.cli.refusing import LIGHT, Refusing, refusing
 
@@ -139,8 +140,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str
     """Configurations that would be run."""
     seen: list[Mapping[str, Any]] = []
 
-    def run(config: Mapping[str, Any], begun: Any = None) -> dict[str, Any]:
-        seen.append(config)
+    def run(config: RunConfig, begun: Any = None) -> dict[str, Any]:
+        seen.append(config.plain)
         return {"status": "ok"}
 
     monkeypatch.setattr("kvbench.runner.run.run", run)
@@ -252,7 +253,7 @@ def test_a_failure_of_the_disk_is_said_in_a_line(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device", "results/sweeps/x")
 
-    monkeypatch.setattr("kvbench.cli.main._hydra", full)
+    monkeypatch.setattr("kvbench.cli.main._conclude", full)
     assert main(["method=kivi"]) == 1
     assert capsys.readouterr().err.startswith("error: results/sweeps/x: No space left on device.")
 

@@ -53,5 +53,5 @@ def test_a_run_gets_past_the_check(strict: None, monkeypatch: pytest.MonkeyPatch
 
         return str(get_args_parser().parse_args(["method=kivi"]).overrides)
 
-    main(["method=kivi"])
+    main(["--info", "config", "method=kivi"])
     assert begun == ["['method=kivi']"]

@@ -92,7 +92,7 @@ def test_from_runs_to_files_and_on_where_it_stopped(plan, capsys, monkeypatch):
     assert "efficiency 512 + 2 tokens in place of 4096 + 128" in table
     latex = (folder / "table.tex").read_text()
     assert r"\toprule" in latex and r"Two settings \& more" in latex and r"100\% of it" in latex
-    lines = list(csv.DictReader((folder / "table.csv").open()))
+    lines = list(csv.DictReader((folder / "table.csv").read_text(encoding="utf-8").splitlines()))
     assert len(lines) == 3 * 3 and {line["model"] for line in lines} == {"tiny"}
     if find_spec("matplotlib") is not None:  # an optional package: without it there is no picture, but all tables
         assert (folder / "figure.png").stat().st_size > 5000 and (folder / "figure.svg").exists()

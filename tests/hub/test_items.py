@@ -25,6 +25,7 @@ from experiments.data import POINTS, preset
 from experiments.fold import forced
 from experiments.item import Column, Computed, Grid, Item, Model, Row
 from experiments.registry import items
+from kvbench.retrieval.encoders import encoder
 from tests.hub.loopback import watched
 from tests.hub.papers import add_datasets, add_encoders, add_model
 from tests.hub.standin import Hub, reachable, serving
@@ -80,6 +81,7 @@ def hub(place: tuple[Hub, list[str]], monkeypatch: pytest.MonkeyPatch) -> Iterat
     """The hub, as a process finds it that has not asked for anything yet; in the end, nobody else was asked."""
     monkeypatch.setattr(runs, "_absent", {})
     runs.identify.cache_clear()
+    encoder.cache_clear()  # one that another test's hub had would not be fetched from this one
     yield place[0]
     assert place[1] == []
 
