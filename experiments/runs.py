@@ -106,9 +106,7 @@ def identify(run: Run) -> tuple[str, str]:
     from kvbench.runner.resolve import material
 
     try:
-        config = composed(run.overrides)
-        checked = checked_config(config)
-        return run_id(material(config, checked, checked.task)), ""
+        return run_id(material(checked_config(composed(run.overrides)))), ""
     except KvbenchError as error:
         return "", str(error)
 
@@ -181,8 +179,7 @@ def calibrate(config: Mapping[str, Any], run: Run) -> None:
     from kvbench.runner.resolve import material
 
     try:
-        checked = checked_config(config)
-        material(config, checked, checked.task)  # the calibration is part of a run's identity
+        material(checked_config(config))  # the calibration is part of a run's identity
         return
     except ConfigError as error:
         if error.key != CALIBRATION:

@@ -60,8 +60,7 @@ def rows_of(config: dict[str, Any], arguments: argparse.Namespace) -> dict[str, 
     from kvbench.results.identity import run_id
     from kvbench.runner import resolve
 
-    checked = checked_config(config)
-    name = run_id(resolve.material(config, checked, checked.task))
+    name = run_id(resolve.material(checked_config(config)))
     rows = read_samples(Path(arguments.runs) / name / "samples.jsonl").rows
     return {key: row for key, row in rows.items() if int(key.rpartition("/")[2]) < arguments.limit}
 

@@ -173,7 +173,7 @@ def origin_of(configs: Sequence[tuple[RunConfig, str]]) -> dict[str, Any]:
     """
     from kvbench.runner import origins
 
-    parts = [origins.of(config, config.task) for config, _ in configs]
+    parts = [origins.of(config) for config, _ in configs]
     model = next((part["model"] for part in parts if "model" in part), None)
     return {"model": model, "data": [entry for part in parts for entry in part.get("data", ())]}
 

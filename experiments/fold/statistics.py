@@ -75,7 +75,7 @@ def _cells(item: Computed, row: Described, plan: Plan) -> tuple[list[Cell], list
         n=len(lengths),
         **ends(fmean(lengths), error(lengths), len(lengths)),
     )
-    commits = [f"{entry['hub_id']} at commit {entry['revision']}" for entry in of(config, config.task).get("data", ())]
+    commits = [f"{entry['hub_id']} at commit {entry['revision']}" for entry in of(config).get("data", ())]
     return [count, mean], commits
 
 

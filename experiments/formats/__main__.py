@@ -70,8 +70,7 @@ def stored(row: Row, arguments: argparse.Namespace) -> dict[str, Any] | None:
     for data in (FORCED, FREE):
         config = composed(row, data, arguments)
         try:
-            checked = checked_config(config)
-            folder = Path(arguments.runs) / run_id(resolve.material(config, checked, checked.task))
+            folder = Path(arguments.runs) / run_id(resolve.material(checked_config(config)))
         except KvbenchError as error:
             # such as a calibration that is missing for a model of the hub: the line cannot have been run
             print(f"{row.key}: {error}", file=sys.stderr)

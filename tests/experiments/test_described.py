@@ -34,7 +34,7 @@ def test_counts_and_lengths_of_data_sets(monkeypatch):
         return SimpleNamespace(task=SimpleNamespace(samples=lambda: [*asked[row.data.task], other]))
 
     monkeypatch.setattr(statistics, "_config", config)
-    monkeypatch.setattr(statistics, "of", lambda config, task: {"data": [{"hub_id": "a/b", "revision": "123"}]})
+    monkeypatch.setattr(statistics, "of", lambda config: {"data": [{"hub_id": "a/b", "revision": "123"}]})
     table = statistics.of_datasets(computed(rows), Plan())
     by_task = {row.data.task: row.name for row in rows}
     count, length = (table.at("", by_task["qmsum"], name) for name in ("records", "mean length"))

@@ -340,7 +340,7 @@ def test_a_missing_calibration_is_made(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     typed = []
 
-    def refuse(config, checked, task):
+    def refuse(checked):
         raise ConfigError("method.calibration", None, "there is none")
 
     monkeypatch.setattr("kvbench.runner.resolve.material", refuse)
