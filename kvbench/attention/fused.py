@@ -59,7 +59,8 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
     """Return the first of the wanted kernels that supports a step's shapes and formats.
 
     Args:
-        wanted: ``cuda`` or ``triton`` for only this kernel; ``auto`` for CUDA if possible, else Triton.
+        wanted: ``cuda`` or ``triton`` for only this kernel; ``auto`` for CUDA if possible, else Triton. Only
+            CUDA reads codes of a codebook.
 
     Raises:
         NotServed: no kernel can serve the step; the message gives the reason of each.
@@ -67,7 +68,9 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
     reasons = []
     names: tuple[str, ...] = ("cuda", "triton") if wanted == "auto" else (wanted,)
     if any(form.kind == "codebook" for pair in described.signature() for form in pair):
-        names = tuple({"cuda": "codebook", "triton": "codebook-triton"}[name] for name in names)
+        if wanted == "triton":
+            raise NotServed("triton: only the CUDA kernel reads codes of a codebook")
+        names = ("codebook",)
     for name in names:
         module = load(name) if described.received is None else observing(name)
         reason = module if isinstance(module, str) else module.refuses(query, described)
@@ -82,7 +85,7 @@ def load(name: str) -> ModuleType | str:
     """Import a kernel's module; if it cannot be imported, return the reason as a string.
 
     Args:
-        name: ``cuda`` or ``triton``; for the codes of a codebook, ``codebook`` (CUDA) or ``codebook-triton``.
+        name: ``cuda``, ``triton``, or ``codebook``: the CUDA kernel for codes of a codebook.
     """
     try:
         if name == "cuda":
@@ -90,13 +93,9 @@ def load(name: str) -> ModuleType | str:
 
             return cuda_decode
         if name == "codebook":
-            from kvbench.attention.codebook.cuda import decode as codebook_decode
+            from kvbench.attention.codebook import decode as codebook_decode
 
             return codebook_decode
-        if name == "codebook-triton":
-            from kvbench.attention.codebook.triton import decode as looked_up_decode
-
-            return looked_up_decode
         from kvbench.attention.triton import decode as triton_decode
 
         return triton_decode

@@ -130,6 +130,6 @@ def layer(
     )
     rotation, begin = Rotation() if rotate else None, list(starts or [0] * batch)
     if rotation is not None:
-        fine, rounded, coarse = tables(rotation.rotate, channels, torch.device(device), max(begin) + sum(most) + room)
-        work.rope = Rope(torch.tensor(begin, dtype=torch.int32, device=device), fine, rounded, coarse)
+        fine, coarse = tables(rotation.rotate, channels, torch.device(device), max(begin) + sum(most) + room)
+        work.rope = Rope(torch.tensor(begin, dtype=torch.int32, device=device), fine, coarse)
     return Layer(keys, values, list(lengths), begin, rotation, work)

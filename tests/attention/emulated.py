@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.attention.codebook.cuda import build as codebook_build
-from kvbench.attention.codebook.cuda import config as codebook_config
-from kvbench.attention.codebook.cuda import decode as codebook_decode
+from kvbench.attention.codebook import build as codebook_build
+from kvbench.attention.codebook import config as codebook_config
+from kvbench.attention.codebook import decode as codebook_decode
 from kvbench.attention.cuda import build, decode
 from kvbench.attention.cuda.config import Build
 from kvbench.attention.phases import Work

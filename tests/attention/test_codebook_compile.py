@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvbench.attention.codebook.cuda import build
-from kvbench.attention.codebook.cuda.config import Build, chosen
+from kvbench.attention.codebook import build
+from kvbench.attention.codebook.config import Build, chosen
 from kvbench.attention.cuda.config import RESERVED, shared_memory
 from kvbench.util.nvrtc import OPTIONS, ask
 from tests.attention.test_cuda_compile import CAPABILITIES, OF_A_THREAD, REGISTERS, nvrtc, report

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvbench.attention.codebook.cuda.decode import configured
+from kvbench.attention.codebook.decode import configured
 from kvbench.attention.logits import Logits
 from kvbench.attention.synthetic import error
 from tests.attention.codebook_support import layer

@@ -40,17 +40,9 @@ def check(module, bits, heads, group, channels, dtype, lengths, starts, outliers
 @pytest.mark.parametrize("bits", [2, 3, 4])
 @pytest.mark.parametrize("at", LAYERS)
 def test_layers_by_cuda(bits, at):
-    decode = pytest.importorskip("kvbench.attention.codebook.cuda.decode")
+    decode = pytest.importorskip("kvbench.attention.codebook.decode")
     if decode.missing():
         pytest.skip(decode.missing())
-    check(decode, bits, *at)
-
-
-@pytest.mark.parametrize(("bits", "at"), [(2, LAYERS[4]), (3, LAYERS[0]), (4, LAYERS[2])])
-def test_layers_by_triton(bits, at):
-    decode = pytest.importorskip("kvbench.attention.codebook.triton.decode")
-    if decode.INTERPRETED:
-        pytest.skip("TRITON_INTERPRET=1: this process interprets kernels on the CPU")
     check(decode, bits, *at)
 
 

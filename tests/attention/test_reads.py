@@ -13,8 +13,7 @@ interpreter.require()
 
 from kvbench.attention import fused, phases, reference  # noqa: E402
 from kvbench.attention import reads as lists  # noqa: E402
-from kvbench.attention.codebook.cuda import decode as looked_up_cuda  # noqa: E402
-from kvbench.attention.codebook.triton import decode as looked_up_triton  # noqa: E402
+from kvbench.attention.codebook import decode as looked_up_cuda  # noqa: E402
 from kvbench.attention.cuda import decode as cuda_decode  # noqa: E402
 from kvbench.attention.phases import Format, NotServed, Part, Work  # noqa: E402
 from kvbench.attention.synthetic import FULL  # noqa: E402
@@ -33,7 +32,6 @@ KERNELS = {
     "cuda": (cuda_decode, AFFINE, (lists.CUDA_KEYS, lists.CUDA_VALUES)),
     "triton": (triton_decode, AFFINE, (lists.TRITON_KEYS, lists.TRITON_VALUES)),
     "codebook": (looked_up_cuda, BOOK, (lists.LOOKED_UP_KEYS, lists.LOOKED_UP_VALUES)),
-    "codebook-triton": (looked_up_triton, BOOK, (lists.LOOKED_UP_KEYS, lists.LOOKED_UP_VALUES)),
     "observed": (observed, (FULL, FULL), (lists.OBSERVED, lists.OBSERVED)),
 }
 #: a value that no kernel knows, for each dimension of a format, and what the reason says
@@ -85,6 +83,13 @@ def test_an_unknown_value_of_any_dimension_is_refused_by_its_name(name):
         assert module.refuses(query().to(dtype), work(key, value)) == said  # arithmetic apart from storage
         assert module.refuses(query(), work(key, value, stored=dtype)) == f"queries in float16, but keys in {said[11:]}"
     assert module.refuses(query(), work(key, value, stored=torch.bfloat16)).endswith("but keys in bfloat16")
+
+
+def test_codes_of_a_codebook_are_not_asked_of_triton():
+    with pytest.raises(NotServed, match="triton: only the CUDA kernel reads codes of a codebook"):
+        fused.pick(query(), work(*BOOK), "triton")
+    with pytest.raises(NotServed, match=r"^codebook: keys in 5-bit codes"):
+        fused.pick(query(), work(replace(BOOK[0], bits=5), BOOK[1]), "auto")
 
 
 def stored(method, keys, values):

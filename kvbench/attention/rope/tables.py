@@ -33,18 +33,16 @@ class Rope:
     Args:
         starts: RoPE position of the first slot of each row, int32 ``[B]``; that of the slot s is s more.
         fine: cosines, then sines, of the positions 0 to 127, fp32 ``[128, D]``.
-        rounded: the same in fp16.
         coarse: the same of the positions 0, 128, 256, ..., fp32 ``[n, D]``.
     """
 
     starts: Tensor
     fine: Tensor
-    rounded: Tensor
     coarse: Tensor
 
 
 #: the tables of each model's rotation, by device and channels
-_known: WeakKeyDictionary[object, dict[tuple[torch.device, int], tuple[Tensor, Tensor, Tensor]]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[object, dict[tuple[torch.device, int], tuple[Tensor, Tensor]]] = WeakKeyDictionary()
 
 
 def rope_of(layer: KVLayer, room: int) -> Rope:
@@ -67,17 +65,17 @@ def rope_of(layer: KVLayer, room: int) -> Rope:
     if min(starts) < 0:
         raise NotServed("the cache holds pre-RoPE keys whose positions are not consecutive")
     assert layer.rope is not None
-    fine, rounded, coarse = tables(layer.rope, layer.key_dim, layer.device, max(starts) + room)
+    fine, coarse = tables(layer.rope, layer.key_dim, layer.device, max(starts) + room)
     key = (layer.device, "starts", tuple(starts))
     known = layer.progress.tables
     if key not in known:
         known[key] = upload(starts, torch.int32, layer.device)
-    return Rope(known[key], fine, rounded, coarse)
+    return Rope(known[key], fine, coarse)
 
 
 def tables(
     rotation: Callable[..., Tensor], channels: int, device: torch.device, positions: int
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Return the tables of cosines and sines of a rotation, from a cache if they have been made before.
 
     Args:
@@ -93,13 +91,13 @@ def tables(
         raise NotServed("the frequencies of this model's RoPE change with the length")
     by_device = _known.setdefault(owner, {})
     key, blocks = (device, channels), -(-positions // FINE) + 1
-    if key in by_device and len(by_device[key][2]) >= blocks:
+    if key in by_device and len(by_device[key][1]) >= blocks:
         return by_device[key]
     with torch.inference_mode(False), torch.no_grad():
         fine = angles(rotation, torch.arange(FINE), channels, device)
         coarse = angles(rotation, FINE * torch.arange(blocks + blocks // 2), channels, device)
         check(rotation, fine, coarse, channels, device)
-    by_device[key] = (fine, fine.half(), coarse)
+    by_device[key] = (fine, coarse)
     return by_device[key]
 
 

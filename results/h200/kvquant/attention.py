@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from kvbench.attention.codebook.cuda import decode
-from kvbench.attention.codebook.cuda.build import kernel
+from kvbench.attention.codebook import decode
+from kvbench.attention.codebook.build import kernel
 from kvbench.attention.phases import Work, looked_up
 from kvbench.attention.rope.tables import Rope, tables
 from kvbench.attention.synthetic import error

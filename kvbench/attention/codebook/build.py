@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from kvbench.attention.codebook.cuda.config import Build
+from kvbench.attention.codebook.config import Build
 from kvbench.attention.cuda import build as uniform
 from kvbench.util import nvrtc
 

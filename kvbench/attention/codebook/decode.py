@@ -1,6 +1,6 @@
 """Decode attention over a codebook's codes (KVQuant) by the CUDA kernel: the code that runs on the host.
 
-The kernel is compiled at first use for the format of a layer (:mod:`kvbench.attention.codebook.cuda.build`), and one
+The kernel is compiled at first use for the format of a layer (:mod:`kvbench.attention.codebook.build`), and one
 launch computes a step: codes are looked up in registers, keys rotated on the way, outliers added, and tokens in full
 precision before and after the packed ones included.
 Source: Hooper et al., "KVQuant" (NeurIPS 2024), sec. 3.7 and appendix: codes looked up in registers or shared memory,
@@ -18,16 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbench.attention.codebook.cuda.build import kernel
-from kvbench.attention.codebook.cuda.config import ROWS, Build, chosen
-from kvbench.attention.codebook.fit import place_of_codes, unfit
+from kvbench.attention.codebook.build import kernel
+from kvbench.attention.codebook.config import ROWS, Build, chosen
 from kvbench.attention.cuda.config import shared_memory
 from kvbench.attention.cuda.decode import best_splits, extras, factors, workspace
 from kvbench.attention.phases import Part, Work
+from kvbench.attention.reads import LOOKED_UP_KEYS, LOOKED_UP_VALUES, misfit
 from kvbench.util.nvrtc import missing
 
 #: smallest block of outliers, in tokens: a warp has a lane for each block of a tile at least
 BLOCK = 4
+#: head dimensions that the kernel supports
+HEAD_DIMS = (64, 128)
 
 
 def refuses(query: Tensor, work: Work) -> str | None:
@@ -36,7 +38,7 @@ def refuses(query: Tensor, work: Work) -> str | None:
     Returns:
         A short phrase, which a run's results show as the reason for another kernel or the reference path.
     """
-    reason = missing() or unfit(query, work)
+    reason = missing() or unlike(query, work)
     if reason:
         return reason
     if work.key_dim != work.value_dim:
@@ -50,6 +52,33 @@ def refuses(query: Tensor, work: Work) -> str | None:
         if outliers is not None and outliers.block < BLOCK:
             return f"blocks of {outliers.block} tokens of outliers"
     return problem(configured(query, work), query.device.index or 0)
+
+
+def unlike(query: Tensor, work: Work) -> str | None:
+    """Return what of a step's shapes or formats the kernel does not read, or None if it reads all."""
+    reason = misfit(query, work, HEAD_DIMS, LOOKED_UP_KEYS, LOOKED_UP_VALUES)
+    if reason:
+        return reason
+    if query.shape[2] > 1:
+        return f"{query.shape[2]} new tokens"
+    kinds = [(key.format.kind, value.format.kind) for key, value in work.phases]
+    if any(key != value for key, value in kinds) or kinds.count(("codebook", "codebook")) != 1:
+        return "keys and values that are packed at different tokens"
+    packed = place_of_codes(work)
+    key, value = work.phases[packed]
+    if key.format.bits != value.format.bits:
+        return f"keys of {key.format.bits} and values of {value.format.bits} bits"
+    if packed > 1 or len(kinds) - packed > 2 or any(row[packed][0] or row[packed][1] for row in work.counts):
+        return "more than one run of tokens in full precision before or after the packed ones"
+    for one, other in work.phases:
+        if one.buffer is not None and other.buffer is not None and one.buffer.shape[2] != other.buffer.shape[2]:
+            return "buffers of keys and of values of different lengths"
+    return None
+
+
+def place_of_codes(work: Work) -> int:
+    """Return the number of the phase whose codes are looked up in a codebook."""
+    return next(i for i, (key, _) in enumerate(work.phases) if key.format.kind == "codebook")
 
 
 @lru_cache(maxsize=256)
@@ -99,7 +128,7 @@ def attend(
     Args:
         query: queries of the new tokens, ``[B, Hq, 1, D]``; copied if its channels are not contiguous.
         tuning: values of the configuration in place of the chosen ones, for benchmarks, as pairs of name and value
-            (:class:`kvbench.attention.codebook.cuda.config.Build`).
+            (:class:`kvbench.attention.codebook.config.Build`).
         splits: number of CTAs that share the tokens of a head, at most 128. None for the number that
             :func:`kvbench.attention.cuda.decode.best_splits` estimates to be fastest.
     """
