@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
 
 from kvbench.cache.options import Options
 from kvbench.config.run_config import RunConfig
@@ -15,15 +16,15 @@ from kvbench.profiling.device import device_name
 from kvbench.results.environment import cpu_name
 from kvbench.results.samples import Row
 from kvbench.runner import batching
-from kvbench.runner.answers import Answers
-from kvbench.runner.fidelity import Comparisons
-from kvbench.runner.perplexity import TextSpans
-from kvbench.runner.points import Points
-from kvbench.runner.questions import SharedTexts
 from kvbench.runner.rows import Machine
 from kvbench.runner.strategy import Report, Strategy
 from kvbench.tasks.base import Sample
 from kvbench.tasks.work import AskQuestions, CompareTokens, Generate, MeasurePoint, ScoreText, Work
+
+if TYPE_CHECKING:
+    from kvbench.runner.answers import Answers
+    from kvbench.runner.fidelity import Comparisons
+    from kvbench.runner.perplexity import TextSpans
 
 
 class Session:
@@ -57,13 +58,10 @@ class Session:
 
     def plan(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         """Return the samples in batches, in the order in which to run them (:func:`kvbench.runner.batching.plan`)."""
-        size = self.config.runtime.batch_size
-        spans = self._strategies.get(ScoreText)
-        if isinstance(spans, TextSpans) and samples and all(isinstance(sample.work, ScoreText) for sample in samples):
-            size = spans.size(samples)
-        compared = self._strategies.get(CompareTokens)
-        if isinstance(compared, Comparisons) and all(isinstance(sample.work, CompareTokens) for sample in samples):
-            size = compared.size(samples)
+        size, kinds = self.config.runtime.batch_size, {type(sample.work) for sample in samples}
+        for kind in (ScoreText, CompareTokens):  # these know better how many of their samples fit
+            if kinds == {kind}:
+                size = cast("TextSpans | Comparisons", self._strategies[kind]()).size(samples)
         return batching.plan(samples, size)
 
     def layout(self) -> dict[str, Any]:
@@ -85,9 +83,7 @@ class Session:
 
     def answers(self) -> Answers:
         """Return the strategy that generates answers, for a prefill that several sessions share."""
-        strategy = self._strategies[Generate]
-        assert isinstance(strategy, Answers)
-        return strategy
+        return cast("Answers", self._strategies[Generate]())
 
     def close(self) -> None:
         """Release the model, so that its memory is free for the next run; the session cannot be used afterwards.
@@ -117,18 +113,32 @@ class Session:
                 f"declares a kind of work that the runner does not support: {kind.__name__}",
                 allowed=[known.__name__ for known in self._strategies],
             )
-        rows = self._strategies[kind].rows(samples, first=self._first, report=self.report)
+        rows = self._strategies[kind]().rows(samples, first=self._first, report=self.report)
         self._first = False
         return rows
 
 
-def strategies(config: RunConfig, loaded: LoadedModel, machine: Machine) -> dict[type[Work], Strategy]:
-    """Return the strategy for each kind of work, as a dict keyed by the classes of :mod:`kvbench.tasks.work`."""
+def strategies(config: RunConfig, loaded: LoadedModel, machine: Machine) -> dict[type[Work], Callable[[], Strategy]]:
+    """Return by kind of work what makes its strategy, the same one at each call; a run imports only those it needs."""
     task, options = config.task, Options(kernels=config.runtime.kernels, mlp_chunk=config.runtime.mlp_chunk)
-    return {
-        Generate: Answers(config, loaded, task, machine, options),
-        AskQuestions: SharedTexts(config, loaded, task, machine, options),
-        ScoreText: TextSpans(
+
+    @cache
+    def answers() -> Strategy:
+        from kvbench.runner.answers import Answers
+
+        return Answers(config, loaded, task, machine, options)
+
+    @cache
+    def questions() -> Strategy:
+        from kvbench.runner.questions import SharedTexts
+
+        return SharedTexts(config, loaded, task, machine, options)
+
+    @cache
+    def spans() -> Strategy:
+        from kvbench.runner.perplexity import TextSpans
+
+        return TextSpans(
             config.method,
             loaded,
             task,
@@ -139,7 +149,24 @@ def strategies(config: RunConfig, loaded: LoadedModel, machine: Machine) -> dict
             limit_gb=config.runtime.memory_limit_gb,
             graphs=config.runtime.graphs,
             compile=config.runtime.compile,
-        ),
-        CompareTokens: Comparisons(config, loaded, task, machine, options),
-        MeasurePoint: Points(config.method, config.decoding, config.runtime, loaded, task, machine, options),
+        )
+
+    @cache
+    def comparisons() -> Strategy:
+        from kvbench.runner.fidelity import Comparisons
+
+        return Comparisons(config, loaded, task, machine, options)
+
+    @cache
+    def points() -> Strategy:
+        from kvbench.runner.points import Points
+
+        return Points(config.method, config.decoding, config.runtime, loaded, task, machine, options)
+
+    return {
+        Generate: answers,
+        AskQuestions: questions,
+        ScoreText: spans,
+        CompareTokens: comparisons,
+        MeasurePoint: points,
     }

@@ -117,10 +117,12 @@ def test_batches_of_spans_have_a_size_of_their_own(opened) -> None:
 def test_each_kind_of_work_has_its_strategy(opened) -> None:
     _, config, *_ = opened()
     config.task = "task"
-    by_kind = strategies(config, "loaded", "machine")  # type: ignore[arg-type]
+    made = strategies(config, "loaded", "machine")  # type: ignore[arg-type]
+    by_kind: Any = {kind: make() for kind, make in made.items()}
     kinds: dict[Any, Any] = {Generate: Answers, AskQuestions: SharedTexts, ScoreText: TextSpans}
     kinds |= {CompareTokens: Comparisons, MeasurePoint: Points}
     assert {kind: type(strategy) for kind, strategy in by_kind.items()} == kinds
+    assert all(make() is by_kind[kind] for kind, make in made.items())
     for strategy in by_kind.values():
         assert (strategy.loaded, strategy.task, strategy.machine) == ("loaded", "task", "machine")
         assert strategy.options == Options(kernels="reference", mlp_chunk=64)
@@ -139,7 +141,7 @@ def test_only_the_first_batch_is_the_first_and_progress_is_passed_on(opened, mon
         calls.append(([one.id for one in samples], first, report))
         return ["row"]
 
-    monkeypatch.setattr(module, "strategies", lambda *_: {Generate: SimpleNamespace(rows=rows)})
+    monkeypatch.setattr(module, "strategies", lambda *_: {Generate: lambda: SimpleNamespace(rows=rows)})
     session, *_ = opened()
     assert session.rows([sample("a"), sample("b")]) == ["row"]
     session.report = report = lambda share, line: None
@@ -157,7 +159,7 @@ def test_a_batch_that_failed_was_not_the_first(opened, monkeypatch) -> None:
             raise ValueError("a bad record")
         return ["row"]
 
-    monkeypatch.setattr(module, "strategies", lambda *_: {Generate: SimpleNamespace(rows=rows)})
+    monkeypatch.setattr(module, "strategies", lambda *_: {Generate: lambda: SimpleNamespace(rows=rows)})
     session, *_ = opened()
     with pytest.raises(ValueError, match="a bad record"):
         session.rows([sample("bad")])
