@@ -22,7 +22,7 @@ from kvbench.bench import report
 from kvbench.cache import KVCache, Prompts
 from kvbench.cache.options import Options
 from kvbench.config.setting import parse
-from kvbench.decoding import graphs
+from kvbench.decoding import graphs, recordable
 from kvbench.decoding.autoregressive import capture
 from kvbench.decoding.passes import forward, prefill
 from kvbench.decoding.sampling import Sampling
@@ -70,10 +70,10 @@ def captured(
     """Return the tokens of a captured step, and the way it ran."""
     stopping, sampling = Stopping(1, (), (), None), Sampling()
     lengths = torch.tensor([length], device=token.device)
-    reason = graphs.refuses(model, cache, "always", count - 1, token.device)
+    reason = recordable.eager_reason(model, cache, "always", count - 1, token.device)
     try:
         graph = None if reason else capture(model, cache, token, lengths, sampling, [], count - 1, compile)
-    except graphs.NotCaptured as error:
+    except recordable.NotCaptured as error:
         graph, reason = None, str(error)
     if graph is None:
         return [], f"eager ({reason})"

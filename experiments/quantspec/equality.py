@@ -25,7 +25,8 @@ from kvbench.cache import KVCache
 from kvbench.decoding import Sampling
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.replay import replay
-from kvbench.decoding.speculative import Round, decode, figures
+from kvbench.decoding.round_times import Round, figures
+from kvbench.decoding.speculative import decode
 from kvbench.decoding.stopping import Stopping
 from kvbench.methods import load_method
 from kvbench.methods.speculation import Speculation, Weights

@@ -28,7 +28,7 @@ from kvbench.config.setting import parse
 from kvbench.decoding import speculative
 from kvbench.decoding.autoregressive import continued
 from kvbench.decoding.drafting import prepare
-from kvbench.decoding.round_times import totals
+from kvbench.decoding.round_times import Round, totals
 from kvbench.decoding.rounds import captured_rounds
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.stopping import Stopping
@@ -199,9 +199,7 @@ class Bench:
                 self.loaded.model, cache, method.speculation, self.sampling(point), point.batch, self.args.compile
             )
 
-    def decoded(
-        self, engine: Any, method: Any, cache: Any, point: Point, gamma: int, blocks: int
-    ) -> Sequence[speculative.Round]:
+    def decoded(self, engine: Any, method: Any, cache: Any, point: Point, gamma: int, blocks: int) -> Sequence[Round]:
         """Decode some blocks of tokens with one gamma, and return the rounds that count."""
         rounds = self.all_rounds(engine, replace(method.speculation, gamma=gamma), cache, point, blocks)
         return arithmetic.full(rounds, gamma)
@@ -214,9 +212,7 @@ class Bench:
         counts = Counter(max(turn.drafted) for turn in rounds)
         return {"ms": median(times), "blocks_ms": times, "gammas": {str(g): counts[g] for g in sorted(counts)}}
 
-    def all_rounds(
-        self, engine: Any, speculation: Speculation, cache: Any, point: Point, blocks: int
-    ) -> list[speculative.Round]:
+    def all_rounds(self, engine: Any, speculation: Speculation, cache: Any, point: Point, blocks: int) -> list[Round]:
         """Decode some blocks of tokens, and return all rounds."""
         sampling = self.sampling(point)
         return speculative.decode(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from kvbench.decoding.speculative import Round
+from kvbench.decoding.round_times import Round
 from kvbench.profiling.timing import median
 from kvbench.results.round_times import expected_tokens
 

@@ -7,26 +7,28 @@ which is an error.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
-from kvbench.decoding import graphs as captured_decoding
-from kvbench.decoding import speculative
+from kvbench.decoding import recordable
 from kvbench.decoding.drafting import prepare
 from kvbench.decoding.eager import decode
 from kvbench.decoding.generation import Generation, Observer, tell
 from kvbench.decoding.likelihood import answer_nll
 from kvbench.decoding.passes import Rows, now, prefill
-from kvbench.decoding.rounds import captured_rounds
+from kvbench.decoding.recordable import Graphs, NotCaptured
+from kvbench.decoding.round_times import Round
 from kvbench.decoding.sampling import Sampling, choose
 from kvbench.decoding.shared_prefill import ReadPrompt
-from kvbench.decoding.step import Step
 from kvbench.decoding.stopping import Stopping
 from kvbench.methods.speculation import Speculation
+
+if TYPE_CHECKING:
+    from kvbench.decoding.graphs import Captured
 
 
 @torch.inference_mode()
@@ -47,7 +49,7 @@ def generate(
     answer_ids: Sequence[Sequence[int]] | None = None,
     observer: Observer | None = None,
     speculate: bool | Speculation = True,
-    graphs: captured_decoding.Graphs = "never",
+    graphs: Graphs = "never",
     compile: bool = False,
     prefill_rows: Rows = "auto",
     prompt: ReadPrompt | None = None,
@@ -158,7 +160,7 @@ def continued(
     max_new_tokens: int,
     pad_token_id: int = 0,
     speculation: Speculation | None = None,
-    graphs: captured_decoding.Graphs = "never",
+    graphs: Graphs = "never",
     compile: bool = False,
     observer: Observer | None = None,
 ) -> dict[str, Any]:
@@ -176,22 +178,28 @@ def continued(
     Returns:
         A dict with the fields ``step_s``, ``rounds``, ``stepping`` and ``capture_s`` of :class:`Generation`.
     """
-    rounds: list[speculative.Round] = []
+    rounds: list[Round] = []
     rest = (stopping, sampling, generators, max_new_tokens, pad_token_id)
     engine, captured = None, None
-    reason = captured_decoding.refuses(model, cache, graphs, max_new_tokens - 1, token.device, speculation)
+    reason = recordable.eager_reason(model, cache, graphs, max_new_tokens - 1, token.device, speculation)
     try:
         if reason is None and speculation is not None:
+            from kvbench.decoding.rounds import captured_rounds
+
             engine = captured_rounds(model, cache, speculation, sampling, len(token), compile)
         elif reason is None:
             captured = capture(model, cache, token, lengths, sampling, generators, max_new_tokens - 1, compile)
-    except captured_decoding.NotCaptured as error:
+    except NotCaptured as error:
         reason = str(error)
     tell(observer, "steps")
     if speculation is not None:
+        from kvbench.decoding import speculative
+
         rounds = speculative.decode(model, cache, token, *rest, speculation, engine)
         steps = [turn.seconds for turn in rounds]
     elif captured is not None:
+        from kvbench.decoding import graphs as captured_decoding
+
         steps = captured_decoding.decode(captured, token, stopping, max_new_tokens)
     else:
         steps = decode(model, cache, token, mask, lengths, *rest)
@@ -213,7 +221,7 @@ def capture(
     generators: Sequence[torch.Generator],
     steps: int,
     compile: bool = False,
-) -> captured_decoding.Captured:
+) -> Captured:
     """Capture a decode step as a CUDA graph, and return the graph, ready for its first replay.
 
     Random numbers for all `steps` steps are drawn in advance. For `token` and `lengths` see :func:`continued`.
@@ -222,12 +230,15 @@ def capture(
         NotCaptured: the step cannot be captured; the cache holds the same tokens, and the generators have the same
             state, as before the call.
     """
+    from kvbench.decoding import graphs as captured_decoding
+    from kvbench.decoding.step import Step
+
     states = [generator.get_state() for generator in generators]
     uniforms = captured_decoding.uniforms(sampling, generators, steps)
     captured = captured_decoding.Captured(Step(model, cache, token, lengths, sampling, uniforms), compile=compile)
     try:
         captured.first()
-    except captured_decoding.NotCaptured:
+    except NotCaptured:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)  # the eager steps draw what the captured ones would have
         raise

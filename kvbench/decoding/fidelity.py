@@ -15,8 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
-from kvbench.decoding.graphs import Captured, Graphs, NotCaptured, refuses
+from kvbench.decoding.graphs import Captured
 from kvbench.decoding.passes import Rows, check_cache, forward, prefill
+from kvbench.decoding.recordable import Graphs, NotCaptured, eager_reason
 from kvbench.decoding.recorded import Recorded
 from kvbench.decoding.simulated import simulated_logits
 from kvbench.errors import ModelError
@@ -118,7 +119,7 @@ def follow(
         states[:, 0] = first
         lengths = torch.full((batch,), width, device=input_ids.device) if mask is None else mask.sum(-1)
         eager = before is not None or not steps
-        refused = eager or (capture and refuses(model, cache, graphs, steps, input_ids.device) is not None)
+        refused = eager or (capture and eager_reason(model, cache, graphs, steps, input_ids.device) is not None)
         wanted = not refused and (capture or graphs != "never")
         if not (wanted and _replayed(model, cache, tokens, lengths, states, final, compile, capture, report)):
             for number in range(steps):

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
-from kvbench.decoding.graphs import Captured, Graphs, NotCaptured, refuses
+from kvbench.decoding.graphs import Captured
+from kvbench.decoding.recordable import Graphs, NotCaptured, eager_reason
 from kvbench.decoding.recorded import Recorded
 
 #: number of steps between two reports of progress, each of which waits for the device
@@ -87,7 +88,7 @@ def forced_nll(
         fp64 ``[B]``; None if a step cannot or should not be captured. The cache is then as before.
     """
     place, steps = cache.get_seq_length(), ids.shape[1] - 1 - cache.get_seq_length()
-    if steps < 1 or (capture and refuses(model, cache, graphs, steps, ids.device) is not None):
+    if steps < 1 or (capture and eager_reason(model, cache, graphs, steps, ids.device) is not None):
         return None
     step = Forced(model, cache, ids, firsts, lengths)
     captured = Captured(step, compile=compile, capture=capture)

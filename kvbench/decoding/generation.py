@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvbench.decoding import speculative
+from kvbench.decoding.round_times import Round
 
 
 class Observer(Protocol):
@@ -47,7 +47,7 @@ class Generation:
     step_s: list[float]
     prompt_tokens: list[int]
     answer_nll: list[tuple[float, int]] = field(default_factory=list)
-    rounds: list[speculative.Round] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
     stepping: str = "eager"
     capture_s: float = 0.0
 

@@ -14,69 +14,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from kvbench.attention.phases import NotServed
-from kvbench.cache import KVCache
 from kvbench.decoding import compiled
 from kvbench.decoding.fetching import Tokens
 from kvbench.decoding.passes import check_cache
-from kvbench.decoding.recordable import STATES
+from kvbench.decoding.recordable import NotCaptured
 from kvbench.decoding.recorded import Recorded
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.segments import Segments, aside
 from kvbench.decoding.stopping import Stopping
 from kvbench.errors import CacheError
-from kvbench.methods.speculation import Speculation
-from kvbench.util.attachment import placement
 from kvbench.util.failures import is_out_of_memory
 
-Graphs = Literal["auto", "always", "never"]
-
-#: smallest number of steps for which a capture, which takes about a second, is worth its time
-WORTH = 64
 #: largest number of steps that are queued before the host has seen their tokens
 AHEAD = 2
 #: runs before a capture, in which kernels are compiled and workspaces allocated
 WARM_UPS = 2
-
-
-class NotCaptured(Exception):
-    """Error raised if a decode step cannot be captured as a CUDA graph; results show its message as the reason."""
-
-
-def refuses(
-    model: PreTrainedModel,
-    cache: KVCache,
-    graphs: Graphs,
-    steps: int,
-    device: torch.device,
-    speculation: Speculation | None = None,
-) -> str | None:
-    """Return why decode steps should not be captured as CUDA graphs; None if capturing should be tried.
-
-    With ``graphs=auto`` there must be at least :data:`WORTH` steps.
-    """
-    if graphs == "never":
-        return "runtime.graphs=never"
-    if device.type != "cuda":
-        return f"no CUDA graphs on {device.type}"
-    if steps < (WORTH if graphs == "auto" else 1):
-        return f"{steps} steps: too few for a capture" if steps > 0 else "no steps"
-    if cache.state_layers:
-        return STATES
-    if cache.follower is not None and speculation is None:
-        return "the cache shares its prompt with another one"
-    devices = {p.device for p in model.parameters()}
-    if len(devices) > 1 and not devices <= set(placement(model).devices):
-        return "layers on several devices, but not placed there by runtime.device_map"
-    if placement(model).team is not None and graphs != "always":
-        return "tensor parallelism, whose collectives are not recorded unless runtime.graphs=always"
-    return None
 
 
 class Captured:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvbench.decoding.speculative import Round
+from kvbench.decoding.round_times import Round
 
 #: points in a round: before the cache is updated, before the drafts, before the verification, and after it
 FLUSH, DRAFT, VERIFY, END = range(4)

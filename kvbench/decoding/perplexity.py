@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from kvbench.cache import KVCache
 from kvbench.cache.policy import Policy
 from kvbench.decoding.forced import forced_nll
-from kvbench.decoding.graphs import Graphs
 from kvbench.decoding.passes import check_cache, forward, prefill
+from kvbench.decoding.recordable import Graphs
 from kvbench.decoding.simulated import simulated_logits
 from kvbench.methods.fp16 import FP16
 from kvbench.util.attachment import storage_of

@@ -15,6 +15,7 @@ from kvbench.decoding.autoregressive import Generation, Observer, decode, tell
 from kvbench.decoding.drafting import prepare
 from kvbench.decoding.likelihood import answer_nll
 from kvbench.decoding.passes import forward, now, prefill
+from kvbench.decoding.round_times import Round
 from kvbench.decoding.sampling import Sampling, choose
 from kvbench.decoding.stopping import Stopping
 
@@ -73,7 +74,7 @@ def ask(
         token = choose(logits, sampling, generators)
         first = now(token) - started + (shared if not results else 0.0)
         nll = answer_nll(model, twin, logits, [answer])
-        rounds: list[speculative.Round] = []
+        rounds: list[Round] = []
         if speculation is None:
             lengths = torch.tensor([length], device=ids.device)
             steps = decode(model, twin, token, None, lengths, stopping, sampling, generators, max_new_tokens)

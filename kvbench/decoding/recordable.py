@@ -1,17 +1,60 @@
-"""Checks that a forward pass over the cache of a method can be recorded as a CUDA graph."""
+"""Whether decode steps are captured as CUDA graphs: what the user wants, the device allows and a cache supports."""
 
 from __future__ import annotations
 
 import sys
+from typing import Literal
+
+import torch
+from transformers import PreTrainedModel
 
 from kvbench.attention import fused, phases
 from kvbench.attention.phases import NotServed
 from kvbench.cache import KVCache
-from kvbench.cache.kernels import at_once
 from kvbench.cache.layer import KVLayer
+from kvbench.methods.speculation import Speculation
+from kvbench.util.attachment import placement
 
+Graphs = Literal["auto", "always", "never"]
+
+#: smallest number of steps for which a capture, which takes about a second, is worth its time
+WORTH = 64
 #: why passes of hybrid models are not captured
 STATES = "layers with a state of fixed size (linear attention, Mamba or convolution)"
+
+
+class NotCaptured(Exception):
+    """Error raised if a decode step cannot be captured as a CUDA graph; results show its message as the reason."""
+
+
+def eager_reason(
+    model: PreTrainedModel,
+    cache: KVCache,
+    graphs: Graphs,
+    steps: int,
+    device: torch.device,
+    speculation: Speculation | None = None,
+) -> str | None:
+    """Return why decode steps should not be captured as CUDA graphs; None if capturing should be tried.
+
+    With ``graphs=auto`` there must be at least :data:`WORTH` steps.
+    """
+    if graphs == "never":
+        return "runtime.graphs=never"
+    if device.type != "cuda":
+        return f"no CUDA graphs on {device.type}"
+    if steps < (WORTH if graphs == "auto" else 1):
+        return f"{steps} steps: too few for a capture" if steps > 0 else "no steps"
+    if cache.state_layers:
+        return STATES
+    if cache.follower is not None and speculation is None:
+        return "the cache shares its prompt with another one"
+    devices = {p.device for p in model.parameters()}
+    if len(devices) > 1 and not devices <= set(placement(model).devices):
+        return "layers on several devices, but not placed there by runtime.device_map"
+    if placement(model).team is not None and graphs != "always":
+        return "tensor parallelism, whose collectives are not recorded unless runtime.graphs=always"
+    return None
 
 
 def check(cache: KVCache, count: int, *, upper: bool, observed: bool) -> None:
@@ -36,6 +79,8 @@ def check(cache: KVCache, count: int, *, upper: bool, observed: bool) -> None:
 
 def check_eager(layer: KVLayer, count: int) -> None:
     """Raise NotServed unless a kernel can pack the new tokens of a pass before they attend."""
+    from kvbench.cache.kernels import at_once  # imports all quantizers of such kernels
+
     if all(len(store.segments) == 1 for store in layer.stores()):
         return  # the layer packs no tokens
     packed = layer.packed_at_once()

@@ -22,13 +22,15 @@ from transformers import PreTrainedModel
 from kvbench.attention.phases import NotServed
 from kvbench.cache import KVCache
 from kvbench.decoding.drafting import Drafter
-from kvbench.decoding.graphs import Captured, NotCaptured, Tokens, reason
+from kvbench.decoding.graphs import Captured, Tokens, reason
 from kvbench.decoding.ledger import Ledger
 from kvbench.decoding.marks import DRAFT, END, FLUSH, VERIFY, Marks
+from kvbench.decoding.recordable import NotCaptured
 from kvbench.decoding.recorded import settle
 from kvbench.decoding.round_passes import Draft, Shared, Verification
+from kvbench.decoding.round_times import Round
 from kvbench.decoding.sampling import Sampling
-from kvbench.decoding.speculative import Engine, Round, taken
+from kvbench.decoding.speculative import Engine, taken
 from kvbench.decoding.stopping import Stopping
 from kvbench.errors import CacheError
 from kvbench.methods.speculation import Speculation

@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from kvbench.decoding.autoregressive import Generation
-from kvbench.decoding.round_times import totals
-from kvbench.decoding.speculative import Round
-from kvbench.decoding.speculative import figures as round_figures
+from kvbench.decoding.round_times import Round, totals
+from kvbench.decoding.round_times import figures as round_figures
 from kvbench.errors import ConfigError
 from kvbench.models.int4 import own_bytes, own_head
 from kvbench.profiling.device import device_name

@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
-from kvbench.decoding import graphs as captured_decoding
 from kvbench.decoding.autoregressive import Generation, Observer, continued, tell
 from kvbench.decoding.drafting import prepare
+from kvbench.decoding.recordable import Graphs
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.stopping import Stopping
 from kvbench.models.layers import attending
@@ -99,7 +99,7 @@ def go_on(
     *,
     max_new_tokens: int,
     sampling: Sampling,
-    graphs: captured_decoding.Graphs = "never",
+    graphs: Graphs = "never",
     compile: bool = False,
     observer: Observer | None = None,
     seed: int = 0,

@@ -14,10 +14,9 @@ from kvbench.cache.options import Options
 from kvbench.cache.prompts import Prompts
 from kvbench.config.run_config import RunConfig
 from kvbench.decoding.autoregressive import Generation, generate
-from kvbench.decoding.round_times import totals
+from kvbench.decoding.round_times import figures, token_seconds, totals
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.shared_prefill import ReadPrompt
-from kvbench.decoding.speculative import figures, token_seconds
 from kvbench.models.load import LoadedModel
 from kvbench.profiling.memory import PhasePeaks
 from kvbench.results.samples import MEASURED, Row

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kvbench.cache.options import Options
 from kvbench.cache.prompts import Prompts
-from kvbench.decoding.graphs import Graphs
 from kvbench.decoding.perplexity import decode_nll, forward_nll, pass_tokens, simulated_nll
+from kvbench.decoding.recordable import Graphs
 from kvbench.errors import ConfigError, NonFiniteError
 from kvbench.methods.base import QUERY_TOKENS, Method
 from kvbench.models.load import LoadedModel

@@ -8,7 +8,7 @@ from kvbench.cache.layer import KVLayer
 from kvbench.cache.progress import Progress
 from kvbench.cache.state_layer import StateLayer, layers_of
 from kvbench.calibration.attended import attended
-from kvbench.decoding import graphs, shared_prefill
+from kvbench.decoding import recordable, shared_prefill
 from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.likelihood import answer_nll
 from kvbench.decoding.passes import forward, prefill
@@ -79,7 +79,7 @@ def test_tokens_cannot_be_removed(model):
 
 def test_steps_are_not_captured(model):
     cache, _ = filled(model)
-    assert graphs.refuses(model, cache, "always", 50, torch.device("cuda")) == graphs.STATES
+    assert recordable.eager_reason(model, cache, "always", 50, torch.device("cuda")) == recordable.STATES
 
 
 def test_copies_and_reordered_rows_continue_alike(model):

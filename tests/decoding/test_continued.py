@@ -10,7 +10,7 @@ import torch
 
 from kvbench.attention import fused, phases
 from kvbench.cache.kernels import roll_together
-from kvbench.decoding import graphs, recorded, rounds
+from kvbench.decoding import graphs, recordable, recorded, rounds
 from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.sampling import Sampling
@@ -30,7 +30,7 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes recorded by an oracle on a CPU, which no reason keeps from being tried."""
     monkeypatch.setattr(phases, "part", part)
     monkeypatch.setattr(fused, "pick", lambda query, work, wanted: ("oracle", Oracle))
-    monkeypatch.setattr(graphs, "refuses", lambda *asked: None)
+    monkeypatch.setattr(recordable, "eager_reason", lambda *asked: None)
     plain = graphs.Captured.__init__
 
     def on_cpu(self: Any, step: Any, **options: Any) -> None:
@@ -52,7 +52,7 @@ def test_a_captured_answer_is_the_eager_one_and_says_so(gamma: int, sampling: An
     captured = answer(method, sampling=sampling, graphs="always")
     assert captured.stepping == "graph" and captured.capture_s > 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "refuses", lambda *asked: "because")
+        patch.setattr(recordable, "eager_reason", lambda *asked: "because")
         eager = answer(method, sampling=sampling, graphs="always")
     assert eager.stepping == "eager (because)" and eager.capture_s == 0.0
     assert captured.tokens == eager.tokens
@@ -68,7 +68,7 @@ def test_an_answer_that_cannot_be_captured_goes_on_eagerly_with_the_same_draws(
     wanted = answer(method, sampling=SAMPLED)
 
     def fail(self: Any) -> None:
-        raise graphs.NotCaptured("no room")
+        raise recordable.NotCaptured("no room")
 
     monkeypatch.setattr(graphs.Captured, "record" if gamma else "first", fail)
     computed = answer(method, sampling=SAMPLED, graphs="always")
@@ -87,10 +87,11 @@ def test_reasons_to_capture_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = method.new_cache(model)
     speculation = load_method("quantspec").speculation
 
-    def reason(choice: str = "auto", steps: int = graphs.WORTH, where: Any = device, how: Any = None) -> Any:
-        return graphs.refuses(model, cache, choice, steps, where, how)  # type: ignore[arg-type]
+    def reason(choice: str = "auto", steps: int = recordable.WORTH, where: Any = device, how: Any = None) -> Any:
+        return recordable.eager_reason(model, cache, choice, steps, where, how)  # type: ignore[arg-type]
 
-    assert reason() is None and reason(steps=graphs.WORTH - 1) == f"{graphs.WORTH - 1} steps: too few for a capture"
+    few = recordable.WORTH - 1
+    assert reason() is None and reason(steps=few) == f"{few} steps: too few for a capture"
     assert reason("always", 1) is None and reason(steps=0) == "no steps"
     assert reason("never") == "runtime.graphs=never" and reason(where=torch.device("mps")) == "no CUDA graphs on mps"
     record_placement(model, Placement(team=SimpleNamespace()))
@@ -126,7 +127,7 @@ def test_a_capture_that_fails_leaves_the_cache_and_memory_that_ends_is_no_reason
 
     with monkeypatch.context() as patch:
         patch.setattr(graphs.Captured, "record", fail)
-        with pytest.raises(graphs.NotCaptured, match=r"^not permitted when capturing$"):
+        with pytest.raises(recordable.NotCaptured, match=r"^not permitted when capturing$"):
             captured.first()
         assert cache.get_seq_length() == 60
         failure = torch.OutOfMemoryError("full")
@@ -218,5 +219,5 @@ def test_captured_rounds_are_prepared_with_the_draft_s_settings(oracle: None) ->
 
 def test_only_answers_are_decoded_with_the_limit_less_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(graphs, "refuses", lambda model, cache, how, steps, *more: asked.append(steps) or "x")
+    monkeypatch.setattr(recordable, "eager_reason", lambda model, cache, how, steps, *more: asked.append(steps) or "x")
     assert len(answer(load_method("fp16")).tokens[0]) == 9 and asked == [8]

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvbench.attention import fused, phases
 from kvbench.attention.recorded import recording
 from kvbench.cache.kernels import at_once
-from kvbench.decoding import graphs
+from kvbench.decoding import graphs, recordable
 from kvbench.decoding.autoregressive import decode, generate
 from kvbench.decoding.ledger import Ledger
 from kvbench.decoding.passes import prefill
@@ -224,7 +224,7 @@ def test_what_no_kernel_serves_is_refused_and_leaves_the_cache_alone(method: Any
     model, cache, token, mask, lengths = started(made, dtype=torch.bfloat16)
     before = cache.get_seq_length()
     captured = graphs.Captured(Step(model, cache, token, lengths, Sampling()), capture=False)
-    with pytest.raises(graphs.NotCaptured, match=reason):
+    with pytest.raises(recordable.NotCaptured, match=reason):
         captured.first()
     assert cache.get_seq_length() == before
     stopping = Stopping(2, (), (), None)
@@ -274,12 +274,12 @@ def test_few_steps_are_not_worth_a_capture() -> None:
     """Unless one is asked for."""
     model, device = zoo.model("llama"), torch.device("cuda")
     cache = load_method("fp16").new_cache(model)
-    assert "too few" in str(graphs.refuses(model, cache, "auto", 10, device))
-    assert graphs.refuses(model, cache, "always", 10, device) is None
-    assert graphs.refuses(model, cache, "auto", 100, device) is None
-    assert graphs.refuses(model, cache, "always", 0, device) == "no steps"
+    assert "too few" in str(recordable.eager_reason(model, cache, "auto", 10, device))
+    assert recordable.eager_reason(model, cache, "always", 10, device) is None
+    assert recordable.eager_reason(model, cache, "auto", 100, device) is None
+    assert recordable.eager_reason(model, cache, "always", 0, device) == "no steps"
     cache.lead(load_method("fp16").new_cache(model))
-    assert "shares its prompt" in str(graphs.refuses(model, cache, "always", 10, device))
+    assert "shares its prompt" in str(recordable.eager_reason(model, cache, "always", 10, device))
 
 
 @torch.inference_mode()

@@ -10,7 +10,7 @@ import torch
 from kvbench.attention import fused, phases
 from kvbench.attention.phases import NotServed
 from kvbench.cache.layer import KVLayer
-from kvbench.decoding import graphs
+from kvbench.decoding import graphs, recordable
 from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.recorded import settle
 from kvbench.decoding.sampling import Sampling
@@ -49,10 +49,10 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         graphs.Captured, "__init__", lambda self, step, **options: plain(self, step, **{**options, "capture": False})
     )
-    refuses = graphs.refuses
+    refuses = recordable.eager_reason
     monkeypatch.setattr(
-        graphs,
-        "refuses",
+        recordable,
+        "eager_reason",
         lambda model, cache, how, steps, device, *more: (
             refuses(model, cache, how, 0, device, *more) if how == "never" else None
         ),

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvbench.decoding.round_times import totals
-from kvbench.decoding.speculative import Round
+from kvbench.decoding.round_times import Round, totals
 
 TIMES = {"draft_seconds": 1.0, "verify_seconds": 0.5, "flush_seconds": 0.25}
 ROUNDS = [

@@ -11,8 +11,9 @@ import torch
 
 from kvbench.attention import fused, phases
 from kvbench.decoding import speculative
-from kvbench.decoding.graphs import Captured, NotCaptured
+from kvbench.decoding.graphs import Captured
 from kvbench.decoding.passes import prefill
+from kvbench.decoding.recordable import NotCaptured
 from kvbench.decoding.recorded import Recorded
 from kvbench.decoding.replay import replay
 from kvbench.decoding.rounds import CapturedRounds

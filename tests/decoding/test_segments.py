@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kvbench
-from kvbench.decoding import graphs
+from kvbench.decoding import recordable
 from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.segments import Segments, Twins
@@ -32,7 +32,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> None:
         for one in filter(None, (cache, cache.follower)):
             one.layers[1].device = TWO[1]
 
-    monkeypatch.setattr(graphs, "refuses", spread)
+    monkeypatch.setattr(recordable, "eager_reason", spread)
 
 
 def answer(method: Any, spread: bool, new: int = 30, **more: Any) -> Any:
@@ -70,7 +70,7 @@ def test_graphs_of_two_devices_say_what_eager_steps_on_one_say(
     captured = answer(method(), True, sampling=sampling)
     assert captured.stepping.startswith("graph in ") and int(captured.stepping.split()[2]) > 1
     with monkeypatch.context() as patch:
-        patch.setattr(graphs, "refuses", lambda *asked: "because")
+        patch.setattr(recordable, "eager_reason", lambda *asked: "because")
         eager = answer(method(), False, sampling=sampling)
     assert captured.tokens == eager.tokens
     assert [r.accepted for r in captured.rounds] == [r.accepted for r in eager.rounds]

@@ -10,7 +10,7 @@ from kvbench.decoding import Sampling, generate
 from kvbench.decoding.drafting import draw
 from kvbench.decoding.questions import ask
 from kvbench.decoding.replay import replay
-from kvbench.decoding.speculative import Round, figures, token_seconds
+from kvbench.decoding.round_times import Round, figures, token_seconds
 from kvbench.errors import CacheError
 from kvbench.methods import load_method
 from kvbench.methods.speculation import Speculation

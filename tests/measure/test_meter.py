@@ -13,7 +13,7 @@ import yaml
 import kvbench.measure.meter as measuring
 from kvbench.cli.report import main as report
 from kvbench.decoding.autoregressive import Generation
-from kvbench.decoding.speculative import Round
+from kvbench.decoding.round_times import Round
 from kvbench.errors import ConfigError
 from kvbench.loggers.csv import flat_row
 from kvbench.measure.meter import How, Meter

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvbench.decoding.autoregressive import Generation
-from kvbench.decoding.speculative import Round
+from kvbench.decoding.round_times import Round
 from kvbench.measure import point_figures
 from kvbench.measure.point_figures import (
     first_tokens,

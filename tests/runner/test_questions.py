@@ -10,8 +10,8 @@ import torch
 
 from kvbench.cache.options import Options
 from kvbench.decoding.autoregressive import Generation
+from kvbench.decoding.round_times import Round
 from kvbench.decoding.sampling import Sampling
-from kvbench.decoding.speculative import Round
 from kvbench.models.random_weights import byte_tokenizer
 from kvbench.results.samples import MEASURED
 from kvbench.runner import questions

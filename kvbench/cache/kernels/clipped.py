@@ -15,7 +15,7 @@ from kvbench.cache.kernels.reads import CLIPPED, refusal
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.oscar import OscarQuantizer
 
-KIND = CLIPPED[0].kind
+KINDS = (CLIPPED[0].kind,)
 #: word rows of a tile that a program processes, and its warps
 ROWS, WARPS = 8, 4
 
@@ -34,11 +34,11 @@ def form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
         return None
     if quantizer.lloyd_max:
         return "codes by edges for a Gaussian"
-    reason = refusal(CLIPPED, KIND, quantizer.bits, "token", channels, channels, quantizer.scales)
+    reason = refusal(CLIPPED, KINDS[0], quantizer.bits, "token", channels, channels, quantizer.scales)
     if reason:
         return reason
     rank = int(quantizer.clip * channels) if quantizer.clip < 1 else channels
-    return Form(KIND, 2, False, channels, ROWS, channels, 16 // ROWS, WARPS, rank=rank)
+    return Form(KINDS[0], 2, False, channels, ROWS, channels, 16 // ROWS, WARPS, rank=rank)
 
 
 def launch(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, count: int, index: Tensor | None) -> None:

@@ -21,7 +21,7 @@ from kvbench.quantizers.engine.vllm import Fp8, Fp8PerTokenHead, Int4PerTokenHea
 from kvbench.quantizers.turboquant import LevelQuantizer, TruncatingQuantizer, levels, midpoints
 
 #: rules of the kernels, by name (:attr:`Form.kind`)
-RULES = tuple(row.kind for row in ENGINES)
+KINDS = tuple(row.kind for row in ENGINES)
 #: word rows of a tile that a program processes, and its warps
 ROWS, WARPS = 8, 4
 

@@ -147,7 +147,7 @@ def encode(x, here, factor, RULE: tl.constexpr):
         x: elements, fp32 ``[rows, groups, channels]``; 0 where `here` is False.
         here: mask of the elements that exist, which broadcasts over `x`.
         factor: the one scale of all keys or values of a layer, for the rules that have one.
-        RULE: name of the rule (:data:`kvbench.cache.kernels.engine.RULES`).
+        RULE: name of the rule (:data:`kvbench.cache.kernels.engine.KINDS`).
 
     Returns:
         The codes, int32 in the shape of `x`, and the parameter of each group, ``[rows, groups, 1]``: fp32 for rules per

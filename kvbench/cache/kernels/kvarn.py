@@ -18,7 +18,7 @@ from kvbench.cache.kernels.tables import addresses
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.kvarn import KvarnQuantizer
 
-KIND = BALANCED[0].kind
+KINDS = (BALANCED[0].kind,)
 #: elements of a tile that a warp holds, and most warps: the largest tile spills with so few, but two programs then run
 #: on a multiprocessor at once, which is 1.5 times as fast as one of 8 warps without spills (H200)
 OF_A_WARP, WARPS = 2048, 4
@@ -38,13 +38,13 @@ def form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
         return None
     if quantizer.quantile:
         return "tiles that are clipped to quantiles"
-    reason = refusal(BALANCED, KIND, quantizer.bits, "channel", quantizer.tile, channels)
+    reason = refusal(BALANCED, KINDS[0], quantizer.bits, "channel", quantizer.tile, channels)
     if reason:
         return reason
     balance = "none" if quantizer.balance == "kvarn" and not quantizer.iterations else quantizer.balance
     warps = min(quantizer.tile * channels // OF_A_WARP, WARPS)
     return Form(
-        KIND,
+        KINDS[0],
         quantizer.bits,
         True,
         quantizer.tile,

@@ -12,9 +12,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels import clipped, engine, kvarn, pack_together, thin_together
+from kvbench.cache.kernels import pack_together, thin_together
 from kvbench.cache.kernels.forms import Form, form, programs, windows
-from kvbench.cache.kernels.jobs import Packed, plan
+from kvbench.cache.kernels.jobs import Packed, families, family, plan
 from kvbench.cache.kernels.jobs import alone as alone
 from kvbench.cache.kernels.reads import HALVES
 from kvbench.quantizers.affine import AffineQuantizer
@@ -94,12 +94,8 @@ def served(segment: Packed, x: Tensor) -> Form | str:
     group = quantizer.group_size or channels
     answer: Form | str
     if kind is None:
-        answer = (
-            engine.form(quantizer, channels)
-            or clipped.form(quantizer, channels)
-            or kvarn.form(quantizer, channels)
-            or f"codes of {type(quantizer).__name__}"
-        )
+        answers = (module.form(quantizer, channels) for module in families())
+        answer = next(filter(None, answers), f"codes of {type(quantizer).__name__}")
     elif isinstance(quantizer, WindowedQuantizer) and (group & (group - 1) or not quantizer.even):
         answer = windows(quantizer.bits, quantizer.window, group, channels, half)
     else:
@@ -162,14 +158,9 @@ def _launch(
     from kvbench.cache.kernels.pack_kernel import pack_tiles
     from kvbench.cache.kernels.pack_windows import pack_windows
 
-    if how.kind in engine.RULES:
-        engine.launch(segment, how, first_row, x, start, count, index)
-        return
-    if how.kind == clipped.KIND:
-        clipped.launch(segment, how, first_row, x, start, count, index)
-        return
-    if how.kind == kvarn.KIND:
-        kvarn.launch(segment, how, first_row, x, start, count, index)
+    own = family(how.kind)
+    if own is not None:
+        own.launch(segment, how, first_row, x, start, count, index)
         return
     watch, tag = segment.watch or alone(x.device)
     how, grid, places = plan(segment, how, first_row, x, start, count, unit=2)

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels import clipped, engine, kvarn, thin_together
+from kvbench.cache.kernels import thin_together
 from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.forms import Form
 from kvbench.cache.kernels.jobs import Job as Job
 from kvbench.cache.kernels.jobs import Packed as Packed
-from kvbench.cache.kernels.jobs import table
+from kvbench.cache.kernels.jobs import family, table
 from kvbench.cache.kernels.thin_together import Thin
 
 
@@ -91,14 +91,9 @@ def run(group: list[Job]) -> None:
     Args:
         group: jobs with equal signatures (:meth:`Job.signature`).
     """
-    if group[0].how.kind in engine.RULES:
-        engine.run(group)
-        return
-    if group[0].how.kind == clipped.KIND:
-        clipped.run(group)
-        return
-    if group[0].how.kind == kvarn.KIND:
-        kvarn.run(group)
+    own = family(group[0].how.kind)
+    if own is not None:
+        own.run(group)
         return
     from kvbench.cache.kernels.pack_layers import pack_layers
 
