@@ -9,24 +9,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from kvbench.cli import job, launchers, multirun, plan, settings, unit
-from kvbench.cli.arguments import Arguments
+from kvbench.cli import job, settings
 from kvbench.cli.arguments import parse as arguments_of
-from kvbench.cli.choice_help import choice_help
-from kvbench.cli.compose import Composer
 from kvbench.cli.overrides import explain, template
-from kvbench.cli.parser import help_as_text
-from kvbench.cli.usage import folded, help_text
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.parallel import launch
-from kvbench.results.sweeps import SWEEPS, TOKEN, named, read_manifest
-from kvbench.util.confdir import conf_dir
+from kvbench.results.sweeps import SWEEPS, named, read_manifest
+from kvbench.util.door import INTERRUPTED
 from kvbench.util.progress import say, show, silence
 
 
@@ -62,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         return _left(refusal.exit_code)
     except KeyboardInterrupt:
         say("interrupted; run the same command again to resume")
-        return _left(multirun.INTERRUPTED)
+        return _left(INTERRUPTED)
 
 
 def _check_launcher(overrides: Sequence[str]) -> None:
@@ -115,12 +107,17 @@ def _main(argv: list[str]) -> int:
         sys.path.insert(0, str(extra))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(extra), os.environ.get("PYTHONPATH")]))
     if arguments.help:
+        from kvbench.cli.choice_help import choice_help
+        from kvbench.cli.usage import folded, help_text
+
         show(folded(choice_help(arguments.overrides, extra) or help_text(extra)))
         return 0
     # the default, which Hydra does not accept as a choice
     overrides = [template(text) for text in arguments.overrides if text != "experiment=null"]
     if arguments.hydra_help:
-        return _hydra(arguments.argv(overrides))
+        from kvbench.cli.multirun import by_hydra
+
+        return by_hydra(arguments.argv(overrides))
     if arguments.multirun:
         _check_launcher(overrides)
     jobs = composer.check(overrides, arguments.multirun, here=not (arguments.cfg or arguments.info))
@@ -128,38 +125,14 @@ def _main(argv: list[str]) -> int:
         show(composer.shown(jobs[0], arguments.package, arguments.resolve))
         return 0
     if arguments.multirun and not arguments.info:
-        return _sweep(argv, arguments, composer, overrides)
+        from kvbench.cli.multirun import run_sweep
+
+        return run_sweep(argv, arguments, composer, overrides)
     if arguments.cfg or arguments.info:
-        return _hydra(arguments.argv(settings.variants(overrides, arguments.multirun)[0]))
+        from kvbench.cli.multirun import by_hydra
+
+        return by_hydra(arguments.argv(settings.variants(overrides, arguments.multirun)[0]))
     return _conclude(job.run(lambda: composer.configuration(jobs[0])))
-
-
-def _sweep(argv: Sequence[str], arguments: Arguments, composer: Composer, texts: Sequence[str]) -> int:
-    """Run or continue a sweep, and return the exit status.
-
-    Args:
-        argv: the command line.
-        arguments: the same, parsed.
-        composer: the object that has checked the overrides.
-        texts: the overrides.
-    """
-    from kvbench.models import shared
-
-    call = multirun.prepare(argv, texts, composer.typed(texts), composer.extra, with_fp16=arguments.with_fp16)
-    unit.forget()
-    interrupted = False
-    try:
-        if call.launcher == "local":
-            call.run(composer.extra)
-        elif call.todo:
-            _hydra(arguments.argv(call.overrides))
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        shared.free()
-    status = multirun.conclude(call, interrupted=interrupted)
-    os.environ.pop(TOKEN, None)  # a later run of this process is not of the sweep
-    return status
 
 
 def _resumed(name: str) -> list[str]:
@@ -181,19 +154,6 @@ def _resumed(name: str) -> list[str]:
     return command
 
 
-def run_job(config: DictConfig) -> str:
-    """Run the jobs of a unit of a sweep, and return the status of the last one: ``ok``, ``oom`` or ``error``.
-
-    Hydra calls this function. Errors are printed and recorded; only an interruption raises an exception.
-
-    Args:
-        config: the configuration as composed by Hydra, with the unit under the key ``job``.
-    """
-    known = HydraConfig.get()
-    folders = [Path(source.path) for source in known.runtime.config_sources if source.provider == "command-line"]
-    return unit.run_unit(str(config[plan.JOB]), Path(known.sweep.dir), next(iter(folders), None))
-
-
 def _conclude(outcome: job.Outcome) -> int:
     """Print the table of a single run and return the exit status."""
     from kvbench.results import tables
@@ -202,16 +162,3 @@ def _conclude(outcome: job.Outcome) -> int:
     if outcome.get("metrics"):
         show(tables.summary([outcome["metrics"]]))
     return 0 if outcome["status"] in DONE else int(outcome.get("exit_code", 1))
-
-
-def _hydra(argv: Sequence[str]) -> int:
-    """Let Hydra parse `argv` (through ``sys.argv``), compose configurations and launch jobs; return 0."""
-    launchers.register()
-    original = sys.argv
-    sys.argv = [original[0], *argv]
-    try:
-        with help_as_text():
-            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(run_job)()
-    finally:
-        sys.argv = original
-    return 0

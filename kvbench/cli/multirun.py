@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 import tempfile
 import uuid
 from collections import Counter
@@ -15,10 +16,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import hydra
 from hydra import initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
 
-from kvbench.cli import job, plan, sweep, unit
+from kvbench.cli import job, launchers, plan, sweep, unit
+from kvbench.cli.arguments import Arguments
+from kvbench.cli.compose import Composer
 from kvbench.cli.job import Outcome
+from kvbench.cli.parser import help_as_text
 from kvbench.cli.unit import JOBS, run_unit
 from kvbench.errors import KvbenchError
 from kvbench.parallel import launch
@@ -60,6 +67,60 @@ class Call:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):  # once for all jobs
             for jobs in plan.units(self.todo):
                 run_unit([(one.number, list(one.overrides)) for one in jobs], self.sweep.folder, extra)
+
+
+def run_sweep(argv: Sequence[str], arguments: Arguments, composer: Composer, texts: Sequence[str]) -> int:
+    """Run or continue a sweep, and return the exit status.
+
+    Args:
+        argv: the command line.
+        arguments: the same, parsed.
+        composer: the object that has checked the overrides.
+        texts: the overrides.
+    """
+    from kvbench.models import shared
+
+    call = prepare(argv, texts, composer.typed(texts), composer.extra, with_fp16=arguments.with_fp16)
+    unit.forget()
+    interrupted = False
+    try:
+        if call.launcher == "local":
+            call.run(composer.extra)
+        elif call.todo:
+            by_hydra(arguments.argv(call.overrides))
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        shared.free()
+    status = conclude(call, interrupted=interrupted)
+    os.environ.pop(sweeps.TOKEN, None)  # a later run of this process is not of the sweep
+    return status
+
+
+def run_job(config: DictConfig) -> str:
+    """Run the jobs of a unit of a sweep, and return the status of the last one: ``ok``, ``oom`` or ``error``.
+
+    Hydra calls this function. Errors are printed and recorded; only an interruption raises an exception.
+
+    Args:
+        config: the configuration as composed by Hydra, with the unit under the key ``job``.
+    """
+    known = HydraConfig.get()
+    folders = [Path(source.path) for source in known.runtime.config_sources if source.provider == "command-line"]
+    return run_unit(str(config[plan.JOB]), Path(known.sweep.dir), next(iter(folders), None))
+
+
+def by_hydra(argv: Sequence[str]) -> int:
+    """Let Hydra parse `argv` (through ``sys.argv``), compose configurations and launch jobs; return 0."""
+    launchers.register()
+    original = sys.argv
+    sys.argv = [original[0], *argv]
+    try:
+        with help_as_text():
+            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(run_job)()
+    finally:
+        sys.argv = original
+    return 0
 
 
 def prepare(

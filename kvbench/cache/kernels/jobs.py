@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -35,22 +34,6 @@ class Packed(Protocol):
     tiles: int
     watch: tuple[Watch, int] | None
     packs: Deferred[Any] | None
-
-
-def families() -> tuple[ModuleType, ...]:
-    """Return the launchers of formats that have packing kernels of their own: the engines', OSCAR's and KVarN's.
-
-    Each has ``KINDS``, ``form``, ``launch`` and ``run``. Imported here, since most runs never need their
-    quantizers.
-    """
-    from kvbench.cache.kernels import clipped, engine, kvarn
-
-    return engine, clipped, kvarn
-
-
-def family(kind: str) -> ModuleType | None:
-    """Return which of :func:`families` packs a kind of codes; None if :mod:`kvbench.cache.kernels.pack_kernel` does."""
-    return next((module for module in families() if kind in module.KINDS), None)
 
 
 class Plan(NamedTuple):

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from kvbench.cache.kernels import pack_together, thin_together
 from kvbench.cache.kernels.forms import Form, form, programs, windows
-from kvbench.cache.kernels.jobs import Packed, families, family, plan
+from kvbench.cache.kernels.jobs import Packed, plan
 from kvbench.cache.kernels.jobs import alone as alone
+from kvbench.cache.kernels.pack_together import families, family
 from kvbench.cache.kernels.reads import HALVES
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer

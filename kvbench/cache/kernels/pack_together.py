@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,8 +16,24 @@ from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.forms import Form
 from kvbench.cache.kernels.jobs import Job as Job
 from kvbench.cache.kernels.jobs import Packed as Packed
-from kvbench.cache.kernels.jobs import family, table
+from kvbench.cache.kernels.jobs import table
 from kvbench.cache.kernels.thin_together import Thin
+
+
+def families() -> tuple[ModuleType, ...]:
+    """Return the launchers of formats that have packing kernels of their own: the engines', OSCAR's and KVarN's.
+
+    Each has ``KINDS``, ``form``, ``launch`` and ``run``. Imported here, since most runs never need their
+    quantizers.
+    """
+    from kvbench.cache.kernels import clipped, engine, kvarn
+
+    return engine, clipped, kvarn
+
+
+def family(kind: str) -> ModuleType | None:
+    """Return which of :func:`families` packs a kind of codes; None if :mod:`kvbench.cache.kernels.pack_kernel` does."""
+    return next((module for module in families() if kind in module.KINDS), None)
 
 
 @contextmanager
