@@ -36,12 +36,7 @@ class Parts:
         return self.codes + self.scales + self.window + self.index + self.state
 
     def add(self, part: str, count: int) -> None:
-        """Add bytes to one of the parts.
-
-        Args:
-            part: ``codes``, ``scales``, ``window``, ``index`` or ``state``.
-            count: number of bytes.
-        """
+        """Add bytes to one of the parts, by its name."""
         setattr(self, part, getattr(self, part) + count)
 
     def as_dict(self) -> dict[str, int]:
@@ -75,11 +70,7 @@ class Bill:
         return self.fp16_equivalent * self.width / 2 / self.used.total if self.used.total else float("nan")
 
     def add(self, draft: Bill) -> None:
-        """Add the bytes of a draft's own cache, which an unquantized cache would not have.
-
-        Args:
-            draft: the bill of the draft's cache.
-        """
+        """Add the bytes of a draft's own cache, which an unquantized cache would not have."""
         for parts, others in ((self.used, draft.used), (self.reserved, draft.reserved)):
             for part, count in asdict(others).items():
                 parts.add(part, count)
@@ -94,14 +85,7 @@ class Bill:
 
 
 def count_bytes(layers: Sequence[KVLayer], state_layers: Sequence[StateLayer], row: int | None = None) -> Bill:
-    """Return how many bytes the layers of a cache take, by part.
-
-    Args:
-        layers: the layers with keys and values.
-        state_layers: the layers with a state of fixed size.
-        row: row of the batch to count; None for the whole batch. The `reserved` bytes are always those of the whole
-            batch.
-    """
+    """Return how many bytes the layers of a cache take, by part; the arguments are as for :meth:`KVCache.bill`."""
     used, reserved, equivalent = Parts(), Parts(), 0
     initialized = [layer for layer in layers if layer.is_initialized]
     for layer in initialized:

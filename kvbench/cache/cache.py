@@ -34,7 +34,6 @@ class KVCache(Cache):
     ``method.new_cache(model)`` creates it.
 
     Args:
-        method: the method, which decides in which format each token is stored.
         layers: number of attention layers.
         prompts: what the method may need to know about the prompts before prefill, such as their padding and the text
             of their questions; None if unknown.
@@ -125,10 +124,8 @@ class KVCache(Cache):
 
         When a layer has received the whole prompt, it passes the keys and values on to the same layer of `follower`.
         The time that the method of `follower` has spent on searching the context (Cocktail) is added to the `search_s`
-        of this cache. If `follower` has `notes` on the prompts, they replace those of this cache.
-
-        Args:
-            follower: the draft's own cache; None to detach it.
+        of this cache. If `follower` has `notes` on the prompts, they replace those of this cache. A `follower` of None
+        detaches the second cache.
 
         Raises:
             CacheError: the model has layers with a state, which a draft cannot share.
@@ -162,11 +159,8 @@ class KVCache(Cache):
         """Within a ``with`` block, prefill only some rows of the batch, so that a batch can be prefilled in groups.
 
         The whole prompts of these rows must be prefilled within the block. The cache must have been created with
-        `prompts`, so that its padding is known, and must support groups (:meth:`takes_groups`).
-
-        Args:
-            rows: rows to prefill.
-            batch: number of rows in the whole batch.
+        `prompts`, so that its padding is known, and must support groups (:meth:`takes_groups`). `batch` is the number
+        of rows in the whole batch.
         """
         followed = [] if self.follower is None else [self.follower.progress]
         for progress in (self.progress, *followed):
@@ -240,9 +234,6 @@ class KVCache(Cache):
         Rows stay aligned at their right ends: a row that loses more tokens than another gets as many more columns of
         padding on its left. The rotary positions of its remaining tokens do not change.
 
-        Args:
-            counts: for each row, the number of tokens to remove.
-
         Raises:
             CacheError: the cache has packed or dropped tokens since one of these tokens arrived, or the prompt is not
                 complete, or the model has layers with a state, which cannot go back.
@@ -259,14 +250,11 @@ class KVCache(Cache):
                 self.progress.positions.shift([count - least for count in counts])
 
     def follow(self, leader: KVCache, counts: Sequence[int]) -> None:
-        """Append the newest tokens of the target's cache to this one, which belongs to a draft.
+        """Append the newest tokens of the target's cache, `leader`, to this one, which belongs to a draft.
 
-        Apart from these tokens, both caches must have seen the same ones, and the target's must still hold them in full
-        precision. Afterwards both caches have the same padding and the same length.
-
-        Args:
-            leader: the target's cache.
-            counts: for each row, the number of tokens to copy.
+        Of each row, ``counts[row]`` tokens are copied. Apart from them, both caches must have seen the same ones, and
+        the target's must still hold them in full precision. Afterwards both caches have the same padding and the same
+        length.
 
         Raises:
             CacheError: `leader` has not seen exactly ``max(counts)`` tokens more than this cache.
@@ -284,18 +272,13 @@ class KVCache(Cache):
         self.progress.positions = leader.progress.positions.clone()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Reorder the rows of the batch, repeating some and dropping others (beam search).
-
-        Args:
-            beam_idx: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
-        """
+        """Reorder the rows of the batch (beam search); see :meth:`batch_select_indices`."""
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Reorder the rows of the batch; rows may also be dropped or repeated.
 
-        Args:
-            indices: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
+        `indices` gives the old row of each row of the new batch, ``[new batch]``.
         """
         for layer in self.layers:
             layer.batch_select_indices(indices)
@@ -331,9 +314,8 @@ class KVCache(Cache):
         """Let the method pack and drop tokens in every layer, without checking for NaN and Inf.
 
         Unlike :meth:`settle`, it does not wait for the device. A NaN or Inf that a kernel packs is recorded on the
-        device, and a later check reports it.
-
-        If the method allows it, layers that pack or drop the same tokens share a kernel launch.
+        device, and a later check reports it. If the method allows it, layers that pack or drop the same tokens share a
+        kernel launch.
         """
         if self.method.packs_together:
             together.settle(self.kv_layers, self.progress.rolls)
@@ -344,11 +326,9 @@ class KVCache(Cache):
     def bill(self, row: int | None = None) -> Bill:
         """Return how many bytes the cache takes, by part, including a draft's own cache if there is one.
 
-        This first calls :meth:`settle`. Afterwards it may be too late to remove the newest tokens (:meth:`take_back`).
-
-        Args:
-            row: row of the batch to count; None for the whole batch. The `reserved` bytes are always those of the whole
-                batch.
+        `used` counts one row of the batch, or the whole batch if `row` is None; `reserved` always counts the whole
+        batch. This first calls :meth:`settle`. Afterwards it may be too late to remove the newest tokens
+        (:meth:`take_back`).
 
         Raises:
             NonFiniteError: a packed token contains NaN or Inf.

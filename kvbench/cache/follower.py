@@ -12,10 +12,8 @@ from kvbench.cache.segments.base import Side
 def copy_newest(layer: KVLayer, source: KVLayer, counts: Sequence[int]) -> None:
     """Append the newest tokens of one layer to another one, in the basis and with the positions of the latter.
 
-    Args:
-        layer: layer of the draft's cache.
-        source: the same layer of the target's cache; it still holds these tokens in full precision.
-        counts: for each row, the number of tokens to copy.
+    `layer` belongs to the draft's cache. `source`, the same layer of the target's, still holds these tokens in full
+    precision. Of each row, ``counts[row]`` tokens are copied.
     """
     sides: tuple[Side, Side] = ("key", "value")
     for side, store, source_store in zip(sides, layer.stores(), source.stores(), strict=True):
@@ -33,6 +31,7 @@ def copy_newest(layer: KVLayer, source: KVLayer, counts: Sequence[int]) -> None:
             store.tail.append(one, newest)
     most = max(counts)
     layer.seen += most
+    # rows end at the same column: a row that got fewer tokens moves right, behind more padding
     for row, order in enumerate(layer.order):
         if order is not None:
             layer.order[row] = order + (most - counts[row])

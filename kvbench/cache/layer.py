@@ -50,11 +50,8 @@ if TYPE_CHECKING:
 class Handle:
     """Handle that a layer's ``update`` returns to the model in place of key and value tensors.
 
-    Only kvbench's attention can use it. Any other attempt to read it as a tensor raises CacheError.
-
-    Args:
-        layer: layer of the cache, from which attention reads the older tokens.
-        fresh: keys and values of the new tokens, ``[B, H, q, D]`` and ``[B, H, q, Dv]``.
+    Only kvbench's attention can use it, which reads the older tokens from `layer`. Any other attempt to read it as a
+    tensor raises CacheError. `fresh` are the keys ``[B, H, q, D]`` and the values ``[B, H, q, Dv]`` of the new tokens.
     """
 
     def __init__(self, layer: KVLayer, fresh: tuple[Tensor, Tensor]) -> None:
@@ -65,9 +62,6 @@ class Handle:
         """Hand over the keys and values of the new tokens to attention, which can be done only once.
 
         The handle then no longer refers to them, so that their memory can be freed.
-
-        Returns:
-            The keys ``[B, H, q, D]`` and the values ``[B, H, q, Dv]``.
 
         Raises:
             CacheError: they have already been claimed.
@@ -90,13 +84,7 @@ class Handle:
 class KVLayer(PromptPhase, CacheLayerMixin):
     """The keys and values of one layer of a model, as transformers and kvbench's attention use them.
 
-    :class:`kvbench.cache.state.LayerState` describes the attributes.
-
-    Args:
-        method: the method, which decides in which format each token is stored.
-        index: index of the layer.
-        progress: state that all layers of a cache share (padding, positions, options, ...).
-        window: the layer's sliding window in tokens; None if it has none.
+    :class:`kvbench.cache.state.LayerState` describes the arguments and attributes.
     """
 
     is_compileable = False
@@ -110,12 +98,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
     # -- transformers' interface ------------------------------------------------------------------------------------
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take the numbers of rows, heads and channels, the dtype and the device from the first keys and values.
-
-        Args:
-            key_states: first keys, ``[B, H, q, D]``.
-            value_states: first values, ``[B, H, q, Dv]``.
-        """
+        """See :meth:`PromptPhase.initialize`."""
         self.initialize(key_states, value_states)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -150,14 +133,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         return self.seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number and the offset of the keys for which transformers should build an attention mask.
-
-        Args:
-            query_length: number of new tokens.
-
-        Returns:
-            All tokens seen plus the new ones, and the offset of the first key, which is always 0.
-        """
+        """Return for how many keys, those of `query_length` new tokens included, to build a mask, and the first, 0."""
         return self.seen + int(query_length), 0
 
     def get_max_length(self) -> int:
@@ -165,16 +141,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the newest tokens; the argument has the meaning that it has in transformers 5.17.
-
-        Args:
-            tokens_to_remove: a negative number ``-k`` removes the newest k tokens; a positive number ``n`` keeps only
-                the first n.
-
-        Raises:
-            CacheError: the cache has packed or dropped tokens since one of these tokens arrived; or the prompt is
-                incomplete and the method has already used the attention over it (H2O, SnapKV).
-        """
+        """Remove the newest tokens; see :meth:`kvbench.cache.KVCache.crop`."""
         tokens_to_remove = int(tokens_to_remove)  # transformers may pass a tensor
         count = -tokens_to_remove if tokens_to_remove <= 0 else self.seen - tokens_to_remove
         if count <= 0 or not self.is_initialized:
@@ -194,19 +161,11 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         self.seen -= count
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Reorder the rows of the batch, repeating some and dropping others (beam search).
-
-        Args:
-            beam_idx: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
-        """
+        """Reorder the rows of the batch (beam search); see :meth:`batch_select_indices`."""
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Reorder the rows of the batch; rows may also be dropped or repeated.
-
-        Args:
-            indices: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
-        """
+        """Reorder the rows of the batch; see :meth:`kvbench.cache.KVCache.batch_select_indices`."""
         if not self.is_initialized:
             return
         for segment in self.segments():
@@ -223,13 +182,9 @@ class KVLayer(PromptPhase, CacheLayerMixin):
     # -- decoding ---------------------------------------------------------------------------------------------------
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Append the keys and values of new tokens to the full-precision segments in which the layer's stores end.
+        """Append new keys ``[B, H, q, D]`` and values ``[B, H, q, Dv]`` to the tails of the stores.
 
         They are rotated first to the basis in which the layer stores them (:meth:`rotated`).
-
-        Args:
-            keys: keys of the new tokens, ``[B, H, q, D]``.
-            values: values of the new tokens, ``[B, H, q, Dv]``.
         """
         for store, x in zip(self.stores(), self.rotated(keys, values), strict=True):
             tail = store.tail
@@ -237,10 +192,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
                 tail.append(rows, x[rows].detach())
 
     def advance(self, count: int) -> list[tuple[int, int]]:
-        """Reserve room for tokens whose keys and values a captured step will write when it is replayed.
-
-        Args:
-            count: number of new tokens per row.
+        """Reserve room for `count` tokens per row whose keys and values a captured step will write when it is replayed.
 
         Returns:
             For each row, where to write: the index of the first new key in the buffer of full-precision keys, and that
@@ -258,9 +210,8 @@ class KVLayer(PromptPhase, CacheLayerMixin):
     def packed_at_once(self) -> PackedAtOnce | None:
         """Return the segments of keys and of values to which a captured step's kernel quantizes its new tokens.
 
-        Returns:
-            None if the method does not pack tokens before they attend, or if no such kernel writes its segments
-            (:mod:`kvbench.cache.kernels.at_once`).
+        None if the method does not pack tokens before they attend, or if no such kernel writes its segments
+        (:mod:`kvbench.cache.kernels.at_once`).
         """
         if not self.method.eager:
             return None
@@ -272,12 +223,9 @@ class KVLayer(PromptPhase, CacheLayerMixin):
     def settle(self, *, forget: bool = True) -> None:
         """Let the method pack or drop older tokens, so that all tokens of the layer are stored as it prescribes.
 
-        A second call without new tokens has no effect.
-
-        Args:
-            forget: True to drop also the tokens that no later token sees, because they have left the layer's sliding
-                window. Use False while attention for the newest tokens is still to be computed, because these may see
-                older tokens than a later one does.
+        A second call without new tokens has no effect. `forget` also drops the tokens that no later token sees, because
+        they have left the layer's sliding window. It must be False while attention for the newest tokens is still to be
+        computed, because these may see older tokens than a later one does.
         """
         if not self.sealed or not (self.method.settles or self.window):
             return
@@ -301,11 +249,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
     # -- copies -----------------------------------------------------------------------------------------------------
 
     def clone(self, progress: Progress) -> KVLayer:
-        """Return an independent copy of the layer.
-
-        Args:
-            progress: shared state of the layers of the cache to which the copy will belong.
-        """
+        """Return an independent copy of the layer for a cache whose layers share `progress`."""
         twin = copy(self)
         twin.progress, twin.order, twin.firm = progress, list(self.order), list(self.firm)
         twin.paths, twin.pairs = set(self.paths), set(self.pairs)

@@ -22,11 +22,8 @@ WIDE = "\n  hint: download the weights again, since they may be damaged"
 def watch_segments(layer: LayerState) -> None:
     """Prepare a layer so that an error about a NaN or Inf in packed tokens names layer, position, head and channel.
 
-    Each packed segment of the layer is registered with the device's :class:`Watch`, into which kernels write the
-    location of the first NaN or Inf. Does nothing on a CPU, where packing raises the error at once.
-
-    Args:
-        layer: layer with newly created packed segments.
+    Each packed segment of the layer, newly created, is registered with the device's :class:`Watch`, into which kernels
+    write the location of the first NaN or Inf. Does nothing on a CPU, where packing raises the error at once.
     """
     if layer.device.type != "cuda":
         return
@@ -40,16 +37,9 @@ def watch_segments(layer: LayerState) -> None:
 
 
 def described(owner: weakref.ref[LayerState], index: int, side: str, number: int, place: Place) -> str:
-    """Return the error message for a NaN or Inf that was packed into a segment of a layer.
+    """Return the error message for a NaN or Inf that was packed into segment `number` of a layer's store.
 
-    The message omits the position if the layer no longer exists or no longer holds the token.
-
-    Args:
-        owner: weak reference to the layer.
-        index: index of the layer.
-        side: ``key`` or ``value``.
-        number: index of the segment in its store.
-        place: location of the NaN or Inf in the segment.
+    The message omits the position if the layer (`owner`) no longer exists or no longer holds the token.
     """
     layer, position = owner(), ""
     if layer is not None:
@@ -68,11 +58,7 @@ def located_in_tails(layer: LayerState, error: NonFiniteError, rows: slice) -> N
     """Return a replacement for an error about NaN or Inf in tokens to pack, which names the layer and the position.
 
     As packing failed, the tokens are still among the layer's full-precision tokens, and the NaN or Inf is found there.
-
-    Args:
-        layer: layer whose tokens the method was packing.
-        error: error that packing raised, without a position; returned if all full-precision tokens are finite.
-        rows: rows of the batch whose tokens the method was packing.
+    If all of these are finite, `error` itself is returned.
     """
     stores, first = layer.stores(), rows.indices(layer.batch)[0]
     try:
@@ -95,13 +81,8 @@ def located(
 ) -> NonFiniteError:
     """Return an error that names the layer and position of the first NaN or Inf in given keys and values.
 
-    Args:
-        layer: layer of the tokens.
-        error: error to return if all tokens are finite.
-        rows: rows of the batch to which `keys` and `values` belong.
-        keys: keys ``[rows, H, n, D]``.
-        values: values ``[rows, H, n, Dv]``.
-        positions: positions of these tokens, ``[n]`` or ``[H, n]``.
+    They are ``[rows, H, n, D]`` and ``[rows, H, n, Dv]`` with the positions ``[n]`` or ``[H, n]``. If all are finite,
+    `error` itself is returned.
     """
     for side, x in (("key", keys), ("value", values)):
         bad = ~torch.isfinite(x)

@@ -7,21 +7,15 @@ from torch import Tensor
 
 
 def extended(positions: Tensor, new: Tensor) -> Tensor:
-    """Return a tensor of positions with new ones appended, in amortised O(q) time like ``list.extend``.
+    """Return positions ``[..., n]`` with new ones ``[..., q]`` behind them, in amortised O(q) like ``list.extend``.
 
     The result usually shares memory with `positions`: the new positions are written into spare room behind it. Shorter
     tensors in the same memory, such as those of a cloned cache, stay valid, because nothing before their end changes.
-    The caller must observe two rules, or it overwrites positions that another tensor shows:
+    Positions of two or more dimensions are copied after all. The caller must observe two rules, or it overwrites
+    positions that another tensor shows:
 
     * If the same tensor is extended more than once, the appended positions must be the same each time.
     * A tensor that was shortened must be copied before it is extended.
-
-    Args:
-        positions: the present positions, ``[..., n]``. With two or more dimensions, they are copied after all.
-        new: the positions to append, ``[..., q]``.
-
-    Returns:
-        ``[..., n + q]``.
     """
     length, count = positions.shape[-1], new.shape[-1]
     if positions.ndim > 1 or positions.dtype != new.dtype:

@@ -22,15 +22,13 @@ NEVER = 1 << 62
 class MethodState(Protocol):
     """Interface of what a method remembers about one cache, besides the stored keys and values.
 
-    :class:`kvbench.methods.state.CacheState` implements it. ``new_cache`` assigns it to
-    :attr:`kvbench.cache.progress.Progress.method_state`.
+    ``new_cache`` assigns it to :attr:`kvbench.cache.progress.Progress.method_state`.
     """
 
     def select(self, order: Sequence[int]) -> None:
         """Reorder the rows of the batch; rows may also be dropped or repeated.
 
-        Args:
-            order: for each row of the new batch, the index of its row in the old batch.
+        `order` gives the old row of each row of the new batch.
         """
         ...
 
@@ -45,7 +43,8 @@ L = TypeVar("L", contravariant=True)
 class Policy(Protocol[L]):
     """Interface of a method, which decides how each token is stored and when tokens are packed or dropped.
 
-    The type variable ``L`` is the type of layer on which the method works (:class:`kvbench.cache.layer.KVLayer`).
+    The type variable ``L`` is the type of layer on which the method works (:class:`kvbench.cache.layer.KVLayer`). All
+    `rows` of one call have the same number of tokens in each segment.
     """
 
     @property
@@ -134,27 +133,18 @@ class Policy(Protocol[L]):
     def transform(self, layer: L, side: Side) -> Transform | None:
         """Return the basis in which a layer stores its keys or its values; None for that of the model.
 
-        Args:
-            layer: the layer, whose sizes and device are known.
-            side: ``key`` or ``value``.
+        The layer's sizes and device are known.
         """
         ...
 
     def make_store(self, layer: L, side: Side) -> Store:
-        """Return an empty store for the keys or the values of a layer.
-
-        Args:
-            layer: the layer.
-            side: ``key`` or ``value``.
-        """
+        """Return an empty store for the keys or the values of a layer."""
         ...
 
     def place(self, layer: L, rows: slice, keys: Tensor, values: Tensor, scores: Tensor | None) -> None:
         """Put the tokens of a prompt into the stores of a layer.
 
         Args:
-            layer: layer that gets the tokens.
-            rows: rows of the batch.
             keys: keys of the tokens, ``[rows, H, n, D]``.
             values: values of the tokens, ``[rows, H, n, Dv]``.
             scores: attention that each of the n tokens received from the prompt's queries, ``[rows, Hq, q, n]``: one
@@ -163,35 +153,22 @@ class Policy(Protocol[L]):
         ...
 
     def settle(self, layer: L, rows: slice) -> None:
-        """Bring the stores of some rows up to date: pack or drop the tokens that are due by the method's rule.
-
-        Args:
-            layer: layer that holds the tokens.
-            rows: rows of the batch, all of which have the same number of tokens in each segment.
-        """
+        """Bring the stores of some rows up to date: pack or drop the tokens that are due by the method's rule."""
         ...
 
     def settle_each(self, layer: L) -> bool:
         """Bring the stores of all rows up to date, rows that hold different numbers of tokens among them.
 
-        This is for batches of prompts of different lengths, which :meth:`settle` processes row by row.
-
-        Args:
-            layer: layer that holds the tokens.
-
-        Returns:
-            False if nothing was done, because the rows need different things.
+        This is for batches of prompts of different lengths, which :meth:`settle` processes row by row. Return False if
+        nothing was done, because the rows need different things.
         """
         ...
 
     def demotions(self, layer: L, count: int) -> tuple[Tensor, Tensor] | None:
         """Return when the method packs or drops each token of a text, as far as that is known in advance.
 
-        With this, many known tokens (perplexity) are processed in one pass (:mod:`kvbench.attention.foreseen`).
-
-        Args:
-            layer: layer that holds the tokens.
-            count: number of tokens of the text, without padding.
+        With this, many known tokens (perplexity) are processed in one pass (:mod:`kvbench.attention.foreseen`). `count`
+        is the number of tokens of the text, without padding.
 
         Returns:
             For the keys and for the values, int64 ``[count]`` on the CPU: the smallest number of tokens after which
@@ -203,20 +180,14 @@ class Policy(Protocol[L]):
     def idle(self, layer: L, row: int) -> int:
         """Return how many more tokens a row may get before :meth:`settle` or :meth:`forget` changes the layer.
 
-        Args:
-            layer: a layer for which both have just been called.
-            row: row of the batch.
+        Both must just have been called for the layer.
         """
         ...
 
     def observe(self, layer: L, rows: slice, probabilities: Tensor) -> None:
         """Let the method use the attention probabilities of a decode step, for example to score the cached tokens.
 
-        Args:
-            layer: layer in which the attention was computed.
-            rows: rows of the batch.
-            probabilities: attention probabilities from each of the step's q new tokens to every slot,
-                ``[rows, Hq, q, slots]``.
+        They are those from each of the step's q new tokens to every slot, ``[rows, Hq, q, slots]``.
         """
         ...
 
@@ -225,10 +196,6 @@ class Policy(Protocol[L]):
 
         Causal and sliding-window masks go by these columns. They differ from :meth:`columns` only if the method rotates
         keys to other positions (StreamingLLM).
-
-        Args:
-            layer: layer that holds the slots.
-            row: row of the batch.
 
         Returns:
             ``[n]`` for n slots, or ``[H, n]`` if heads keep different tokens. None if slot after slot holds the next
@@ -239,49 +206,27 @@ class Policy(Protocol[L]):
     def columns(self, layer: L, row: int) -> Tensor | None:
         """Return the column of the padded batch in which the token of each slot stands in the text.
 
-        It equals :meth:`positions` unless the method rotates keys to other positions (StreamingLLM's sinks).
-
-        Args:
-            layer: layer that holds the slots.
-            row: row of the batch.
-
-        Returns:
-            ``[n]`` for n slots, or ``[H, n]`` if heads keep different tokens. None if slot after slot holds the next
-            column, up to that of the newest token.
+        It equals :meth:`positions`, whose form it has, unless the method rotates keys to other positions
+        (StreamingLLM's sinks).
         """
         ...
 
     def forgotten(self, layer: L, hidden: int) -> int:
-        """Return how many of a row's oldest tokens may be dropped because they have left the sliding window.
+        """Return how many of a row's oldest tokens may be dropped because they have left the layer's sliding window.
 
-        This may be less than `hidden`, because packed tokens can only be dropped in whole groups.
-
-        Args:
-            layer: layer with a sliding window.
-            hidden: number of the row's oldest tokens that are outside the sliding window of every future query.
+        This may be less than `hidden`, the number of those that are outside the window of every future query, because
+        packed tokens can only be dropped in whole groups.
         """
         ...
 
     def forget(self, layer: L, rows: slice, hidden: int) -> None:
-        """Drop the tokens that have left the sliding window, as far as :meth:`forgotten` allows.
-
-        Args:
-            layer: layer with a sliding window.
-            rows: rows of the batch.
-            hidden: number of each row's oldest tokens that are outside the sliding window of every future query.
-        """
+        """Drop the tokens that have left the layer's sliding window, as far as :meth:`forgotten` allows."""
         ...
 
     def reading_order(self, layer: L, rows: slice) -> list[tuple[int, int]] | None:
         """Return the slot ranges in the order in which attention must process them; None for the usual order of slots.
 
-        Cocktail uses this for segments that are not stored in the order of the text.
-
-        Args:
-            layer: layer whose stores are read.
-            rows: rows of the batch.
-
-        Returns:
-            Ranges as pairs (first slot, one past the last slot), or None.
+        Cocktail uses this for segments that are not stored in the order of the text. A range is a pair (first slot, one
+        past the last slot).
         """
         ...

@@ -35,16 +35,10 @@ class Padding:
     started: list[bool] | None = None
 
     def infer(self, mask: Tensor | None, batch: int, count: int) -> None:
-        """Find the left padding of a prompt, or of its next chunk, from the attention mask.
+        """Find the left padding of a prompt, or of its next chunk of `count` tokens, from the attention mask.
 
-        A token is real if the mask lets it attend to itself. The diagonal of the new columns shows this even if the
-        model has a sliding window.
-
-        Args:
-            mask: attention mask ``[B or 1, heads or 1, q, kv]``, bool (True = attend) or additive; or a padding mask,
-                bool ``[B or 1, q]`` (True = real token); or None if no token is padding.
-            batch: number of rows.
-            count: number of new tokens, q.
+        A token is real if the mask (as for :func:`self_visible`) lets it attend to itself. The diagonal of the new
+        columns shows this even if the model has a sliding window. A mask of None means that no token is padding.
 
         Raises:
             CacheError: a token after a row's first real token is masked.
@@ -65,11 +59,7 @@ class Padding:
             self.started[row] = self.started[row] or padding < count
 
     def select(self, order: Sequence[int]) -> None:
-        """Reorder the rows of the batch; rows may also be dropped or repeated.
-
-        Args:
-            order: for each row of the new batch, the index of its row in the old batch.
-        """
+        """Reorder the rows of the batch; `order` gives the old row of each new one."""
         if self.starts is not None:
             self.starts = [self.starts[i] for i in order]
         if self.started is not None:
@@ -112,9 +102,6 @@ class Prefill:
 
         If the cache was made without prompts, this is assumed unless the prefill is :attr:`open`.
 
-        Args:
-            seen: number of columns that have arrived.
-
         Raises:
             CacheError: more tokens have arrived than the prompt has.
         """
@@ -133,10 +120,7 @@ class Progress:
     """State of a cache that does not belong to a single layer; all its layers hold the same object.
 
     Args:
-        prefill: state of the prefill.
         max_length: number of tokens (prompt and answer) to allocate for; None if unknown.
-        options: which kernels and back ends the cache may use.
-        padding: left padding of the rows.
         positions: RoPE position of each column; recorded only if the cache holds pre-RoPE keys.
         rope_from: index of the first layer that holds pre-RoPE keys, if any does.
         storage: dtype of what is stored in full precision, to which new keys and values are rounded before anything
@@ -160,9 +144,9 @@ class Progress:
             Layers with equal tables share one (:func:`kvbench.attention.phases.shared_table`).
         plans: what the queries of the current pass over known tokens see, for layers that hold the same tokens in the
             same formats (:mod:`kvbench.attention.foreseen`).
-        plain_masks: for each sliding window (None: no window) the last answer of
-            :func:`kvbench.attention.fused.plain`, which the other layers of a step reuse: a key for the mask and the
-            step, True if the mask is plainly causal, and the mask.
+        plain_masks: for each sliding window (None: no window) the last answer of :func:`kvbench.attention.fused.plain`,
+            which the other layers of a step reuse: a key for the mask and the step, True if the mask is plainly causal,
+            and the mask.
     """
 
     prefill: Prefill = field(default_factory=Prefill)
@@ -185,17 +169,11 @@ class Progress:
     plain_masks: dict[int | None, tuple[Any, bool, Tensor]] = field(init=False, default_factory=dict)
 
     def see(self, mask: Tensor | None, batch: int, count: int) -> None:
-        """Record the left padding of new prompt tokens.
+        """Record the left padding of `count` new prompt tokens.
 
         If the cache was made for given prompts (``prefill.prompts``), the padding is taken from them; otherwise it is
-        inferred from the mask. If the batch has several rows for each given prompt (beam search), the prompts and the
-        method's state are repeated to match.
-
-        Args:
-            mask: attention mask ``[B or 1, heads or 1, q, kv]``, bool (True = attend) or additive; or a padding mask,
-                bool ``[B or 1, q]`` (True = real token); or None if no token is padding.
-            batch: number of rows.
-            count: number of new tokens, q.
+        inferred from the mask (:meth:`Padding.infer`). If the batch has several rows for each given prompt (beam
+        search), the prompts and the method's state are repeated to match.
 
         Raises:
             CacheError: the batch size is not a multiple of the number of prompts, or the padding is not on the left.
@@ -219,12 +197,7 @@ class Progress:
         self.padding.starts = list(prompts.starts)
 
     def check_step(self, mask: Tensor | None, batch: int, count: int) -> None:
-        """Check that no new token of a step after the prompt is padding.
-
-        Args:
-            mask: attention mask of the step, as for :meth:`see`.
-            batch: number of rows.
-            count: number of new tokens, q.
+        """Check that none of the `count` new tokens of a step after the prompt is padding (mask: :func:`self_visible`).
 
         Raises:
             CacheError: a new token is masked.
@@ -238,11 +211,7 @@ class Progress:
         self.prefill.open = False
 
     def select(self, index: Tensor) -> None:
-        """Reorder the rows of the batch; rows may also be dropped or repeated.
-
-        Args:
-            index: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
-        """
+        """Reorder the rows of the batch; see :meth:`kvbench.cache.KVCache.batch_select_indices`."""
         order = index.tolist()
         self.padding.select(order)
         self.positions.select(order)
@@ -269,7 +238,6 @@ def self_visible(mask: Tensor, batch: int, count: int) -> Tensor:
     Args:
         mask: attention mask ``[B or 1, heads or 1, q, kv]``, bool (True = attend) or additive; or a padding mask, bool
             ``[B or 1, q]`` (True = real token).
-        batch: number of rows.
         count: number of new tokens, q.
 
     Returns:

@@ -17,15 +17,13 @@ ALL = slice(None)
 
 
 class PromptPhase(Rollback):
-    """The prefill part of a layer of the cache: it collects the prompt, then has the method store it."""
+    """The prefill part of a layer of the cache: it collects the prompt, then has the method store it.
+
+    Keys are ``[B, H, n, D]`` and values ``[B, H, n, Dv]`` for n tokens, padding included.
+    """
 
     def initialize(self, keys: Tensor, values: Tensor) -> None:
-        """Take the layer's sizes and device from the first keys and values, and its dtype too if none was set.
-
-        Args:
-            keys: first keys, ``[B, H, q, D]``.
-            values: first values, ``[B, H, q, Dv]``.
-        """
+        """Take the layer's sizes and device from the first keys and values, and its dtype too if none was set."""
         self.batch, self.heads = keys.shape[:2]
         if self.progress.prefill.group is not None:
             self.batch = self.progress.prefill.group[1]
@@ -35,17 +33,10 @@ class PromptPhase(Rollback):
         self.is_initialized = True
 
     def extend_prompt(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add new prompt tokens, and return the keys and values of all prompt tokens so far, including padding.
+        """Add new prompt tokens, and return the keys and values of all prompt tokens so far.
 
         Chunks are collected in :attr:`prompt`. A prompt that arrives in one piece is not copied: its keys and values
         are returned as they are.
-
-        Args:
-            keys: keys of the new tokens, ``[B, H, q, D]``.
-            values: values of the new tokens, ``[B, H, q, Dv]``.
-
-        Returns:
-            The keys ``[B, H, T, D]`` and the values ``[B, H, T, Dv]``, for T prompt tokens so far.
         """
         if self.prompt is None and self.progress.prefill.is_last(self.seen):
             return keys, values
@@ -63,9 +54,7 @@ class PromptPhase(Rollback):
     def end_chunk(self, keys: Tensor, values: Tensor) -> None:
         """Have the method store the prompt if it is now complete; call this after the attention of each chunk.
 
-        Args:
-            keys: keys that :meth:`extend_prompt` returned.
-            values: values that :meth:`extend_prompt` returned.
+        The keys and values are those that :meth:`extend_prompt` returned.
         """
         if self.progress.prefill.is_last(self.seen):
             self.place(keys, values)
@@ -73,14 +62,8 @@ class PromptPhase(Rollback):
     def place(self, keys: Tensor, values: Tensor) -> None:
         """Have the method store the complete prompt, and free the buffers that collected its chunks.
 
-        The method gets the keys and values in the basis in which the layer stores them (:meth:`rotated`).
-
-        If the layer has a :attr:`follower` (the same layer in the cache of a draft model), the prompt is stored there
-        first.
-
-        Args:
-            keys: keys of the prompt, including padding, ``[B, H, T, D]``.
-            values: values of the prompt, including padding, ``[B, H, T, Dv]``.
+        The method gets the keys and values in the basis in which the layer stores them (:meth:`rotated`). If the layer
+        has a :attr:`follower` (the same layer in the cache of a draft model), the prompt is stored there first.
 
         Raises:
             NonFiniteError: a key or a value to be packed is NaN or Inf.
@@ -100,6 +83,7 @@ class PromptPhase(Rollback):
         width = keys.shape[2]
         group = slice(0, self.batch) if self.progress.prefill.group is None else self.progress.prefill.group[0]
         starts = (self.progress.padding.starts or [0] * self.batch)[group]
+        # `here` counts rows within the group, to which keys and values belong; `rows` within the batch
         for here in uniform_rows(starts):
             start, rows = starts[here][0], slice(group.start + here.start, group.start + here.stop)
             start += self.method.forgotten(self, self.hidden(rows.start))
@@ -115,6 +99,7 @@ class PromptPhase(Rollback):
                 raise located(self, error, group, keys, values, torch.arange(width)) from None
             self.note_moves(rows, None)
         self.prompt = None
+        # groups come in order: the one that ends with the last row completes the batch
         self.sealed = group.stop == self.batch
 
     def _make_stores(self) -> None:
@@ -138,10 +123,6 @@ class PromptPhase(Rollback):
         """Have the method store a chunk of the prompt before attention reads it (``Method.quantized_prefill``).
 
         Tokens that have left a sliding window are dropped first.
-
-        Args:
-            keys: keys of the new tokens, ``[B, H, q, D]``.
-            values: values of the new tokens, ``[B, H, q, Dv]``.
 
         Raises:
             NonFiniteError: a key or a value to be packed is NaN or Inf.

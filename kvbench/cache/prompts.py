@@ -66,12 +66,11 @@ class Prompts:
     ) -> Prompts:
         """Return the prompts of a tokenized batch, with their padding taken from the attention mask.
 
+        The other arguments are those of :class:`Prompts`.
+
         Args:
             input_ids: token ids, padded on the left, ``[B, T]``.
             attention_mask: 1 for real tokens and 0 for padding, ``[B, T]``; None if there is no padding.
-            context_spans: as for :class:`Prompts`.
-            queries: as for :class:`Prompts`.
-            decode: as for :class:`Prompts`.
 
         Raises:
             CacheError: the mask has padding on the right, or gaps.
@@ -91,11 +90,7 @@ class Prompts:
         return cls(starts, [width - s for s in starts], context_spans, queries, input_ids, decode)
 
     def repeat(self, times: int) -> Prompts:
-        """Return the prompts of a batch in which adjacent rows are copies of one prompt, as beam search makes it.
-
-        Args:
-            times: number of copies of each prompt.
-        """
+        """Return the prompts of a batch with `times` adjacent copies of each row, as beam search makes it."""
 
         def rows(values: Sequence | None) -> list | None:
             return None if values is None else [v for v in values for _ in range(times)]

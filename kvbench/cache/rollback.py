@@ -15,12 +15,7 @@ class Rollback(LayerState):
     """
 
     def take_back(self, counts: Sequence[int]) -> None:
-        """Remove the newest tokens of each row from this layer.
-
-        :meth:`kvbench.cache.KVCache.take_back` calls this for all layers.
-
-        Args:
-            counts: for each row, the number of tokens to remove.
+        """Remove the newest tokens of each row from this layer (:meth:`kvbench.cache.KVCache.take_back`: from all).
 
         Raises:
             CacheError: the prompt is not complete; or the layer has packed or dropped tokens since one of these
@@ -30,6 +25,7 @@ class Rollback(LayerState):
         least, stores = min(counts), self.stores()
         for row, count in enumerate(counts):
             available = min(self.seen - self.firm[row], sum(stores[0].signature(row)))
+            # the tail's tokens are as they arrived; with a window, however, older ones that would show again are gone
             if self.method.gives_tail and self.window is None:
                 available = max(available, min(store.tail.lengths[row] for store in stores))
             if count > available:
@@ -51,8 +47,7 @@ class Rollback(LayerState):
     def lengths(self, rows: slice) -> list[tuple[int, ...]]:
         """Return the number of tokens in each segment: a tuple for the keys, then a tuple for the values.
 
-        Args:
-            rows: rows of the batch, which must all have the same numbers.
+        All of `rows` must have the same numbers.
         """
         row = rows.indices(self.batch)[0]
         return [store.signature(row) for store in self.stores()]
@@ -62,10 +57,7 @@ class Rollback(LayerState):
 
         With a method that packs each token on its own (``Method.by_token``), only dropping counts. With one that sums
         up the attention of steps (``Method.observe_steps``), every operation counts, because the sum cannot be undone.
-
-        Args:
-            rows: rows of the batch to which the operation was applied.
-            before: the result of :meth:`lengths` before the operation; None if the operation has placed prompt tokens.
+        `before` is the result of :meth:`lengths` before the operation; None if the operation has placed prompt tokens.
         """
         row = rows.indices(self.batch)[0]
         after, seen = self.lengths(rows), self.real_tokens(row)

@@ -1,4 +1,8 @@
-"""RoPE for keys that are stored before it and rotated when attention reads them."""
+"""RoPE for keys that are stored before it and rotated when attention reads them.
+
+All functions take keys as the layer stores them. If it stores them after RoPE, :func:`rotated_prompt` and
+:func:`rotated_slots` return them unchanged.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,7 @@ from kvbench.errors import CacheError
 
 
 def rotated_prompt(layer: LayerState, keys: Tensor) -> Tensor:
-    """Return the keys of a prompt after RoPE, for a layer that may store them before RoPE.
-
-    Args:
-        layer: layer of the keys.
-        keys: keys of the prompt as the layer stores them, including padding, ``[B, H, T, D]``. If they are stored after
-            RoPE, they are returned unchanged.
-    """
+    """Return the keys of a prompt, ``[B, H, T, D]`` including padding, after RoPE."""
     if layer.rope is None:
         return keys
     columns = torch.arange(keys.shape[2])
@@ -26,15 +24,7 @@ def rotated_prompt(layer: LayerState, keys: Tensor) -> Tensor:
 
 
 def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: Tensor) -> Tensor:
-    """Return keys read from consecutive slots after RoPE, for a layer that may store them before RoPE.
-
-    Args:
-        layer: layer that holds the slots.
-        rows: rows of the batch.
-        start: first slot.
-        stop: one past the last slot.
-        keys: keys of these slots as the layer stores them, ``[rows, H, stop - start, D]``. If they are stored after
-            RoPE, they are returned unchanged.
+    """Return the keys read from the slots ``[start, stop)``, ``[rows, H, stop - start, D]``, after RoPE.
 
     Raises:
         CacheError: the layer holds pre-RoPE keys, and the heads of a row hold different tokens.
@@ -55,13 +45,7 @@ def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: T
 
 
 def rotated_columns(layer: LayerState, first: int, keys: Tensor) -> Tensor:
-    """Return the keys of consecutive columns after RoPE, for a layer that stores them before RoPE.
-
-    Args:
-        layer: layer of the keys.
-        first: column of the first key.
-        keys: keys as the layer stores them, ``[B, H, n, D]``.
-    """
+    """Return the keys ``[B, H, n, D]`` of the columns from `first` on after RoPE; the layer stores them before it."""
     assert layer.rope is not None
     columns = torch.arange(first, first + keys.shape[2])
     return layer.rope(keys, _stacked(layer, range(layer.batch), [columns] * layer.batch))
@@ -70,13 +54,8 @@ def rotated_columns(layer: LayerState, first: int, keys: Tensor) -> Tensor:
 def handed_on(layer: LayerState, rows: slice, keys: Tensor, first: int) -> Tensor:
     """Convert keys for the follower of a layer: apply or undo RoPE if only one of the two stores keys before it.
 
-    The follower is the same layer in the cache of a draft model, which gets its tokens from this one.
-
-    Args:
-        layer: layer with a follower.
-        rows: rows of the batch.
-        keys: keys of consecutive columns as `layer` stores them, ``[rows, H, n, D]``.
-        first: column of the first key.
+    The follower is the same layer in the cache of a draft model, which gets its tokens from this one. The keys,
+    ``[rows, H, n, D]``, are those of consecutive columns from `first` on.
     """
     assert layer.follower is not None
     mine, other = layer.rope, layer.follower.rope

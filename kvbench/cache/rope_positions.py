@@ -26,12 +26,11 @@ class RopePositions:
     runs: list[list[tuple[int, int]]] = field(default_factory=list)
 
     def see(self, ids: Tensor, first: int, starts: Sequence[int]) -> None:
-        """Record the position ids that the model used for new tokens.
+        """Record the position ids that the model used for new tokens, ``[B or 1, q]``.
 
         Whatever was recorded for these and later columns is replaced.
 
         Args:
-            ids: position ids, ``[B or 1, q]``.
             first: column of the first new token.
             starts: for each row, the column of its first real token; positions of padding are not recorded.
         """
@@ -48,19 +47,12 @@ class RopePositions:
             breaks = [0, *((row_ids.diff() != 1).nonzero().flatten() + 1).tolist()]
             for place in breaks:
                 column, position = first + begin + place, int(row_ids[place])
+                # a step that goes on where the last one ended needs no run of its own
                 if not runs or position - column != runs[-1][1] - runs[-1][0]:
                     runs.append((column, position))
 
     def at(self, row: int, columns: Tensor) -> Tensor:
-        """Return the RoPE positions of some columns of a row; 0 for padding.
-
-        Args:
-            row: row of the batch.
-            columns: indices of the columns, int64 ``[n]`` on the CPU.
-
-        Returns:
-            int64 ``[n]`` on the CPU.
-        """
+        """Return the RoPE positions of some columns of a row, both int64 ``[n]`` on the CPU; 0 for padding."""
         runs = self.runs[row]
         if len(runs) == 1:
             return (columns + (runs[0][1] - runs[0][0])).clamp_(min=0)
@@ -70,22 +62,15 @@ class RopePositions:
         return torch.where(which > 0, columns + offsets[which], 0)
 
     def shift(self, by: Sequence[int]) -> None:
-        """Shift the tokens of each row to later columns, behind new padding; their position ids do not change.
+        """Shift the tokens of each row by so many columns, behind new padding; their position ids do not change.
 
         Needed after a rollback in which rows lose different numbers of tokens: rows that lose more get more padding on
         the left.
-
-        Args:
-            by: for each row, the number of columns by which its tokens are shifted.
         """
         self.runs = [[(c + n, p) for c, p in runs] for runs, n in zip(self.runs, by, strict=True)]
 
     def select(self, order: Sequence[int]) -> None:
-        """Reorder the rows of the batch; rows may also be dropped or repeated.
-
-        Args:
-            order: for each row of the new batch, the index of its row in the old batch.
-        """
+        """Reorder the rows of the batch; `order` gives the old row of each new one."""
         if self.runs:
             self.runs = [list(self.runs[i]) for i in order]
 

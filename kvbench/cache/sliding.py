@@ -15,11 +15,8 @@ SLACK = 96
 
 
 def room(window: int) -> int:
-    """Return how many tokens per row to allocate for in a layer with a sliding window.
+    """Return how many tokens per row to allocate for in a layer with a sliding window of `window` tokens.
 
     That is ``window - 1``, the tokens that a new one sees besides itself, and spare room.
-
-    Args:
-        window: the sliding window, in tokens.
     """
     return window - 1 + max(SLACK, window // 8)

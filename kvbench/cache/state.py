@@ -27,7 +27,7 @@ class LayerState:
     Args:
         method: the method, which decides in which format each token is stored (:class:`kvbench.methods.base.Method`).
         index: index of the layer.
-        progress: state that all layers of a cache share.
+        progress: state that all layers of a cache share (padding, positions, options, ...).
         window: the layer's sliding window: how many tokens a query sees, including its own. None if it sees all.
 
     Attributes:
@@ -137,9 +137,6 @@ class LayerState:
 
         Under tensor parallelism, a process gets the matrices of its own KV heads.
 
-        Args:
-            side: ``key`` or ``value``.
-
         Raises:
             ConfigError: the basis has a matrix per KV head, for another number of heads.
         """
@@ -160,12 +157,7 @@ class LayerState:
         return self.transform("key"), self.transform("value")
 
     def rotated(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return new keys and values in the basis in which the layer stores them.
-
-        Args:
-            keys: ``[B, H, n, D]``.
-            values: ``[B, H, n, Dv]``.
-        """
+        """Return new keys ``[B, H, n, D]`` and values ``[B, H, n, Dv]`` in the basis in which the layer stores them."""
         key, value = self.transforms()
         return keys if key is None else key.keys(keys), values if value is None else value.values(values)
 
@@ -187,12 +179,7 @@ class LayerState:
     # -- positions --------------------------------------------------------------------------------------------------
 
     def ordered(self, row: int) -> Tensor | None:
-        """Return the column of the token in each slot of a row.
-
-        This is the row's :attr:`order`, to which the newest slots are added first.
-
-        Args:
-            row: row of the batch.
+        """Return the column of the token in each slot of a row, after adding the newest slots to its :attr:`order`.
 
         Returns:
             ``[n]``, or ``[H, n]`` if heads keep different tokens; None if the slots are in the order of columns.
@@ -211,9 +198,6 @@ class LayerState:
 
         ``Method.positions`` returns the same, but may return None.
 
-        Args:
-            row: row of the batch.
-
         Returns:
             ``[n]``, or ``[H, n]`` if heads keep different tokens, on the CPU.
         """
@@ -225,9 +209,7 @@ class LayerState:
     def hidden_slots(self, row: int, hidden: int) -> int:
         """Return how many slots at the front of a row hold only tokens outside the sliding window, in every head.
 
-        Args:
-            row: row of the batch.
-            hidden: number of the row's oldest tokens that count as outside (:meth:`hidden`, or fewer).
+        `hidden` is the number of the row's oldest tokens that count as outside (:meth:`hidden`, or fewer).
         """
         positions = self.positions(row)
         if positions.ndim > 1:

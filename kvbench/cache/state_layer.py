@@ -25,7 +25,6 @@ class StateLayer(LinearAttentionLayer):
     """A layer that keeps a state of fixed size in place of keys and values.
 
     Args:
-        number_of_states: number of states of the layer.
         place: index of the layer in the model, for messages.
         one_by_one: True if the model cannot continue the state with several tokens at once
             (:data:`kvbench.models.layers.RESTARTING`).
@@ -48,12 +47,7 @@ class StateLayer(LinearAttentionLayer):
         return sum(x.untyped_storage().nbytes() for x in self.states())
 
     def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
-        """Take the convolution's new inputs, as transformers' layer does.
-
-        Args:
-            conv_states: the new inputs, ``[B, C, q]``.
-            state_idx: index of the state.
-            **kwargs: options of transformers' layer.
+        """Take the convolution's new inputs, ``[B, C, q]``, as transformers' layer does.
 
         Raises:
             CacheError: the model cannot continue its state with several tokens at once.
@@ -72,11 +66,7 @@ class StateLayer(LinearAttentionLayer):
         raise CacheError(no_rollback())
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Raise CacheError if tokens are to be removed; -0 and 0 remove none.
-
-        Args:
-            tokens_to_remove: as for :meth:`kvbench.cache.KVCache.crop`.
-        """
+        """Raise CacheError if tokens are to be removed; -0 and 0 remove none."""
         if int(tokens_to_remove):
             raise CacheError(no_rollback())
 
@@ -85,11 +75,7 @@ class StateLayer(LinearAttentionLayer):
         LinearAttentionLayer.__init__(self, self.number_of_states)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Reorder the rows of the batch; rows may also be dropped or repeated.
-
-        Args:
-            indices: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
-        """
+        """Reorder the rows of the batch; see :meth:`kvbench.cache.KVCache.batch_select_indices`."""
         for states in (self.conv_states, self.recurrent_states):
             for number, state in states.items():
                 if state is not None:
@@ -101,11 +87,7 @@ class StateLayer(LinearAttentionLayer):
             self.batch_select_indices(torch.arange(len(state)).repeat_interleave(repeats))
 
     def take_state(self, source: StateLayer) -> None:
-        """Copy the state of the same layer of another cache, which has read the same tokens.
-
-        Args:
-            source: the layer to copy.
-        """
+        """Copy the state of the same layer of another cache, which has read the same tokens."""
         for name in ("conv_states", "recurrent_states"):
             setattr(self, name, {i: None if x is None else x.clone() for i, x in getattr(source, name).items()})
         for name in (
@@ -118,11 +100,7 @@ class StateLayer(LinearAttentionLayer):
         self.dtype, self.device = source.dtype, source.device
 
     def clone(self, progress: Progress) -> Self:
-        """Return an independent copy of the layer.
-
-        Args:
-            progress: shared state of the layers of the cache to which the copy will belong; not used.
-        """
+        """Return an independent copy of the layer; `progress` is not used."""
         twin = copy(self)
         twin.take_state(self)
         return twin
@@ -131,14 +109,8 @@ class StateLayer(LinearAttentionLayer):
 class KVStateLayer(StateLayer, KVLayer):
     """A layer with both attention and a state of fixed size (Falcon-H1, Zamba2).
 
-    Args:
-        method: the method, which decides in which format each token is stored.
-        index: index of the layer among those with keys and values.
-        progress: state that all layers of a cache share.
-        window: the layer's sliding window in tokens; None if it has none.
-        number_of_states: number of states of the layer.
-        place: index of the layer in the model.
-        one_by_one: as for :class:`StateLayer`.
+    The arguments are those of :class:`~kvbench.cache.state.LayerState` and :class:`StateLayer`; `index` counts only the
+    layers with keys and values, `place` all layers of the model.
     """
 
     is_compileable = False
@@ -170,24 +142,16 @@ class KVStateLayer(StateLayer, KVLayer):
         KVLayer.reset(self)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Raise CacheError if tokens are to be removed.
-
-        Args:
-            tokens_to_remove: as for :meth:`kvbench.cache.KVCache.crop`.
-        """
+        """Raise CacheError if tokens are to be removed (:meth:`kvbench.cache.KVCache.crop`)."""
         if tokens_to_remove < 0 or 0 < tokens_to_remove < self.seen:
             raise CacheError(no_rollback())
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Reorder the rows of the batch (beam search); as :meth:`batch_select_indices`."""
+        """Reorder the rows of the batch (beam search)."""
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Reorder the rows of the batch; rows may also be dropped or repeated.
-
-        Args:
-            indices: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
-        """
+        """Reorder the rows of the batch; see :meth:`kvbench.cache.KVCache.batch_select_indices`."""
         StateLayer.batch_select_indices(self, indices)
         KVLayer.batch_select_indices(self, indices)
 
@@ -196,24 +160,14 @@ class KVStateLayer(StateLayer, KVLayer):
         KVLayer.batch_repeat_interleave(self, repeats)
 
     def clone(self, progress: Progress) -> Self:
-        """Return an independent copy of the layer.
-
-        Args:
-            progress: shared state of the layers of the cache to which the copy will belong.
-        """
+        """See :meth:`KVLayer.clone`."""
         twin = KVLayer.clone(self, progress)
         twin.take_state(self)
         return twin
 
 
 def layers_of(method: Policy[KVLayer], kinds: Sequence[LayerKind], progress: Progress) -> Iterator[Any]:
-    """Yield the layers of an empty cache; those with keys and values are numbered without the others.
-
-    Args:
-        method: the method, which decides in which format each token is stored.
-        kinds: for each layer of the model, what it keeps of earlier tokens.
-        progress: state that the layers share.
-    """
+    """Yield the layers of an empty cache; those with keys and values are numbered without the others."""
     index = 0
     for place, kind in enumerate(kinds):
         if not kind.attends:

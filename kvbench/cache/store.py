@@ -20,11 +20,6 @@ from kvbench.cache.segments.packed import PackedSegment
 class Store:
     """The keys or the values of one layer, as a list of segments. New tokens are appended to the last segment.
 
-    A slot is a token's index through all segments, in the order of the list.
-
-    Args:
-        segments: the segments; the last one must be a :class:`FullSegment`.
-
     Raises:
         TypeError: the last segment is not a FullSegment.
     """
@@ -55,15 +50,10 @@ class Store:
         return sum(segment.length(rows) for segment in self.segments)
 
     def fill_sinks(self, rows: slice, count: int, seen: int) -> None:
-        """Move the oldest tokens of the tail to the first segment until it holds all the sinks.
+        """Move the oldest tokens of the tail to the first segment until it holds all the `count` sinks.
 
-        This is needed after a prompt that was shorter than the number of sinks.
-
-        Args:
-            rows: rows of the batch.
-            count: number of sinks that the method keeps.
-            seen: number of real tokens that each row has seen. If the store holds fewer, the true first tokens may be
-                gone, so nothing is moved.
+        This is needed after a prompt that was shorter than the number of sinks. `seen` is the number of real tokens
+        that each row has seen. If the store holds fewer, the true first tokens may be gone, so nothing is moved.
         """
         if self.length(rows) < seen:
             return
@@ -73,12 +63,7 @@ class Store:
             self.tail.drop_front(rows, missing)
 
     def cuts(self, rows: slice, start: int, stop: int) -> list[int]:
-        """Return where to cut a slot range so that each part lies in one segment.
-
-        Args:
-            rows: rows with equal numbers of tokens in every segment.
-            start: first slot of the range.
-            stop: one past the last slot of the range.
+        """Return where to cut the slot range ``[start, stop)`` so that each part lies in one segment.
 
         Returns:
             The ascending borders of the parts: `start`, the first slot of each further segment inside the range, and
@@ -92,17 +77,9 @@ class Store:
         return [*borders, stop]
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype, upper: bool = False) -> Tensor:
-        """Return the decoded tokens of consecutive slots, which must all be in one segment.
+        """Return the decoded tokens of consecutive slots of one segment, ``[rows, H, stop - start, D]``.
 
-        Args:
-            rows: rows of the batch.
-            start: first slot to read.
-            stop: one past the last slot to read.
-            dtype: dtype of the result.
-            upper: True to decode 8-bit hierarchical codes from their upper 4 bits only, as QuantSpec's draft does.
-
-        Returns:
-            ``[rows, H, stop - start, D]``.
+        `upper` selects :meth:`Segment.read_upper`, as QuantSpec's draft does.
 
         Raises:
             IndexError: the store does not have slot `start`.
@@ -117,14 +94,7 @@ class Store:
         raise IndexError(f"slot {start} does not exist; the store has {first} slots")
 
     def only_full(self, rows: slice) -> Tensor | None:
-        """Return all tokens as a view, without a copy, if one full-precision segment holds them all; else None.
-
-        Args:
-            rows: rows of the batch.
-
-        Returns:
-            ``[rows, H, n, D]`` or None.
-        """
+        """Return all tokens as a view, ``[rows, H, n, D]``, if one full-precision segment holds them all; else None."""
         filled = [segment for segment in self.segments if segment.length(rows)]
         if len(filled) == 1 and isinstance(filled[0], FullSegment):
             return filled[0].view(rows)
@@ -132,10 +102,6 @@ class Store:
 
     def drop_back(self, row: int, count: int) -> None:
         """Drop the newest tokens of one row.
-
-        Args:
-            row: row of the batch.
-            count: number of tokens to drop.
 
         Raises:
             TypeError: some of these tokens are in a segment that cannot drop single tokens.
@@ -147,13 +113,7 @@ class Store:
             count -= here
 
     def drop_front(self, rows: slice, count: int) -> None:
-        """Drop the first slots of some rows, which contain their oldest tokens.
-
-        Packed tokens can be dropped only in whole groups.
-
-        Args:
-            rows: rows of the batch.
-            count: number of slots to drop.
+        """Drop the first `count` slots of some rows, which contain their oldest tokens.
 
         Raises:
             TypeError: some of these slots are in a segment that cannot drop tokens.

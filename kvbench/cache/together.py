@@ -14,11 +14,8 @@ def settle(layers: Sequence[KVLayer], rolls: Deferred[Roll]) -> None:
     """Settle all layers of a cache; those that drop the same tokens share a kernel launch.
 
     To settle is to drop the tokens that are due by the method's rule. Nearly always all layers are in the same state.
-    Then the method decides for the first layer only, and the others copy its result.
-
-    Args:
-        layers: the layers of one cache, whose method sets ``packs_together``.
-        rolls: the cache's queue of deferred moves of rolling windows (``Progress.rolls``).
+    Then the method, which must set ``packs_together``, decides for the first layer only, and the others copy its
+    result. `rolls` is the cache's queue of deferred moves of rolling windows (``Progress.rolls``).
     """
     with together(rolls) as deferred:
         known: tuple[Hashable, KVLayer, list[RollingSegment], list[tuple[Move, ...]]] | None = None

@@ -23,14 +23,7 @@ FIELDS = 6
 
 @dataclass(frozen=True)
 class Place:
-    """The location of a NaN or Inf in a segment.
-
-    Args:
-        row: row of the batch.
-        head: KV head.
-        token: index of the token within the segment.
-        channel: channel of the head.
-    """
+    """The location of a NaN or Inf in a segment; the token is counted within the segment."""
 
     row: int
     head: int
@@ -43,11 +36,7 @@ Words = Callable[[Place], str]
 
 
 class Watch:
-    """A record in device memory, in which packing kernels note the first NaN or Inf of the segments that share it.
-
-    Args:
-        device: the device that holds the segments.
-    """
+    """A record in device memory, in which packing kernels note the first NaN or Inf of the segments that share it."""
 
     def __init__(self, device: torch.device) -> None:
         with torch.inference_mode(False):
@@ -61,30 +50,22 @@ class Watch:
     def tag(self, words: Words) -> int:
         """Register a segment, and return the number by which kernels name it in the record.
 
-        Args:
-            words: function that returns the error message for a NaN or Inf at a given :class:`Place` of this segment.
+        `words` returns the error message for a NaN or Inf at a given :class:`Place` of this segment.
         """
         self._words.append(words)
         return len(self._words) - 1
 
     def check(self) -> None:
-        """Raise an error if a NaN or Inf was recorded, after waiting for the device.
-
-        Raises:
-            NonFiniteError: a NaN or Inf was recorded.
-        """
+        """Raise NonFiniteError if a NaN or Inf was recorded, after waiting for the device."""
         self.fresh = False
         self._report(self.record)
 
     def poll(self) -> None:
-        """Raise an error if a NaN or Inf is already known to be recorded, without waiting for the device.
+        """Raise NonFiniteError if a NaN or Inf is already known to be recorded, without waiting for the device.
 
         Each call reads the copy of the record that an earlier call requested, if it has arrived, and requests the next.
         So an error comes a step or two late. Only the first call after a prefill, and any call on a CPU, reads the
         record itself as :meth:`check` does. While a CUDA graph is captured, nothing is done.
-
-        Raises:
-            NonFiniteError: a NaN or Inf was recorded.
         """
         if self.record.device.type != "cuda" or self.fresh:
             return self.check()
@@ -108,11 +89,7 @@ class Watch:
 
 
 def words(place: Place) -> str:
-    """Return the error message for a NaN or Inf in a segment outside a cache, which has no layer to name.
-
-    Args:
-        place: location of the NaN or Inf in the segment.
-    """
+    """Return the error message for a NaN or Inf in a segment outside a cache, which has no layer to name."""
     index = (place.row, place.head, place.token, place.channel)
     return f"a segment contains NaN or Inf at index {index}"
 
@@ -130,19 +107,11 @@ class Watches:
         return self._watches[device]
 
     def check(self) -> None:
-        """Raise an error if a NaN or Inf was recorded on any device, after waiting for all of them.
-
-        Raises:
-            NonFiniteError: a NaN or Inf was recorded.
-        """
+        """Raise NonFiniteError if a NaN or Inf was recorded on any device, after waiting for all of them."""
         for watch in self._watches.values():
             watch.check()
 
     def poll(self) -> None:
-        """Raise an error if a NaN or Inf is known to be recorded on any device, without waiting (:meth:`Watch.poll`).
-
-        Raises:
-            NonFiniteError: a NaN or Inf was recorded.
-        """
+        """Raise NonFiniteError if a NaN or Inf is known to be recorded on any device, as :meth:`Watch.poll` does."""
         for watch in self._watches.values():
             watch.poll()

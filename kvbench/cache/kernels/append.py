@@ -17,8 +17,8 @@ def append(keys: Tensor, values: Tensor, key_buffer: Tensor, value_buffer: Tenso
     """Write the keys and values of new tokens into a layer's buffers, in one launch that a CUDA graph can replay.
 
     Args:
-        keys: keys of the new tokens, ``[B, H, q, D]``.
-        values: values of the new tokens, ``[B, H, q, Dv]``.
+        keys: ``[B, H, q, D]``.
+        values: ``[B, H, q, Dv]``.
         key_buffer: buffer that receives the keys, ``[B, H, capacity, D]``, contiguous.
         value_buffer: buffer that receives the values, ``[B, H, capacity, Dv]``, contiguous.
         places: where to write: for each row, the index along `capacity` of its first new key and that of its first new

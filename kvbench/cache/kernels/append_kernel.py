@@ -10,13 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def copy_token(source, target, CHANNELS: tl.constexpr):
-    """Copy all channels of one token of one head.
-
-    Args:
-        source: pointer to the first channel to read.
-        target: pointer to the first channel to write.
-        CHANNELS: number of channels; need not be a power of two.
-    """
+    """Copy all channels of one token of one head. CHANNELS need not be a power of two."""
     # ranges are powers of two in Triton; heads need not be
     BLOCK: tl.constexpr = triton.next_power_of_2(CHANNELS)
     channel = tl.arange(0, BLOCK)
@@ -29,28 +23,11 @@ def write(
     key_row, key_head, key_token, value_row, value_head, value_token,
     heads, key_room, value_room, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Write the keys and values of new tokens into a layer's buffers.
+    """Write the keys and values of new tokens into a layer's buffers (:func:`kvbench.cache.kernels.append.append`).
 
-    Grid: (B x H, new tokens, 2). Programs with 0 in the last dimension write keys, those with 1 write values.
-
-    Args:
-        keys: pointer to the keys of the new tokens, ``[B, H, q, D]``, channels contiguous.
-        values: pointer to the values of the new tokens, ``[B, H, q, Dv]``, channels contiguous.
-        key_buffer: pointer to the buffer that receives the keys, ``[B, H, key_room, D]``.
-        value_buffer: pointer to the buffer that receives the values, ``[B, H, value_room, Dv]``.
-        places: pointer to int32 ``[B, 2]``: for each row, the index along `key_room` of its first new key, and that
-            along `value_room` of its first new value.
-        key_row: stride of `keys` over rows, in elements.
-        key_head: stride of `keys` over heads, in elements.
-        key_token: stride of `keys` over tokens, in elements.
-        value_row: stride of `values` over rows, in elements.
-        value_head: stride of `values` over heads, in elements.
-        value_token: stride of `values` over tokens, in elements.
-        heads: number of KV heads, H.
-        key_room: number of tokens per head for which `key_buffer` has room.
-        value_room: number of tokens per head for which `value_buffer` has room.
-        KEY_DIM: channels of a key, D.
-        VALUE_DIM: channels of a value, Dv.
+    Grid: (B x H, new tokens, 2). Programs with 0 in the last dimension write keys, those with 1 write values. Channels
+    are contiguous; the strides of `keys` and `values` over rows, heads and tokens are in elements. `key_room` and
+    `value_room` are the numbers of tokens per head for which the buffers have room.
     """
     line, token, side = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, head = line // heads, line % heads

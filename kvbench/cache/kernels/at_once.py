@@ -13,11 +13,7 @@ PackedAtOnce = tuple[NuqSegment, NuqSegment] | tuple[PackedSegment, PackedSegmen
 
 
 def refuses(segments: PackedAtOnce) -> str | None:
-    """Return why no kernel can pack new tokens on the device, or None if one can.
-
-    Args:
-        segments: segments of the keys and of the values of a layer.
-    """
+    """Return why no kernel can pack new tokens on the device, or None if one can."""
     keys, values = segments
     if isinstance(keys, PackedSegment) and isinstance(values, PackedSegment):
         return engine.refuses(keys, values)
@@ -28,8 +24,9 @@ def refuses(segments: PackedAtOnce) -> str | None:
 def quantize(segments: PackedAtOnce, key: Tensor, value: Tensor, places: Tensor) -> None:
     """Pack the key and the value of one new token per row, in one launch that can be recorded.
 
+    The host must have made room for them (``advance`` of each segment).
+
     Args:
-        segments: segments of the keys and of the values, in which the host has made room.
         key: keys of the new tokens as the segment stores them, ``[B, H, 1, D]``.
         value: values of the new tokens, ``[B, H, 1, Dv]``.
         places: index of the token in each segment, int32 ``[B, 2]``, read on the device; negative to store nothing.

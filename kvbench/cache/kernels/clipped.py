@@ -23,10 +23,6 @@ ROWS, WARPS = 8, 4
 def form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
     """Return the compile-time parameters of the kernel that packs tokens as a quantizer does, or why it cannot.
 
-    Args:
-        quantizer: any quantizer of a packed segment.
-        channels: channels of a head.
-
     Returns:
         The parameters; the reason as text if they are OSCAR's codes, but not in this format; None if they are others.
     """

@@ -27,10 +27,8 @@ NOWHERE = tl.constexpr(0x7FFFFFFF)
 def threshold(x, RANK: tl.constexpr, LOWEST: tl.constexpr):
     """Return the element of sorted |x| at index `RANK` of each row, fp32 ``[rows, 1]``.
 
-    Args:
-        x: numbers, fp32 ``[rows, channels]``.
-        RANK: index, less than the number of channels.
-        LOWEST: number of lowest bits that are 0 in all elements, because they come from a shorter dtype.
+    The numbers are fp32 ``[rows, channels]``, and `RANK` is less than the number of channels. `LOWEST` lowest bits are
+    0 in all numbers, because they come from a shorter dtype.
     """
     size = tl.abs(x).to(tl.int32, bitcast=True)  # of numbers that are not negative, the bits have the same order
     limit = tl.zeros((x.shape[0], 1), tl.int32)
@@ -48,7 +46,7 @@ def encode(x, RANK: tl.constexpr, LOWEST: tl.constexpr):
     Args:
         x: tokens, fp32 ``[rows, channels]``.
         RANK: index of the threshold among sorted |x|; the number of channels for no clipping.
-        LOWEST: number of lowest bits that are 0 in all elements.
+        LOWEST: as for :func:`threshold`.
 
     Returns:
         The codes, int32 in the shape of `x`, and scale and minimum, fp32 ``[rows, 1]``.
@@ -80,21 +78,13 @@ def pack_rows(
         scales: pointer to the scales, fp16 ``[B, H, tiles * 128]``.
         minima: pointer to the minima, likewise.
         record: pointer to where the location of the first NaN or Inf is stored.
-        stride_token: stride of `x` over tokens.
         start: index, within the segment, of the first token to write.
-        count: number of tokens to write.
-        line: number of the row and head in the segment's buffers.
-        row: row of the batch, for `record`.
-        head: KV head, for `record`.
-        tile: the tile.
+        line: number of the row and head in the segment's buffers; `row` and `head` are for `record`.
         word_row: word rows of the program, ``[ROWS]``.
-        tiles: number of tiles per head in the buffers.
         tag: number that identifies the segment in `record`.
         RANK: index of the threshold of clipping among sorted absolute values; `DIM` for no clipping.
         DIM: channels of a head, a power of two.
         VALUE: True for the word order of values, False for that of keys.
-        ROWS: number of word rows.
-        INDEXED: True to pack the tokens listed in `index`.
     """
     LOWEST: tl.constexpr = 16 if x.dtype.element_ty == tl.bfloat16 else 13
     channel = tl.arange(0, DIM)

@@ -23,12 +23,9 @@ class Deferred(Generic[T]):
 
     @contextmanager
     def collecting(self) -> Iterator[list[T]]:
-        """Within a ``with`` block, collect jobs in a list instead of running them.
+        """Within a ``with`` block, collect jobs in the list that it yields instead of running them.
 
         The caller must run them afterwards. Blocks must not be nested.
-
-        Yields:
-            The list, to which jobs are added within the block.
         """
         assert self.jobs is None
         jobs: list[T] = []

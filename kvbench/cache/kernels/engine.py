@@ -27,11 +27,7 @@ ROWS, WARPS = 8, 4
 
 
 def rule(quantizer: AffineQuantizer) -> str | None:
-    """Return the name of the kernel's rule for a quantizer; None if it has none.
-
-    Args:
-        quantizer: any quantizer of a packed segment.
-    """
+    """Return the name of the kernel's rule for a quantizer of a packed segment; None if it has none."""
     if isinstance(quantizer, Q8_0):
         return "q8_0_cpu" if quantizer.even else "q8_0"
     if isinstance(quantizer, Signed):
@@ -52,10 +48,6 @@ def rule(quantizer: AffineQuantizer) -> str | None:
 
 def form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
     """Return the compile-time parameters of the kernel that packs tokens as a quantizer does, or why it cannot.
-
-    Args:
-        quantizer: any quantizer of a packed segment.
-        channels: channels of a head.
 
     Returns:
         The parameters; the reason as text if the kernel has the quantizer's rule, but not for this format; None if it
@@ -129,12 +121,7 @@ def run(group: list[Job]) -> None:
 
 
 def params(segment: Any, number: int = 0) -> Tensor:
-    """Return parameters of a segment, or the words in their place if it has none (which kernels then ignore).
-
-    Args:
-        segment: a packed segment.
-        number: index of the buffer of parameters.
-    """
+    """Return a buffer of a segment's parameters; if it has none, the words, which kernels then ignore."""
     tensor: Tensor = segment.params[number] if segment.params else segment.words[0]
     return tensor
 
@@ -145,12 +132,7 @@ def constants(how: Form, channels: int, value: bool) -> tuple[Any, ...]:
 
 
 def refuses(keys: Packed, values: Packed) -> str | None:
-    """Return why the kernel cannot pack the new token of a captured step, or None if it can.
-
-    Args:
-        keys: segment of keys of a layer.
-        values: segment of its values.
-    """
+    """Return why the kernel cannot pack the new token of a captured step, or None if it can."""
     for segment in (keys, values):
         how = form(segment.quantizer, segment.channels)
         if not isinstance(how, Form):
@@ -161,17 +143,7 @@ def refuses(keys: Packed, values: Packed) -> str | None:
 
 
 def quantize(keys: Packed, values: Packed, key: Tensor, value: Tensor, places: Tensor) -> None:
-    """Quantize the key and the value of one new token per row, and store them in one launch that can be recorded.
-
-    The host must have made room for them (:meth:`kvbench.cache.segments.packed.PackedSegment.advance`).
-
-    Args:
-        keys: segment of the keys.
-        values: segment of the values.
-        key: keys of the new tokens as the segment stores them, ``[B, H, 1, D]``.
-        value: values of the new tokens, ``[B, H, 1, Dv]``.
-        places: index of the token in each segment, int32 ``[B, 2]``, read on the device; negative to store nothing.
-    """
+    """See :func:`kvbench.cache.kernels.at_once.quantize`."""
     from kvbench.cache.kernels.engine_kernel import pack_step
 
     key = key if key.stride(-1) == 1 else key.contiguous()

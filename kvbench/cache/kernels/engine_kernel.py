@@ -36,7 +36,6 @@ def put(words, word, written, base, row, channel, there, N: tl.constexpr, DIM: t
         channel: channels, ``[channels]``.
         there: mask of the channels that exist.
         N: number of word rows in a tile.
-        DIM: channels of a head.
         VALUE: True for the word order of values, False for that of keys.
     """
     if VALUE:
@@ -67,25 +66,15 @@ def pack_rows(
         minima: likewise, for rules with a second parameter.
         record: pointer to where the location of the first NaN or Inf is stored.
         factor: the one scale of all keys or values.
-        stride_token: stride of `x` over tokens.
         start: index, within the segment, of the first token to write.
-        count: number of tokens to write.
-        line: number of the row and head in the segment's buffers.
-        row: row of the batch, for `record`.
-        head: KV head, for `record`.
-        tile: the tile.
+        line: number of the row and head in the segment's buffers; `row` and `head` are for `record`.
         word_row: word rows of the program, ``[ROWS]``; with 3 bits r and r + 8, which share a word of lowest bits.
-        tiles: number of tiles per head in the buffers.
         tag: number that identifies the segment in `record`.
-        RULE: rule of the format.
         BITS: 3, 4 or 8.
         GROUP: channels per group, at most `CHANNELS`.
-        DIM: channels of a head.
         VALUE: True for the word order of values.
-        ROWS: number of word rows.
-        CHANNELS: `DIM`, rounded up to a power of two.
+        CHANNELS: `DIM`, the channels of a head, rounded up to a power of two.
         TABLE: for TurboQuant's keys, midpoints between levels and levels.
-        INDEXED: True to pack the tokens listed in `index`.
         WATCHED: True to record NaN and Inf.
     """
     GROUPS: tl.constexpr = CHANNELS // GROUP
@@ -219,11 +208,9 @@ def pack_tokens_of_layers(
 
 @triton.jit
 def rows_of(token, BITS: tl.constexpr):
-    """Return the word rows to process for a token: its own; with 3 bits, also that which shares the lowest bits' word.
+    """Return the word rows to process for a token: its own and, with 3 bits, that with which it shares a word.
 
-    Args:
-        token: index of the token.
-        BITS: bits of a code.
+    The shared word is one of lowest bits.
     """
     if BITS == 3:
         rows = token % LAST_ROWS + LAST_ROWS * tl.arange(0, 2)

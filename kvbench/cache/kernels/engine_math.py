@@ -22,33 +22,20 @@ INFINITY = tl.constexpr(float("inf"))
 
 @triton.jit
 def ratio(x, y):
-    """Return x / y with correct rounding, for a number y.
-
-    Args:
-        x: dividends, fp32.
-        y: divisor.
-    """
+    """Return x / y with correct rounding, for fp32 numbers x and a number y."""
     return tl.div_rn(x, tl.full(x.shape, y, tl.float32))
 
 
 @triton.jit
 def inverse(x):
-    """Return 1 / x, or 0 where x is 0.
-
-    Args:
-        x: scales, fp32.
-    """
+    """Return 1 / x, or 0 where x is 0, in fp32."""
     safe = tl.where(x == 0.0, 1.0, x)
     return tl.where(x == 0.0, 0.0, tl.div_rn(safe * 0.0 + 1.0, safe))
 
 
 @triton.jit
 def half_away(x):
-    """Return x plus 0.5 with the sign of x, without its fraction, as int32.
-
-    Args:
-        x: numbers below 2**31, fp32.
-    """
+    """Return x (fp32, below 2**31) plus 0.5 with the sign of x, without its fraction, as int32."""
     return (x + tl.where(x >= 0.0, 0.5, -0.5)).to(tl.int32)
 
 
@@ -56,37 +43,30 @@ def half_away(x):
 def to_e4m3(x):
     """Return the bytes of the e4m3 numbers nearest to x (ties to even, saturating), as int32.
 
-    Args:
-        x: finite numbers, fp32.
+    x is fp32 and finite.
     """
     bits = x.to(tl.int32, bitcast=True)
     size = tl.minimum(tl.abs(x), 448.0)
     wide = size.to(tl.int32, bitcast=True)
     # e4m3 keeps 3 of 23 mantissa bits, and its exponents have a bias of 7 instead of 127
     normal = ((wide + 0x7FFFF + ((wide >> 20) & 1)) >> 20) - (120 << 3)
+    # below 2**-6, numbers are multiples of 2**-9
     small = (size * 512.0 + ROUND).to(tl.int32, bitcast=True) & 15
     return tl.where(size < 0.015625, small, normal) | (((bits >> 31) & 1) << 7)
 
 
 @triton.jit
 def from_e4m3(code):
-    """Return the non-negative e4m3 numbers of given bytes, fp32.
-
-    Args:
-        code: bytes below 128, int32.
-    """
+    """Return the non-negative e4m3 numbers, fp32, of bytes below 128."""
     normal = ((((code >> 3) + 120) << 23) | ((code & 7) << 20)).to(tl.float32, bitcast=True)
     return tl.where(code < 8, code.to(tl.float32) * 0.001953125, normal)
 
 
 @triton.jit
 def to_e2m1(x):
-    """Return the 4-bit codes of the e2m1 numbers nearest to x (ties to the even code, saturating), as int32.
-
-    Args:
-        x: numbers, fp32.
-    """
+    """Return the 4-bit codes of the e2m1 numbers nearest to x (ties to the even code, saturating), as int32."""
     size = tl.abs(x)
+    # `>` and `>=` in turn: at a tie the even code wins
     code = (size > 0.25).to(tl.int32) + (size >= 0.75).to(tl.int32) + (size > 1.25).to(tl.int32)
     code += (size >= 1.75).to(tl.int32) + (size > 2.5).to(tl.int32) + (size >= 3.5).to(tl.int32)
     code += (size > 5.0).to(tl.int32)
@@ -95,11 +75,7 @@ def to_e2m1(x):
 
 @triton.jit
 def from_e2m1(code):
-    """Return the e2m1 numbers of 4-bit codes, fp32.
-
-    Args:
-        code: codes, int32.
-    """
+    """Return the e2m1 numbers of 4-bit codes, fp32."""
     place = code & 7
     small = place.to(tl.float32) * 0.5
     wide = (((place >> 1) + 126) << 23 | (place & 1) << 22).to(tl.float32, bitcast=True)
@@ -124,11 +100,7 @@ def e2m1_of(x, scale, factor):
 def error_of(x, codes, scale, factor):
     """Return the squared error of groups, added up from the first channel to the last.
 
-    Args:
-        x: elements, fp32 ``[rows, groups, channels]``.
-        codes: their codes.
-        scale: bytes of the e4m3 scales, ``[rows, groups, 1]``.
-        factor: the one scale of all keys or values.
+    Arguments are those of :func:`e2m1_of`, and the groups' codes.
     """
     rest = x - from_e2m1(codes) * from_e4m3(scale) * factor
     square, total = rest * rest, scale.to(tl.float32) * 0.0
@@ -173,10 +145,12 @@ def encode(x, here, factor, RULE: tl.constexpr):
         places = x * inverse(scale) + zero.to(tl.float32)
         codes = half_away(tl.minimum(tl.maximum(places, -1.0), 16.0))
         codes = tl.minimum(tl.maximum(codes, 0), 15)
+        # the zero point takes the lowest 4 bits of the scale, as in vLLM
         param = ((scale.to(tl.int32, bitcast=True) & -16) | zero).to(tl.float32, bitcast=True)
     elif RULE == "q8_0":
         param = ratio(most, 127.0)
         places = x * inverse(param)
+        # C's roundf: away from 0 at a tie; adding 0.5 before the fraction is cut off would round 0.49999997 up
         whole = places.to(tl.int32)
         rest = places - whole.to(tl.float32)
         codes = whole + (rest >= 0.5).to(tl.int32) - (rest <= -0.5).to(tl.int32)

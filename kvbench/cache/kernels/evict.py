@@ -22,15 +22,10 @@ QUERIES = 16
 
 
 def served(tail: ScoredSegment, values: FullSegment, rows: slice) -> bool:
-    """Return True if the kernel can do the work of :func:`drop_lowest` for some rows.
+    """Return True if the kernel can do the work of :func:`drop_lowest` for some rows of equal numbers of tokens.
 
     It can if the buffers are on a GPU and the attention of exactly one step is pending, in one tensor for all rows. If
     it does not take the dtype of the keys, the segment notes that.
-
-    Args:
-        tail: segment of the keys.
-        values: segment of the values.
-        rows: rows of the batch, which must all have the same number of tokens.
     """
     if not tail.buffer.is_cuda:
         return False
@@ -69,8 +64,6 @@ def drop_lowest(
 
     Args:
         tail: segment of the keys, with scores and places.
-        values: segment of the values.
-        rows: rows of the batch.
         candidates: number of first slots of which the lowest is dropped; 0: drop none.
         per_query: True to divide scores by the number of queries that could see the token.
     """

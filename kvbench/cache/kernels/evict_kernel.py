@@ -16,13 +16,9 @@ NEVER = tl.constexpr(float("inf"))
 
 @triton.jit
 def copy_slot(buffer, source, target, CHANNELS: tl.constexpr):
-    """Copy the channels of one slot over those of another.
+    """Copy the channels of one slot of a buffer ``[..., slots, CHANNELS]`` over those of another.
 
-    Args:
-        buffer: pointer to the buffer, ``[..., slots, CHANNELS]``.
-        source: index of the slot to read, counted from the beginning of the buffer.
-        target: index of the slot to write, likewise.
-        CHANNELS: number of channels; need not be a power of two.
+    Slots are counted from the beginning of the buffer. CHANNELS need not be a power of two.
     """
     BLOCK: tl.constexpr = triton.next_power_of_2(CHANNELS)
     channel = tl.arange(0, BLOCK)
@@ -60,7 +56,7 @@ def add_and_drop(
 
     The caller then drops the first slot of each head. Of equal scores that of the newest token is the lowest.
 
-    Grid: (rows x H).
+    Grid: (rows x H). Strides are those of `received`, in elements.
 
     Args:
         keys: pointer to the keys, ``[B, H, room, KEY_DIM]``.
@@ -69,21 +65,13 @@ def add_and_drop(
         places: pointer to the numbers of the tokens within their texts, int32 ``[B, H, room]``.
         received: pointer to the attention of the step, fp32 ``[rows, H, SCORES, QUERIES, slots]`` with strides; heads
             follow each other at `SCORES` times the stride of scores.
-        row_stride: stride of `received` over rows, in elements.
-        score_stride: stride of `received` over the scores of a token.
-        query_stride: stride of `received` over queries.
         first_row: row of the batch to which row 0 of `received` belongs.
-        heads: number of KV heads, H.
-        room: number of slots per head for which the buffers have room.
         start: index of the first slot in the buffers.
         slots: number of slots in use.
         known: number of slots whose scores and places have been written. The others hold the newest tokens.
         candidates: number of leading slots of which the lowest is dropped; 0 to drop none.
         newest: number of the newest token within its text.
-        KEY_DIM: channels of a key.
-        VALUE_DIM: channels of a value.
         SCORES: number of scores per token, of which the largest counts.
-        QUERIES: number of queries of the step.
         PER_QUERY: True to divide a score by the number of queries that could see the token.
         BLOCK: number of slots per iteration.
     """

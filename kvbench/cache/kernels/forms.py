@@ -23,7 +23,6 @@ class Form:
 
     Args:
         kind: arithmetic of the quantizer: ``affine``, ``hierarchical`` or ``atom``, or the rule of an engine's format.
-        bits: bits of a code.
         by_channel: True if a group consists of tokens of one channel, False if of channels of one token.
         group: number of elements in a group, or if `window` is not 0, the largest such number.
         rows: number of word rows of a tile that a program processes.
@@ -61,16 +60,8 @@ class Form:
 def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half: bool) -> Form | str:
     """Choose the compile-time parameters of the kernel that packs tokens into a given storage format.
 
-    Args:
-        kind: arithmetic of the quantizer: ``affine``, ``hierarchical`` or ``atom``.
-        bits: bits of a code.
-        by_channel: True if a group consists of tokens of one channel, False if of channels of one token.
-        group: number of elements in a group.
-        channels: channels of a head.
-        half: True for fp16 tokens, False for bf16.
-
-    Returns:
-        The parameters, or if the kernel does not support the format, the reason as text.
+    If the kernel does not support the format, the result is the reason as text. The first arguments are those of
+    :class:`Form`; `channels` are the channels of a head, and `half` is True for fp16 tokens, False for bf16.
     """
     reason = refusal(TILES, kind, bits, "channel" if by_channel else "token", group, channels)
     if reason:
@@ -97,15 +88,8 @@ def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half
 def windows(bits: int, window: int, group: int, channels: int, half: bool) -> Form | str:
     """Choose the compile-time parameters of the kernel for groups of tokens that may cross tile boundaries (LogQuant).
 
-    Args:
-        bits: bits of a code.
-        window: number of tokens in a block (LogQuant's W). A block is divided into as few groups as `group` allows.
-        group: largest number of tokens in a group.
-        channels: channels of a head.
-        half: ignored; the parameters are the same for fp16 and bf16.
-
-    Returns:
-        The parameters, or if the kernel does not support the format, the reason as text.
+    A block of `window` tokens (LogQuant's W) is divided into as few groups as `group`, the largest size, allows. `half`
+    is ignored: the parameters are the same for fp16 and bf16. Otherwise as :func:`form`.
     """
     for size in (window // -(-window // group), group):  # the smallest group, and the largest
         reason = refusal(WINDOWS, "affine", bits, "channel", size, channels, window=window)
@@ -124,11 +108,6 @@ def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
     In general, these are all programs of every tile that contains one of the tokens. The exception is a single token
     that is quantized per token, such as the value that leaves the full-precision window at each step. It occupies one
     word row (but with 3 bits, words of two planes), and only programs for this word row are launched.
-
-    Args:
-        how: compile-time parameters of the kernel.
-        start: index of the first token within the segment.
-        count: number of tokens.
 
     Returns:
         The compile-time parameters to use, how many programs of the tile of token `start` to skip, and how many to

@@ -55,8 +55,6 @@ def plan(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, coun
     """Return the grid and the common arguments with which to pack consecutive tokens.
 
     Args:
-        segment: segment that stores the tokens.
-        how: compile-time parameters of the kernel.
         first_row: row of the batch, in the segment, to which row 0 of `x` belongs.
         x: tokens in full precision, ``[rows, H, n, D]``.
         start: index of the first token to write within the segment.
@@ -72,15 +70,7 @@ def plan(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, coun
 
 @dataclass(frozen=True)
 class Job:
-    """Tokens that wait to be packed into a segment: the arguments of a call of ``kvbench.cache.kernels.pack.pack``.
-
-    Args:
-        segment: segment that stores the tokens.
-        how: compile-time parameters of the kernel.
-        first_row: row of the batch, in the segment, to which row 0 of `x` belongs.
-        x: tokens in full precision, ``[rows, H, n, D]``.
-        start: index of the first token to write within the segment.
-    """
+    """Tokens that wait to be packed into a segment: the arguments of a call of ``kvbench.cache.kernels.pack.pack``."""
 
     segment: Packed
     how: Form
@@ -121,15 +111,10 @@ def table(group: Sequence[Job]) -> Tensor:
 
 @lru_cache(maxsize=16)
 def alone(device: torch.device) -> tuple[Watch, int]:
-    """Return the record in which kernels note a NaN or Inf that they pack into a segment without a cache.
+    """Return the record in which kernels note a NaN or Inf that they pack into a segment without a cache, and its tag.
 
-    All such segments of a device share one record, which the caller must check after every launch.
-
-    Args:
-        device: device of the segments.
-
-    Returns:
-        The record, and the tag by which it identifies the segments (:meth:`kvbench.cache.watch.Watch.tag`).
+    All such segments of a device share one record, which the caller must check after every launch. The tag identifies
+    them in it (:meth:`kvbench.cache.watch.Watch.tag`).
     """
     watch = Watch(device)
     return watch, watch.tag(words)

@@ -27,10 +27,6 @@ OF_A_WARP, WARPS = 2048, 4
 def form(quantizer: AffineQuantizer, channels: int) -> Form | str | None:
     """Return the compile-time parameters of the kernel that packs tiles as a quantizer does, or why it cannot.
 
-    Args:
-        quantizer: any quantizer of a packed segment.
-        channels: channels of a head.
-
     Returns:
         The parameters; the reason as text if they are KVarN's tiles, but not in this format; None if they are not.
     """

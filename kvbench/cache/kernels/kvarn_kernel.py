@@ -3,6 +3,10 @@
 The arithmetic is that of :class:`kvbench.quantizers.kvarn.KvarnQuantizer` in fp32, in another order of summation; codes
 differ by 1 in at most one element of ten thousand, and parameters in their last bit. In tiles with a token or a channel
 of zeros, rounding decides which state of the balance is the best, here as in the authors' code.
+
+A tile is ``[tokens, channels]``. *Rows* is the direction in which elements share a scale, *columns* the other one,
+which is adapted first. ALONG is the axis along which the deviations of columns are computed: 1 for keys, whose columns
+are tokens; 0 for values, whose columns are channels.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="assignment"
@@ -19,12 +23,7 @@ FP16_MAX = tl.constexpr(65504.0)
 
 @triton.jit
 def deviations(x, AXIS: tl.constexpr):
-    """Compute unbiased standard deviations along an axis.
-
-    Args:
-        x: fp32 block of two dimensions.
-        AXIS: axis along which to compute them.
-    """
+    """Compute unbiased standard deviations of a block of two dimensions along an axis."""
     COUNT: tl.constexpr = x.shape[AXIS]
     mean = tl.expand_dims(tl.sum(x, AXIS) / COUNT, AXIS)
     away = x - mean
@@ -46,30 +45,13 @@ def ratio(deviation):
 
 @triton.jit
 def divided(x, columns, rows, ALONG: tl.constexpr):
-    """Divide a tile by the factors of its columns and its rows.
-
-    Args:
-        x: tile ``[tokens, channels]``.
-        columns: factors of the direction that is adapted first.
-        rows: factors of the direction in which elements share a scale.
-        ALONG: axis along which the deviations of columns are computed: 1 for keys, whose columns are tokens; 0 for
-            values, whose columns are channels.
-    """
+    """Divide a tile by the factors of its columns and its rows."""
     return x * tl.expand_dims(1.0 / columns, ALONG) * tl.expand_dims(1.0 / rows, 1 - ALONG)
 
 
 @triton.jit
 def balanced(x, iterations, ALONG: tl.constexpr):
-    """Find the factors of columns and rows that balance a tile (``balanced_factors`` of the quantizer).
-
-    Args:
-        x: tile ``[tokens, channels]``.
-        iterations: number of iterations.
-        ALONG: as in :func:`divided`.
-
-    Returns:
-        The factors of the columns and of the rows.
-    """
+    """Find the factors of columns and rows that balance a tile (``balanced_factors`` of the quantizer)."""
     column, row = deviations(x, ALONG), deviations(x, 1 - ALONG)
     least = ratio(column) + ratio(row)
     log_columns, log_rows = tl.zeros_like(column), tl.zeros_like(row)
@@ -122,31 +104,13 @@ def pack_tile(
     tiles, tag, iterations,
     BALANCE: tl.constexpr, BITS: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, VALUE: tl.constexpr,
 ):  # fmt: skip
-    """Balance, quantize and pack one KVarN tile.
+    """Balance, quantize and pack one KVarN tile. Other arguments are those of :func:`pack_balanced`.
 
     Args:
         x: pointer to the first token of the program's row and head.
-        upper_words: as for :func:`pack_balanced`, like the arguments that follow up to `record`.
-        lower_words: see `upper_words`.
-        scales: see `upper_words`.
-        minima: see `upper_words`.
-        cross: see `upper_words`.
-        record: see `upper_words`.
-        stride_token: stride of the tokens over tokens, in elements.
         first: index, within the segment, of the tile's first token.
         start: index, within the segment, of the first token of `x`.
         row: row of the tokens that the program packs, counted from `first_row`.
-        head: KV head of the program.
-        first_row: as for :func:`pack_balanced`, like the arguments that follow.
-        heads: see `first_row`.
-        tiles: see `first_row`.
-        tag: see `first_row`.
-        iterations: see `first_row`.
-        BALANCE: see `first_row`.
-        BITS: see `first_row`.
-        TOKENS: see `first_row`.
-        CHANNELS: see `first_row`.
-        VALUE: see `first_row`.
     """
     ALONG: tl.constexpr = 0 if VALUE else 1
     token, channel = tl.arange(0, TOKENS), tl.arange(0, CHANNELS)
@@ -207,8 +171,10 @@ def pack_balanced(
 ):  # fmt: skip
     """Balance, quantize and pack tiles. Grid: (rows x H, tiles of 128 tokens with a token to write, at least 1).
 
+    Strides are those of `x`, in elements; its channels are contiguous.
+
     Args:
-        x: pointer to the tokens in full precision; channels are contiguous.
+        x: pointer to the tokens in full precision.
         upper_words: pointer to the words of the first plane of codes.
         lower_words: pointer to those of the second plane; that of the first if there is only one.
         scales: pointer to A, fp16.
@@ -216,20 +182,13 @@ def pack_balanced(
         cross: pointer to C, fp16.
         record: pointer to where the location of the first NaN or Inf is stored
             (:func:`kvbench.cache.kernels.pack_kernel.pack_tiles`).
-        stride_row: stride of the tokens over rows, in elements.
-        stride_head: stride of the tokens over heads, in elements.
-        stride_token: stride of the tokens over tokens, in elements.
         start: index, within the segment, of the first token to write.
         count: number of tokens to write, a multiple of TOKENS; 0 to write nothing.
         first_row: row of the batch, in the segment, to which row 0 of the tokens belongs.
-        heads: number of KV heads, H.
         tiles: number of tiles of 128 tokens per head in the buffers of words.
         tag: number that identifies the segment in `record`.
-        iterations: number of iterations of the balance.
         BALANCE: ``kvarn``, ``norm`` or ``none``.
-        BITS: bits of a code.
         TOKENS: tokens of a KVarN tile, 64 or 128.
-        CHANNELS: channels of a head.
         VALUE: True for values, False for keys.
     """
     row, head = tl.program_id(0) // heads, tl.program_id(0) % heads

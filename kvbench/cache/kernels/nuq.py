@@ -25,12 +25,7 @@ ENTRIES = 512
 
 
 def refuses(keys: NuqSegment, values: NuqSegment) -> str | None:
-    """Return why the kernel cannot quantize tokens for two segments, or None if it can.
-
-    Args:
-        keys: segment of keys of a layer.
-        values: segment of its values.
-    """
+    """Return why the kernel cannot quantize tokens for two segments, or None if it can."""
     for segment in (keys, values):
         if segment.gather is not None:
             return "the heads of a token are divided between processes"
@@ -50,10 +45,8 @@ def refuses(keys: NuqSegment, values: NuqSegment) -> str | None:
 def rank(share: float, width: int, *, high: bool) -> tuple[int, float]:
     """Return the rank at which ``torch.quantile`` reads a threshold of outliers, and its weight of the next rank.
 
-    Args:
-        share: share of the elements of a token that are outliers.
-        width: number of elements.
-        high: True for the largest elements, False for the smallest.
+    `share` is the share of a token's `width` elements that are outliers; `high` is True for the largest, False for the
+    smallest elements.
     """
     quantile = torch.tensor(tail(share) if high else 1 - tail(share), dtype=torch.float32)
     position = quantile * (width - 1)
@@ -61,17 +54,7 @@ def rank(share: float, width: int, *, high: bool) -> tuple[int, float]:
 
 
 def quantize(keys: NuqSegment, values: NuqSegment, key: Tensor, value: Tensor, places: Tensor) -> None:
-    """Quantize the key and the value of one new token per row, and store them in one launch that can be recorded.
-
-    The host must have made room for them (:meth:`kvbench.cache.segments.codebook.NuqSegment.advance`).
-
-    Args:
-        keys: segment of the keys.
-        values: segment of the values.
-        key: keys of the new tokens as the segment stores them, ``[B, H, 1, D]``.
-        value: values of the new tokens, ``[B, H, 1, Dv]``.
-        places: index of the token in each segment, int32 ``[B, 2]``, read on the device; negative to store nothing.
-    """
+    """See :func:`kvbench.cache.kernels.at_once.quantize`."""
     from kvbench.cache.kernels.nuq_kernel import quantize_token
 
     key = key if key.stride(-1) == 1 else key.contiguous()

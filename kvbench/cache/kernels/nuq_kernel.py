@@ -20,13 +20,7 @@ from kvbench.cache.kernels.nuq_store import insert, planes
 
 @triton.jit
 def nearest(x, levels, BITS: tl.constexpr):
-    """Return the code of the nearest level, the first of equally near ones.
-
-    Args:
-        x: normalized elements, fp32.
-        levels: pointer to the levels, fp32.
-        BITS: bits of a code.
-    """
+    """Return the codes of the levels (fp32) nearest to normalized elements (fp32), the first of equally near ones."""
     best = tl.abs(x - tl.load(levels))
     code = (x * 0.0).to(tl.int32)
     for i in tl.static_range(1, 1 << BITS):
@@ -98,6 +92,7 @@ def quantize_value(
         least = between(number_of(low, BF16), next_low, low_weight)
         most = between(number_of(high, BF16), next_high, high_weight)
         outlier = ((x <= least) | (x >= most)) & there
+        # an outlier counts as the token's median, so that a token of outliers alone has an offset
         inner = tl.where(outlier, number_of(middle, BF16), x)
     smallest = tl.min(tl.min(tl.where(there, inner, float("inf")), 1), 0)
     largest = tl.max(tl.max(tl.where(there, inner, float("-inf")), 1), 0)
@@ -174,44 +169,26 @@ def quantize_token(
     Args:
         KEY_X: pointer to the keys, ``[B, H, 1, D]``.
         VALUE_X: pointer to the values, ``[B, H, 1, Dv]``.
-        places: pointer to int32 ``[B, 2]``: index of the token in the segments of keys and of values;
-            negative to store nothing.
-        KEY_WORDS: pointers to the planes of the keys' words.
-        VALUE_WORDS: pointers to the planes of the values' words.
-        key_levels: pointer to the codebooks of keys, fp32 ``[B, TABLES, levels]``; the first is used.
-        value_levels: pointer to those of values.
-        key_scale: pointer to the ranges of the channels, fp16 ``[B, C]``.
-        key_offset: pointer to their offsets.
+        places: pointer to int32 ``[B, 2]``: index of the token in the segments of keys and of values; negative to store
+            nothing.
+        KEY_WORDS, VALUE_WORDS: pointers to the planes of words.
+        key_levels, value_levels: pointers to the codebooks, fp32 ``[B, TABLES, levels]``; the first is used.
+        key_scale, key_offset: pointers to the ranges and the offsets of the channels, fp16 ``[B, C]``.
         thresholds: pointer to their upper and lower thresholds, fp16 ``[B, 2, C]``.
-        value_scale: pointer to the ranges of the value tokens, fp16 ``[B, capacity]``, to which is written.
-        value_offset: pointer to their offsets.
-        KEY_ENTRIES: pointers to the values, indices and ends of the keys' outliers; empty without outliers.
-        VALUE_ENTRIES: the same for values.
-        record: pointer to the record of NaN and Inf (:class:`kvbench.cache.watch.Watch`); used only if `WATCHED`.
-        key_tag: number of the keys' segment in that record.
-        value_tag: number of the values' segment.
+        value_scale, value_offset: pointers to the ranges and the offsets of the value tokens, fp16 ``[B, capacity]``,
+            to which is written.
+        KEY_ENTRIES, VALUE_ENTRIES: pointers to the values, indices and ends of outliers; empty without outliers.
+        record: pointer to the record of NaN and Inf (:class:`kvbench.cache.watch.Watch`), in which the tags name the
+            segments; used only if `WATCHED`.
         x_strides: strides of keys over rows and heads, then those of values.
-        heads: number of heads.
-        key_tiles: number of tiles of a head in the keys' words.
-        value_tiles: number of tiles of a head in the values' words.
-        key_room: number of entries per row in the keys' buffers of outliers.
-        value_room: number of entries per row in the values' buffers.
-        key_blocks: number of blocks per row in the keys' table of ends.
-        value_blocks: number of blocks per row in the values' table.
-        low_rank: rank of a value's element below which outliers begin, rounded down.
-        high_rank: the same for the largest elements.
-        low_weight: weight of the element of the next rank in the interpolation.
-        high_weight: the same for the largest elements.
-        KEY_BITS: bits of a key's code.
-        VALUE_BITS: bits of a value's code.
+        key_tiles, value_tiles: number of tiles of a head in the words.
+        key_room, value_room: number of entries per row in the buffers of outliers.
+        key_blocks, value_blocks: number of blocks per row in the table of the outliers' ends.
+        low_rank, high_rank: ranks of a value's elements below and above which outliers begin, rounded down.
+        low_weight, high_weight: weights of the elements of the next ranks in the interpolation.
         TABLES: number of codebooks of a row: 1, or 2 if the restored levels differ.
-        KEY_DIM: channels of a key.
-        VALUE_DIM: channels of a value.
         H: number of heads, padded to a power of two.
-        OUTLIERS: True if there are outliers.
-        WATCHED: True to record NaN and Inf.
-        KEY_BLOCK: tokens of a block of outliers of keys.
-        VALUE_BLOCK: tokens of a block of outliers of values.
+        KEY_BLOCK, VALUE_BLOCK: tokens of a block of outliers.
         ENTRIES: number of older outliers to move at a time.
     """
     row = tl.program_id(0)
@@ -241,15 +218,7 @@ def quantize_token(
 def watch(x, record, tag, row, token, channel, D: tl.constexpr, WATCHED: tl.constexpr):
     """Record the first NaN or Inf of a token, unless another one is recorded already.
 
-    Args:
-        x: elements, fp32.
-        record: pointer to the record.
-        tag: number of the segment.
-        row: row of the batch.
-        token: index of the token within the segment.
-        channel: channel of each element over all heads.
-        D: channels of a head.
-        WATCHED: True to do so.
+    `channel` is the channel of each element over all heads; `D` the channels of a head.
     """
     if WATCHED:
         bad = ~(tl.abs(x) < float("inf"))

@@ -1,7 +1,8 @@
 """Order statistics inside a Triton kernel: elements of given ranks among 16-bit floating-point numbers, by histograms.
 
-A number's *sort key* is an integer of two bytes that sorts like it. A histogram of the upper bytes tells in which bin
-an element lies, and one of the lower bytes of that bin's elements which of them it is.
+A number's *sort key* is an integer, 0 to 65535, that sorts like it. A histogram of the upper bytes tells in which bin
+an element lies, and one of the lower bytes of that bin's elements which of them it is. Ranks count from 0 for the
+smallest element; padding has the largest key, 65535.
 """
 
 # mypy: ignore-errors
@@ -13,12 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def number_of(key, BF16: tl.constexpr):
-    """Return the number, fp32, that has a sort key: the inverse of :func:`sort_key`.
-
-    Args:
-        key: sort key, int32, 0 to 65535.
-        BF16: True if elements are bf16, False if fp16.
-    """
+    """Return the number, fp32, that has a sort key: the inverse of :func:`sort_key`."""
     bits = tl.where(key >= 32768, key - 32768, 65535 - key)
     if BF16:
         number = (bits << 16).to(tl.float32, bitcast=True)
@@ -29,23 +25,14 @@ def number_of(key, BF16: tl.constexpr):
 
 @triton.jit
 def sort_key(x):
-    """Return integers 0 to 65535 that sort like the given 16-bit floating-point numbers.
-
-    Args:
-        x: block of fp16 or bf16 numbers.
-    """
+    """Return the sort keys, int32, of fp16 or bf16 numbers."""
     bits = x.to(tl.int16, bitcast=True).to(tl.int32) & 65535
     return tl.where(bits >= 32768, 65535 - bits, bits + 32768)
 
 
 @triton.jit
 def at_rank(counts, rank):
-    """Return in which bin the element of a rank is, and its rank within the bin.
-
-    Args:
-        counts: number of elements per bin, ``[256]``.
-        rank: the rank, counted from 0 for the smallest element.
-    """
+    """Return in which bin the element of a rank is, and its rank within the bin, given the bins' counts, ``[256]``."""
     upto = tl.cumsum(counts, 0)
     before = upto <= rank
     return tl.sum(before.to(tl.int32), 0), rank - tl.max(tl.where(before, upto, 0), 0)
@@ -53,13 +40,7 @@ def at_rank(counts, rank):
 
 @triton.jit
 def within_bin(keys, byte, rank):
-    """Return the sort key of the element of a rank among those whose upper byte is `byte`.
-
-    Args:
-        keys: sort keys, ``[n]``.
-        byte: the upper byte.
-        rank: rank among these elements.
-    """
+    """Return the sort key of the element of a rank among those whose upper byte is `byte`."""
     # all other elements count as the largest of the bin, and so come after those of any rank in it
     low, _ = at_rank(tl.histogram(tl.where(keys >> 8 == byte, keys & 255, 255), 256), rank)
     return byte * 256 + low
@@ -67,15 +48,7 @@ def within_bin(keys, byte, rank):
 
 @triton.jit
 def statistics(keys, first, second, third, COUNT: tl.constexpr):
-    """Return the elements of three ranks, counted from 0 for the smallest, as sort keys.
-
-    Args:
-        keys: sort keys of all elements; padding has the largest, 65535.
-        first: a rank.
-        second: a rank.
-        third: a rank.
-        COUNT: number of sort keys.
-    """
+    """Return the elements of three ranks as sort keys."""
     keys = tl.reshape(keys, (COUNT,))
     counts = tl.histogram(keys >> 8, 256)
     a, a_rank = at_rank(counts, first)
@@ -86,13 +59,7 @@ def statistics(keys, first, second, third, COUNT: tl.constexpr):
 
 @triton.jit
 def following(keys, key, rank):
-    """Return the sort key of the element of the next rank.
-
-    Args:
-        keys: sort keys of all elements, padding larger than any of them.
-        key: sort key of the element of rank `rank`.
-        rank: the rank.
-    """
+    """Return the sort key of the element of the next rank, where `key` is that of the rank."""
     upto = tl.sum(tl.sum((keys <= key).to(tl.int32), 1), 0)
     above = tl.min(tl.min(tl.where(keys > key, keys, 65536), 1), 0)
     return tl.where(upto > rank + 1, key, tl.minimum(above, 65535))

@@ -13,14 +13,11 @@ def write_plane(words, tiles, token, head, d, codes, there, WIDTH: tl.constexpr,
 
     Args:
         words: pointer to the plane of one row, int16 ``[H, tiles, ...]``.
-        tiles: number of tiles of a head.
-        token: index of the token.
         head: index of the head of each element.
         d: channel of each element.
         codes: codes of the plane, int32 ``[H, D]``.
         there: which elements exist.
         WIDTH: bits of a code in this plane.
-        D: channels of a head.
         KEYS: True for the order of words of keys, False for that of values.
     """
     N: tl.constexpr = 8 * WIDTH
@@ -60,15 +57,10 @@ def insert(
         values: pointer to the values of the row's entries.
         indices: pointer to their indices, int16.
         table: pointer to the ends of the row's entries, int32 ``[blocks, heads]``.
-        token: index of the token.
         x: the token's elements, ``[H, D]``.
         outlier: which of them are outliers.
-        head: heads, ``[H]``.
-        d: channels, ``[D]``.
-        heads: number of heads that exist.
+        heads: number of heads that exist; H is padded.
         width: channels of a token over all heads.
-        H: number of heads, padded.
-        D: number of channels of a head.
         BLOCK: number of tokens of a block.
         ENTRIES: number of older entries to move at a time.
     """
@@ -76,6 +68,7 @@ def insert(
     block = table + token // BLOCK * heads
     begin = tl.where(token >= BLOCK, tl.load(table + tl.maximum(token // BLOCK * heads - 1, 0)), 0)
     old_ends = tl.load(block + head, mask=there, other=0)
+    # the table of a block is first written with its first token: until then, its runs are empty
     old_ends = tl.where(token % BLOCK > 0, old_ends, begin)
     stop = tl.max(tl.where(there, old_ends, 0), 0)
     marks = outlier.to(tl.int32)

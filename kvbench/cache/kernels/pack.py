@@ -71,11 +71,7 @@ def considered(device: torch.device) -> bool:
 
 
 def served(segment: Packed, x: Tensor) -> Form | str:
-    """Check whether a kernel, rather than torch operations, can quantize and pack given tokens into a segment.
-
-    Args:
-        segment: segment that is to store the tokens.
-        x: the tokens, ``[rows, H, n, D]``.
+    """Check whether a kernel, rather than torch operations, can pack tokens ``[rows, H, n, D]`` into a segment.
 
     Returns:
         The kernel's compile-time parameters if it can, else the reason why not, as text.
@@ -113,7 +109,6 @@ def pack(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, inde
     unless `index` is given.
 
     Args:
-        segment: segment that stores the tokens.
         how: the kernel's compile-time parameters, as :func:`served` returned them.
         first_row: row of the batch, in the segment, to which row 0 of `x` belongs.
         x: tokens in full precision, ``[rows, H, n, D]``.
@@ -135,13 +130,10 @@ def pack(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, inde
 
 
 def warm(segment: Packed, x: Tensor) -> None:
-    """Compile the kernels that will pack tokens later, without packing any.
+    """Compile the kernels that will pack tokens like ``x`` ``[B, H, 1, D]`` later, without packing any.
 
-    Compilation takes about a second, which would otherwise be part of the first step that packs.
-
-    Args:
-        segment: segment that will store the tokens.
-        x: tokens like those to be packed, ``[B, H, 1, D]``; only their shape, strides, dtype and device matter.
+    Of `x`, only shape, strides, dtype and device matter. Compilation takes about a second, which would otherwise be
+    part of the first step that packs.
     """
     how = served(segment, x)
     if isinstance(how, Form):

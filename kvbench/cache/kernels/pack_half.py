@@ -2,7 +2,11 @@
 
 The arithmetic is that of :mod:`~kvbench.cache.kernels.pack_math`, but with two elements per instruction. Constants are
 pairs of fp16 numbers: 0x6400 is 1024 and 0x6608 is 1544; added to a quotient, they leave its rounded value in the low
-bits of the sum. The *share* of a group is the factor 1 or 1/4 from :func:`~kvbench.cache.kernels.pack_math.share`.
+bits of the sum. A returned code is in the low bits of its 16 bits; the other bits are not zero.
+
+Names that end in 0 belong to the lower channel of a pair, those in 1 to the upper. Of the group of each element, `part`
+is the *share*, the factor 1 or 1/4 from :func:`~kvbench.cache.kernels.pack_math.share`; `base` is the minimum times the
+share; `r` is fl(1 / scale) / share. LEVELS is the largest code.
 
 Operands of the PTX are numbered in the order of the call: first the results (``$0``, or ``$0`` and ``$1``), then the
 arguments.
@@ -77,15 +81,7 @@ def _rounded(q, bias: tl.constexpr):
 
 @triton.jit
 def _affine_twin(x, part, base, r, LEVELS: tl.constexpr):
-    """Return the codes of one half of the pairs, twice: in the low bits of an int32, and as fp32 numbers.
-
-    Args:
-        x: elements, fp32.
-        part: share of their groups.
-        base: minimum times share.
-        r: fl(1 / scale) / share.
-        LEVELS: the largest code.
-    """
+    """Return the codes of one half of the pairs, twice: in the low bits of an int32, and as fp32 numbers."""
     offset = to_half(x * part - base)
     rounded = to_half(tl.minimum(to_half(offset * r), LEVELS) + 1024.0)
     return rounded.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32), rounded - 1024.0
@@ -93,25 +89,7 @@ def _affine_twin(x, part, base, r, LEVELS: tl.constexpr):
 
 @triton.jit
 def affine16(x, part0, part1, base0, base1, r0, r1, LEVELS: tl.constexpr):
-    """Return the affine codes of fp16 elements, which are given as pairs and processed two at a time.
-
-    A pair is an int32 that holds two neighbouring channels, the lower channel in the low 16 bits. Names that end in 0
-    belong to the lower channel, those in 1 to the upper.
-
-    Args:
-        x: pairs of fp16 elements.
-        part0: 1 or 1/4, by which the lower channel is multiplied so that nothing overflows in fp16
-            (:func:`kvbench.cache.kernels.pack_math.share`).
-        part1: the same for the upper channel.
-        base0: minimum of the lower channel's group, times `part0`.
-        base1: minimum of the upper channel's group, times `part1`.
-        r0: 1 / scale of the lower channel's group, rounded to fp32 and then divided by `part0`.
-        r1: 1 / scale of the upper channel's group, rounded to fp32 and then divided by `part1`.
-        LEVELS: the largest code.
-
-    Returns:
-        Pairs of codes. A code is in the low bits of its 16 bits; the other bits are not zero.
-    """
+    """Return the affine codes of pairs of fp16 elements."""
     if INTERPRETED:
         low, _ = _affine_twin(low_half(x, True), part0, base0, r0, LEVELS)
         high, _ = _affine_twin(high_half(x, True), part1, base1, r1, LEVELS)
@@ -132,9 +110,7 @@ def _lower_twin(x, number, part, step, base, fine):
     Args:
         x: elements, fp32.
         number: their upper nibbles, as fp32 numbers.
-        part: share of their groups.
         step: scale times share.
-        base: minimum times share.
         fine: fl(1 / s) / share, where s is scale / 16 rounded to fp16.
     """
     # the decoded upper nibble; the lower nibble encodes the remainder in sixteenths of a step
@@ -145,29 +121,10 @@ def _lower_twin(x, number, part, step, base, fine):
 
 @triton.jit
 def hierarchical16(x, part0, part1, base0, base1, r0, r1, scale0, scale1):
-    """Return the hierarchical codes of fp16 elements, which are given as pairs and processed two at a time.
+    """Return the hierarchical codes of pairs of fp16 elements: pairs of upper nibbles, and pairs of lower nibbles.
 
     The upper nibble is an affine code. The lower nibble encodes the difference between the element and its decoded
     upper nibble, in sixteenths of the scale.
-
-    A pair is an int32 that holds two neighbouring channels, the lower channel in the low 16 bits. Names that end in 0
-    belong to the lower channel, those in 1 to the upper.
-
-    Args:
-        x: pairs of fp16 elements.
-        part0: 1 or 1/4, by which the lower channel is multiplied so that nothing overflows in fp16
-            (:func:`kvbench.cache.kernels.pack_math.share`).
-        part1: the same for the upper channel.
-        base0: minimum of the lower channel's group, times `part0`.
-        base1: minimum of the upper channel's group, times `part1`.
-        r0: 1 / scale of the lower channel's group, rounded to fp32 and then divided by `part0`.
-        r1: 1 / scale of the upper channel's group, rounded to fp32 and then divided by `part1`.
-        scale0: scale of the lower channel's group.
-        scale1: scale of the upper channel's group.
-
-    Returns:
-        Pairs of upper nibbles, and pairs of lower nibbles. A nibble is in the low bits of its 16 bits; the other bits
-        are not zero.
     """
     # fp16 rounds a sixteenth of a small scale, so its reciprocal is not sixteen times that of the scale
     fine0 = reciprocal(to_half(scale0 * 0.0625)) * tl.where(part0 == 1.0, 1.0, 4.0)
@@ -199,22 +156,7 @@ def _atom_twin(x, r, zero, LEVELS: tl.constexpr):
 
 @triton.jit
 def atom16(x, r0, r1, zero0, zero1, LEVELS: tl.constexpr):
-    """Return the codes of Atom's quantizer for fp16 elements, which are given as pairs and processed two at a time.
-
-    A pair is an int32 that holds two neighbouring channels, the lower channel in the low 16 bits. Names that end in 0
-    belong to the lower channel, those in 1 to the upper.
-
-    Args:
-        x: pairs of fp16 elements.
-        r0: 1 / scale of the lower channel's group, rounded to fp32.
-        r1: 1 / scale of the upper channel's group, rounded to fp32.
-        zero0: zero point of the lower channel's group.
-        zero1: zero point of the upper channel's group.
-        LEVELS: the largest code.
-
-    Returns:
-        Pairs of codes. A code is in the low bits of its 16 bits; the other bits are not zero.
-    """
+    """Return the codes of Atom's quantizer for pairs of fp16 elements; `r` is fl(1 / scale), without a share."""
     if INTERPRETED:
         low = _atom_twin(low_half(x, True), r0, zero0, LEVELS)
         codes = bit_pair(low, _atom_twin(high_half(x, True), r1, zero1, LEVELS))

@@ -39,14 +39,11 @@ from kvbench.cache.kernels.pack_math import (
 
 @triton.jit
 def group_params(low, high, KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr):
-    """Compute the quantization parameters of groups from the smallest and the largest element of each.
+    """Compute the quantization parameters of groups from the smallest and the largest element of each, in fp32.
 
     Args:
-        low: minimum of each group, fp32.
-        high: maximum of each group, fp32.
         KIND: ``affine``, ``hierarchical`` or ``atom``.
         LEVELS: the largest code (hierarchical: the largest upper nibble).
-        HALF: True for fp16 tokens, for which each operation is rounded to fp16; False for bf16.
 
     Returns:
         Four fp32 blocks in the shape of `low`: the scale; the minimum (``atom``: the zero point); 1 / scale; and 1 or
@@ -68,24 +65,7 @@ def encode(
     x, scale0, scale1, base0, base1, r0, r1, part0, part1,
     KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Quantize elements, given as pairs of neighbouring channels together with the parameters of their groups.
-
-    A pair is an int32 that holds two neighbouring channels, the lower channel in the low 16 bits. Names that end in 0
-    belong to the lower channel, those in 1 to the upper. :func:`group_params` computes the parameters.
-
-    Args:
-        x: pairs of elements.
-        scale0: scale of the lower channel's group.
-        scale1: scale of the upper channel's group.
-        base0: minimum or zero point of the lower channel's group.
-        base1: minimum or zero point of the upper channel's group.
-        r0: 1 / scale of the lower channel's group, rounded to fp32.
-        r1: 1 / scale of the upper channel's group, rounded to fp32.
-        part0: if `HALF`, 1 or 1/4, by which the lower channel is multiplied so that nothing overflows in fp16.
-        part1: the same for the upper channel.
-        KIND: ``affine``, ``hierarchical`` or ``atom``.
-        LEVELS: the largest code (hierarchical: the largest upper nibble).
-        HALF: True for fp16 tokens, for which each operation is rounded to fp16; False for bf16.
+    """Quantize pairs of elements with the parameters of their groups (:func:`group_params`).
 
     Returns:
         Two blocks of pairs. If `KIND` is ``hierarchical``, they are the upper and the lower nibbles of the codes;
@@ -151,7 +131,6 @@ def put_words(
         base: offset of the tile's first word from `words`.
         row: indices of the program's word rows within the tile, ``[rows]``.
         pair: indices of the program's pairs of channels, ``[channels / 2]``.
-        HEAD_DIM: channels of a head.
         WORD_ROWS: number of word rows in a tile.
         VALUE: True for the word order of values, ``[channels, rows]``; False for that of keys, ``[rows, channels]``.
     """
@@ -213,6 +192,7 @@ def pack_tiles(
     """Quantize tokens and write their codes and parameters into a segment.
 
     Grid: (rows x H, programs). The programs of one tile are adjacent (:func:`kvbench.cache.kernels.forms.programs`).
+    The strides over rows, heads and tokens are those of `x`, in pairs of elements.
 
     Args:
         x: pointer to the tokens, ``[rows, H, n, D]``, channels contiguous.
@@ -227,22 +207,14 @@ def pack_tiles(
         bases: pointer to the minima or zero points, in the dtype and shape of `scales`.
         record: pointer to where the location of the first NaN or Inf is stored, int32 ``[6]``: found (0 or 1), tag,
             row, head, token, channel.
-        stride_row: stride of `x` over rows, in pairs of elements.
-        stride_head: stride of `x` over heads, in pairs of elements.
-        stride_token: stride of `x` over tokens, in pairs of elements.
         start: index, within the segment, of the first token to write.
         count: number of tokens to write.
         first_row: row of the batch, in the segment, to which row 0 of `x` belongs.
         first_part: number of programs of the tile of token `start` that have nothing to do and are not launched.
-        heads: number of KV heads, H.
-        tiles: size of the third dimension of `upper_words` and `lower_words`.
-        param_rows: size of the third dimension of `scales` and `bases`.
         tag: number that identifies the segment in `record`.
         KIND: ``affine``, ``hierarchical`` or ``atom``.
         BITS: bits of a code: 2, 3, 4 or 8.
         BY_CHANNEL: True if a group consists of GROUP tokens of one channel, False if of GROUP channels of one token.
-        GROUP: number of elements in a group.
-        HEAD_DIM: channels of a head.
         VALUE: True for the word order of values, False for that of keys.
         ROWS: number of word rows that a program processes (if BY_CHANNEL or with 3 bits, all word rows of a tile).
         CHANNELS: number of channels that a program processes.
@@ -369,27 +341,15 @@ def note(
 ):  # fmt: skip
     """Store the location of the first NaN or Inf among a program's tokens, unless a location is already stored.
 
-    A program calls this only if the smallest or the largest element of some group is not finite.
+    A program calls this only if the smallest or the largest element of some group is not finite. Other arguments are
+    those of :func:`pack_tiles`.
 
     Args:
         begin: pointer to the tokens of the program's row and head, as pairs of channels.
-        index: if `INDEXED`, pointer to the indices of the tokens to pack; else ignored.
-        record: pointer to where the location is stored (:func:`pack_tiles`).
         row: row of the tokens that the program packs, counted from `first_row`.
-        head: KV head of the program.
-        tile: tile of the program.
-        start: index, within the segment, of the first token that the launch packs.
         stop: one past the index of the last token that the launch packs.
-        first_row: row of the batch, in the segment, to which row 0 of the tokens belongs.
-        tag: number that identifies the segment in `record`.
-        stride_token: distance between neighbouring tokens in memory, in pairs of elements.
         word_row: indices of the program's word rows within the tile.
         pair: indices of the program's pairs of channels.
-        HEAD_DIM: channels of a head.
-        FIELDS: number of fields in a word.
-        WORD_ROWS: number of word rows in a tile.
-        HALF: True for fp16 tokens, False for bf16.
-        INDEXED: True if the tokens listed in `index` are packed, False if all are.
     """
     first = 0x7FFFFFFF
     for f in range(FIELDS):

@@ -24,35 +24,16 @@ def pack_layers(
 ):  # fmt: skip
     """Quantize and pack tokens of several layers in one launch, given a table of the layers' buffer addresses.
 
-    Each layer is packed as by :func:`pack_tiles`, or by :func:`pack_windows` if `WINDOW` is not 0. Only addresses and
-    tags differ between layers; all other arguments hold for every layer. Grid: (rows x H, programs, layers).
+    Each layer is packed as by :func:`pack_tiles`, or by :func:`pack_windows` if `WINDOW` is not 0; the other arguments
+    are theirs. Only addresses and tags differ between layers; all other arguments hold for every layer. Grid: (rows x
+    H, programs, layers).
 
     Args:
         table: pointer to int64 ``[layers, 6]``. The first five columns are addresses: of the storage of the tokens, the
             words of codes (8 bits: of upper nibbles), the words of lower nibbles, the scales, and the minima or zero
             points. The last column is the segment's tag.
         like: any tensor with the dtype of the tokens, which an address alone does not determine.
-        record: pointer to where the location of the first NaN or Inf is stored
-            (:func:`kvbench.cache.kernels.pack_kernel.pack_tiles`).
         offset: offset of the first token in its storage, in elements.
-        stride_row: stride of the tokens over rows, in pairs of elements.
-        stride_head: stride of the tokens over heads, in pairs of elements.
-        stride_token: stride of the tokens over tokens, in pairs of elements.
-        start: index, within each segment, of the first token to write.
-        count: number of tokens to write.
-        first_row: row of the batch, in each segment, to which row 0 of the tokens belongs.
-        first_part: number of programs of the tile of token `start` that have nothing to do and are not launched.
-        heads: number of KV heads, H.
-        tiles: number of tiles per head in the buffers of words, ``[B, H, tiles, ...]``.
-        param_rows: size of the third dimension of the buffers of parameters, ``[B, H, param_rows, ...]``.
-        KIND: ``affine``, ``hierarchical`` or ``atom``.
-        BITS: bits of a code: 2, 4 or 8.
-        BY_CHANNEL: True if a group consists of GROUP tokens of one channel, False if of GROUP channels of one token.
-        GROUP: number of elements in a group, or if `WINDOW` is not 0, the largest such number.
-        HEAD_DIM: channels of a head.
-        VALUE: True for the word order of values, False for that of keys.
-        ROWS: number of word rows that a program processes (if BY_CHANNEL, all word rows of a tile).
-        CHANNELS: number of channels that a program processes.
         WINDOW: if groups may cross tile boundaries (LogQuant), the number of tokens per block that is divided into
             groups; else 0.
     """

@@ -1,8 +1,9 @@
-"""The quantizers' arithmetic on pairs of elements (Triton), used by :mod:`kvbench.cache.kernels.pack_kernel`.
+"""The quantizers' arithmetic on pairs of elements (Triton).
 
-A *pair* is an int32 that holds two neighbouring channels in fp16 or bf16, the lower channel in the low half. fp16 pairs
-are processed packed (one instruction for two elements), bf16 ones in fp32. ``fl(x)`` is x rounded to fp32. Codes and
-parameters equal, bit for bit, those of ``encode_groups`` in :mod:`kvbench.quantizers` for the same dtype:
+A *pair* is an int32 that holds two neighbouring channels in fp16 (HALF) or bf16, the lower channel in the low half.
+fp16 pairs are processed packed (one instruction for two elements), bf16 ones in fp32. ``fl(x)`` is x rounded to fp32.
+LEVELS is the largest code; `low` and `high` are the extremes of each group, in fp32. Codes and parameters equal, bit
+for bit, those of ``encode_groups`` in :mod:`kvbench.quantizers` for the same dtype:
 
 * For fp16 input every operation is rounded to fp16; for bf16 input all arithmetic is in fp32. The compiler's fused
   multiply-adds are switched off at the launch; those in the code are exact.
@@ -36,12 +37,7 @@ INFINITY = tl.constexpr(float("inf"))
 
 @triton.jit
 def low_half(pair, HALF: tl.constexpr):
-    """Return the lower channel of pairs, the low 16 bits of each int32, as fp32.
-
-    Args:
-        pair: pairs of channels, int32.
-        HALF: True if the channels are fp16, False if they are bf16.
-    """
+    """Return the lower channel of pairs, the low 16 bits of each int32, as fp32."""
     if HALF:
         x = (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
@@ -51,12 +47,7 @@ def low_half(pair, HALF: tl.constexpr):
 
 @triton.jit
 def high_half(pair, HALF: tl.constexpr):
-    """Return the upper channel of pairs, the high 16 bits of each int32, as fp32.
-
-    Args:
-        pair: pairs of channels, int32.
-        HALF: True if the channels are fp16, False if they are bf16.
-    """
+    """Return the upper channel of pairs, the high 16 bits of each int32, as fp32."""
     if HALF:
         x = ((pair >> 16) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
@@ -66,24 +57,14 @@ def high_half(pair, HALF: tl.constexpr):
 
 @triton.jit
 def half_pair(low, high):
-    """Round two fp32 values to fp16 and return them as a pair in one int32.
-
-    Args:
-        low: value for the low 16 bits.
-        high: value for the high 16 bits.
-    """
+    """Round two fp32 values to fp16 and return them as a pair in one int32."""
     bits = low.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     return bits | (high.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
 
 
 @triton.jit
 def bit_pair(low, high):
-    """Return the low 16 bits of two int32 values as a pair in one int32.
-
-    Args:
-        low: value for the low 16 bits.
-        high: value for the high 16 bits.
-    """
+    """Return the low 16 bits of two int32 values as a pair in one int32."""
     return (low & 0xFFFF) | (high << 16)
 
 
@@ -119,13 +100,7 @@ def _raw_pair(low, high, HALF: tl.constexpr):
 
 @triton.jit
 def smaller(a, b, HALF: tl.constexpr):
-    """Return the elementwise minimum of two blocks whose elements are stored as pairs; NaN where either is NaN.
-
-    Args:
-        a: pairs of channels, int32.
-        b: pairs of channels, int32.
-        HALF: True if the channels are fp16, False if they are bf16.
-    """
+    """Return the elementwise minimum of two blocks of pairs; NaN where either is NaN."""
     if INTERPRETED:
         low = tl.minimum(low_half(a, HALF), low_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
         high = tl.minimum(high_half(a, HALF), high_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
@@ -139,13 +114,7 @@ def smaller(a, b, HALF: tl.constexpr):
 
 @triton.jit
 def larger(a, b, HALF: tl.constexpr):
-    """Return the elementwise maximum of two blocks whose elements are stored as pairs; NaN where either is NaN.
-
-    Args:
-        a: pairs of channels, int32.
-        b: pairs of channels, int32.
-        HALF: True if the channels are fp16, False if they are bf16.
-    """
+    """Return the elementwise maximum of two blocks of pairs; NaN where either is NaN."""
     if INTERPRETED:
         low = tl.maximum(low_half(a, HALF), low_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
         high = tl.maximum(high_half(a, HALF), high_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
@@ -161,10 +130,7 @@ def larger(a, b, HALF: tl.constexpr):
 def smallest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
     """Return the minimum of pairs over one dimension, separately for lower and upper channels.
 
-    Args:
-        pairs: pairs of channels, int32.
-        AXIS: dimension to reduce; the result has size 1 there.
-        HALF: True if the channels are fp16, False if they are bf16.
+    The result has size 1 in the dimension AXIS.
     """
     if INTERPRETED:
         low, high = low_half(pairs, HALF), high_half(pairs, HALF)
@@ -180,13 +146,7 @@ def smallest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def largest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
-    """Return the maximum of pairs over one dimension, separately for lower and upper channels.
-
-    Args:
-        pairs: pairs of channels, int32.
-        AXIS: dimension to reduce; the result has size 1 there.
-        HALF: True if the channels are fp16, False if they are bf16.
-    """
+    """Return the maximum of pairs over one dimension, as :func:`smallest` does the minimum."""
     if INTERPRETED:
         low = tl.max(low_half(pairs, HALF), AXIS, keep_dims=True)
         most = _raw_pair(low, tl.max(high_half(pairs, HALF), AXIS, keep_dims=True), HALF)
@@ -202,15 +162,10 @@ def largest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def quotient(a, b, r):
-    """Return a / b in fp32, or 0 if b = 0, computed from 1 / b without a division.
+    """Return a / b in fp32, or 0 if b = 0, computed without a division from r = fl(1 / b) (:func:`reciprocal`).
 
     The quotient may differ in its last bit from the correctly rounded one, but only where the caller's next rounding,
     to fp16 or to a code, gives the same result for both.
-
-    Args:
-        a: dividend, fp32.
-        b: divisor, fp32.
-        r: 1 / b rounded to fp32, from :func:`reciprocal`.
     """
     if INTERPRETED:
         q = tl.where(b == 0.0, 0.0, tl.div_rn(a, tl.broadcast_to(tl.where(b == 0.0, 1.0, b), a.shape)))
@@ -224,12 +179,7 @@ def quotient(a, b, r):
 
 @triton.jit
 def divided(x, by: tl.constexpr):
-    """Return x / by, rounded to fp32.
-
-    Args:
-        x: dividend, fp32.
-        by: divisor, a constant.
-    """
+    """Return x / by for a constant divisor, rounded to fp32."""
     return quotient(x, tl.full(x.shape, by, tl.float32), tl.full(x.shape, 1.0 / by, tl.float32))
 
 
@@ -238,9 +188,6 @@ def reciprocal(x):
     """Return 1 / x rounded to fp32, or 0 if x = 0.
 
     A group of equal elements has the scale 0. As its reciprocal is taken to be 0 too, all codes of the group are 0.
-
-    Args:
-        x: scales, fp32.
     """
     if INTERPRETED:
         r = tl.div_rn(tl.full(x.shape, 1.0, tl.float32), tl.where(x == 0.0, 1.0, x))
@@ -251,11 +198,7 @@ def reciprocal(x):
 
 @triton.jit
 def to_half(x):
-    """Round values to fp16, and return them as fp32.
-
-    Args:
-        x: values, fp32.
-    """
+    """Round fp32 values to fp16, and return them as fp32."""
     return x.to(tl.float16).to(tl.float32)
 
 
@@ -263,14 +206,7 @@ def to_half(x):
 def affine_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
     """Compute the scale and the minimum of each group, bit for bit as :class:`kvbench.quantizers.AffineQuantizer`.
 
-    Args:
-        low: minimum of each group, fp32.
-        high: maximum of each group, fp32.
-        LEVELS: the largest code.
-        HALF: True to round each operation to fp16 (fp16 tokens), False for fp32 arithmetic (bf16 tokens).
-
-    Returns:
-        The scales and the minima, both fp32 but representable in fp16.
+    Both are fp32 but representable in fp16.
     """
     if HALF:
         # a range above 65504 is computed at a quarter, and the scale multiplied by 4; both are exact
@@ -288,14 +224,8 @@ def affine_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
 def share(scale, base, high, LEVELS: tl.constexpr):
     """Return 1 or 1/4 for each group: the factor that keeps the computation of its codes in fp16 from overflowing.
 
-    The group's elements, minimum and scale are all to be multiplied by the factor. It is 1/4 if an element's
+    The group's elements, minimum (`base`) and scale are all to be multiplied by the factor. It is 1/4 if an element's
     difference from the minimum, or the scale times the largest code, exceeds 65504, the largest fp16 number.
-
-    Args:
-        scale: scale of each group.
-        base: minimum of each group.
-        high: maximum of each group.
-        LEVELS: the largest code.
     """
     wide = (to_half(high - base) == INFINITY) | (to_half(scale * LEVELS) == INFINITY)
     return tl.where(wide, 0.25, 1.0)
@@ -305,14 +235,7 @@ def share(scale, base, high, LEVELS: tl.constexpr):
 def atom_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
     """Compute the scale and the zero point of each group, bit for bit as :class:`kvbench.quantizers.AtomQuantizer`.
 
-    Args:
-        low: minimum of each group, fp32.
-        high: maximum of each group, fp32.
-        LEVELS: the largest code.
-        HALF: True to round each operation to fp16 (fp16 tokens), False for fp32 arithmetic (bf16 tokens).
-
-    Returns:
-        The scales and the zero points, both fp32 but representable in fp16.
+    Both are fp32 but representable in fp16.
     """
     # bounded, as an infinite quotient would spoil the Newton step; the scale is limited to 65504 anyway
     scale = divided(tl.minimum(tl.maximum(high - low, 1e-5), 3e38), LEVELS)
@@ -335,11 +258,6 @@ def bounded(q, least: tl.constexpr, most: tl.constexpr):
     """Clamp quotients to a range; NaN becomes the lower bound.
 
     :func:`quotient` can return NaN if the true value is too small for fp32.
-
-    Args:
-        q: values, fp32.
-        least: lower bound.
-        most: upper bound.
     """
     return tl.minimum(tl.maximum(q, least), most)
 
@@ -348,12 +266,7 @@ def bounded(q, least: tl.constexpr, most: tl.constexpr):
 def affine32(x, scale, base, r, LEVELS: tl.constexpr):
     """Return the affine codes of bf16 elements that were converted to fp32, with fp32 arithmetic.
 
-    Args:
-        x: elements, fp32.
-        scale: scale of each element's group.
-        base: minimum of each element's group.
-        r: 1 / scale of each element's group, rounded to fp32.
-        LEVELS: the largest code.
+    `scale`, `base` (the minimum) and `r` (fl(1 / scale)) are those of each element's group.
 
     Returns:
         The codes in the low bits of an int32 whose other bits are not zero, and the codes as fp32 numbers.
@@ -366,17 +279,9 @@ def affine32(x, scale, base, r, LEVELS: tl.constexpr):
 def lower32(x, number, scale, base, r):
     """Return the lower nibbles of the hierarchical codes of bf16 elements, with fp32 arithmetic.
 
-    A lower nibble encodes the difference between the element and its decoded upper nibble, in sixteenths of the scale.
-
-    Args:
-        x: elements, fp32.
-        number: upper nibbles of the elements, as fp32 numbers.
-        scale: scale of each element's group.
-        base: minimum of each element's group.
-        r: 1 / scale of each element's group, rounded to fp32.
-
-    Returns:
-        The lower nibbles in the low bits of an int32 whose other bits are not zero.
+    A lower nibble encodes the difference between the element and its decoded upper nibble, `number`, in sixteenths of
+    the scale. It is in the low bits of an int32 whose other bits are not zero. Other arguments are those of
+    :func:`affine32`.
     """
     rest = x - (number * scale + base)  # the product is exact
     rounded = bounded(quotient(rest, scale * 0.0625, r * 16.0), -8.0, 7.0) + ROUND32
@@ -387,15 +292,8 @@ def lower32(x, number, scale, base, r):
 def atom32(x, scale, zero, r, LEVELS: tl.constexpr):
     """Return the codes of Atom's quantizer for bf16 elements that were converted to fp32, with fp32 arithmetic.
 
-    Args:
-        x: elements, fp32.
-        scale: scale of each element's group.
-        zero: zero point of each element's group.
-        r: 1 / scale of each element's group, rounded to fp32.
-        LEVELS: the largest code.
-
-    Returns:
-        The codes in the low bits of an int32 whose other bits are not zero.
+    The codes are in the low bits of an int32 whose other bits are not zero. Arguments are those of :func:`affine32`,
+    with the zero point of each element's group.
     """
     # clamping beyond the code range changes no code, but an infinite quotient would spoil the Newton step
     x = tl.minimum(tl.maximum(x, scale * -(LEVELS + 1)), scale * (LEVELS + 1))

@@ -41,9 +41,7 @@ def together(packs: Deferred[Job | Thin]) -> Iterator[None]:
     """Defer packing to the end of a ``with`` block, so that layers that pack tokens alike share a kernel launch.
 
     Within the block, nothing may read the packed tokens or overwrite the full-precision tokens that are to be packed.
-
-    Args:
-        packs: the cache's queue of packing jobs (``Progress.packs``).
+    `packs` is the cache's queue (``Progress.packs``).
     """
     with packs.collecting() as jobs:
         yield
@@ -51,12 +49,7 @@ def together(packs: Deferred[Job | Thin]) -> Iterator[None]:
 
 
 def thin(segment: Packed, job: Thin) -> None:
-    """Thin a window whose tokens were packed last: at once or, if these tokens are queued, after they are packed.
-
-    Args:
-        segment: segment into which they were packed.
-        job: the window, and what to drop of it.
-    """
+    """Thin a window whose tokens were packed last: at once or, if these tokens are queued, after they are packed."""
     jobs = None if segment.packs is None else segment.packs.jobs
     if jobs and isinstance(jobs[-1], Job) and jobs[-1].segment is segment:
         jobs.append(job)
@@ -65,20 +58,10 @@ def thin(segment: Packed, job: Thin) -> None:
 
 
 def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> bool:
-    """Queue tokens that are to be packed into a segment, if this is possible.
+    """Queue tokens that are to be packed into a segment; return False if the caller must pack them at once.
 
     Nothing is queued outside a ``with`` block of :func:`together`, if `x` is empty, or if the segment belongs to no
-    cache or has no record of NaN and Inf.
-
-    Args:
-        segment: segment that stores the tokens.
-        how: compile-time parameters of the kernel.
-        first_row: row of the batch, in the segment, to which row 0 of `x` belongs.
-        x: tokens in full precision, ``[rows, H, n, D]``.
-        start: index of the first token to write within the segment.
-
-    Returns:
-        True if the tokens are queued, False if the caller must pack them now.
+    cache or has no record of NaN and Inf. The arguments are those of :func:`kvbench.cache.kernels.pack.pack`.
     """
     if segment.packs is None or segment.packs.jobs is None or segment.watch is None or not x.numel():
         return False
@@ -96,6 +79,7 @@ def launch(jobs: Sequence[Job | Thin]) -> None:
     for job in jobs:
         buffer = job.buffer if isinstance(job, Thin) else job.x
         where = buffer.untyped_storage().data_ptr()
+        # in rounds: first what is packed from a window that has not been thinned, then its thinning, and so on
         alike.setdefault((thinned[where], isinstance(job, Thin), job.signature()), []).append(job)
         thinned[where] += isinstance(job, Thin)
     for key in sorted(alike, key=lambda key: key[:2]):  # type: ignore[index]
@@ -103,11 +87,7 @@ def launch(jobs: Sequence[Job | Thin]) -> None:
 
 
 def run(group: list[Job]) -> None:
-    """Pack the tokens of several jobs in one launch.
-
-    Args:
-        group: jobs with equal signatures (:meth:`Job.signature`).
-    """
+    """Pack the tokens of several jobs with equal signatures (:meth:`Job.signature`) in one launch."""
     own = family(group[0].how.kind)
     if own is not None:
         own.run(group)

@@ -26,12 +26,9 @@ RUN = tl.constexpr(16)
 
 @triton.jit
 def group_holding(token, WINDOW: tl.constexpr, GROUP: tl.constexpr):
-    """Return the index, within the segment, of the group to which a token belongs.
+    """Return the index, within the segment, of the group to which a token belongs, a scalar or a vector.
 
-    Args:
-        token: index of the token within the segment, a scalar or a vector.
-        WINDOW: number of tokens in a window (LogQuant's W), which is divided into groups.
-        GROUP: largest number of tokens in a group; a window is divided into as few groups as this allows.
+    A window of WINDOW tokens (LogQuant's W) is divided into as few groups as GROUP, their largest size, allows.
     """
     # the first LONGER groups of a window have LEAST + 1 tokens, the others LEAST
     GROUPS: tl.constexpr = (WINDOW + GROUP - 1) // GROUP
@@ -44,14 +41,10 @@ def group_holding(token, WINDOW: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def first_token(group, WINDOW: tl.constexpr, GROUP: tl.constexpr):
-    """Return the index, within the segment, of the first token of a group.
+    """Return the index, within the segment, of the first token of a group, a scalar or a vector.
 
-    If a window cannot be divided evenly, its first groups have one token more than the others.
-
-    Args:
-        group: index of the group within the segment, a scalar or a vector.
-        WINDOW: number of tokens in a window (LogQuant's W), which is divided into groups.
-        GROUP: largest number of tokens in a group; a window is divided into as few groups as this allows.
+    If a window cannot be divided evenly, its first groups have one token more than the others. WINDOW and GROUP are as
+    for :func:`group_holding`.
     """
     GROUPS: tl.constexpr = (WINDOW + GROUP - 1) // GROUP
     inside = group % GROUPS
@@ -89,36 +82,14 @@ def pack_windows(
 ):
     """Quantize whole windows of tokens and write their codes and parameters into a segment.
 
-    Grid: (rows x H, programs). Each program writes the codes of one tile in CHANNELS channels.
+    Grid: (rows x H, programs). Each program writes the codes of one tile in CHANNELS channels. The arguments are those
+    of :func:`kvbench.cache.kernels.pack_kernel.pack_tiles`, with groups of tokens and codes of 2, 4 or 8 bits, and:
 
     Args:
-        x: pointer to the tokens, ``[rows, H, n, D]``, channels contiguous.
-        index: if `INDEXED`, pointer to the indices of the tokens to pack, ``[count]``; else ignored.
-        upper_words: pointer to the words of codes, int16 ``[B, H, tiles, ...]``
-            (:class:`kvbench.cache.segments.layout.TileLayout`). For 8-bit codes, the words of their upper nibbles.
-        lower_words: for 8-bit codes, pointer to the words of their lower nibbles; else the same as `upper_words`.
-        scales: pointer to the scales, fp16 ``[B, H, param_rows, D]``: one for each group of tokens and each channel.
-        bases: pointer to the minima, in the dtype and shape of `scales`.
-        record: pointer to where the location of the first NaN or Inf is stored, int32 ``[6]``: found (0 or 1), tag,
-            row, head, token, channel.
-        stride_row: stride of `x` over rows, in pairs of elements.
-        stride_head: stride of `x` over heads, in pairs of elements.
-        stride_token: stride of `x` over tokens, in pairs of elements.
         start: index, within the segment, of the first token to write, with which a window must begin.
         count: number of tokens to write: those of some whole windows.
-        first_row: row of the batch, in the segment, to which row 0 of `x` belongs.
-        first_part: number of programs of the tile of token `start` that have nothing to do and are not launched.
-        heads: number of KV heads, H.
-        tiles: size of the third dimension of `upper_words` and `lower_words`.
-        param_rows: size of the third dimension of `scales` and `bases`.
-        tag: number that identifies the segment in `record`.
-        BITS: bits of a code: 2, 4 or 8.
         WINDOW: number of tokens in a window (LogQuant's W), which is divided into groups.
         GROUP: largest number of tokens in a group; a window is divided into as few groups as this allows.
-        HEAD_DIM: channels of a head.
-        VALUE: True for the word order of values, False for that of keys.
-        CHANNELS: number of channels that a program processes.
-        INDEXED: True to pack the tokens listed in `index`, False to pack all tokens of `x`.
     """
     WIDTH: tl.constexpr = 2 if BITS == 2 else 4
     FIELDS: tl.constexpr = 16 // WIDTH

@@ -58,18 +58,14 @@ def refusal(
 ) -> str | None:
     """Return in what a format differs from all that a kernel reads, or None if one of its rows has the format.
 
+    The reason is a phrase that can follow "no kernel reads": ``5-bit codes``, ``groups of 48 tokens``.
+
     Args:
-        rows: the kernel's list.
-        kind: kind of the codes.
-        bits: bits of a code.
         axis: ``channel``, ``token``, or empty for tokens in full precision.
         group: number of elements that share parameters.
         channels: channels of a head.
         scale: type in which scales are stored.
         window: number of tokens that are packed at a time if their groups may cross the ends of tiles, else 0.
-
-    Returns:
-        A phrase that can follow "no kernel reads": ``5-bit codes``, ``groups of 48 tokens``.
     """
 
     def grouped(sizes: Container[int]) -> bool:

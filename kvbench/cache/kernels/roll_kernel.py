@@ -1,8 +1,8 @@
 """Triton kernels of :mod:`~kvbench.cache.kernels.roll_together`: they roll the windows of many layers in one launch.
 
-A program serves one KV head of one row in one segment. Tokens move within a buffer, where their old and new places may
-overlap. So all threads of a program read a block of tokens before any of them writes it, and blocks are processed in an
-order in which none is overwritten before it has been read.
+A program serves one KV head of one row in one segment; the grid is (B x H, segments). Tokens move within a buffer,
+where their old and new places may overlap. So all threads of a program read a block of tokens before any of them writes
+it, and blocks are processed in an order in which none is overwritten before it has been read.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -20,8 +20,6 @@ def write_sinks(
 ):  # fmt: skip
     """Write the sinks of rolling windows (the first tokens, which are never dropped) to new places in their buffers.
 
-    Grid: (B x H, segments).
-
     Args:
         table: pointer to the addresses of the buffers ``[B, H, room, D]``, int64 ``[segments]``.
         turned: if `TURNED`, pointer to what to write: the keys of the sinks after rotation to their new positions,
@@ -30,12 +28,7 @@ def write_sinks(
         places: pointer to int32 ``[B, 4]`` (:func:`kvbench.cache.kernels.roll_together.places`). Only the first two
             columns are read: the buffer index of the first sink before and after the move, or -1 in a row that does not
             move.
-        heads: number of KV heads, H.
-        room: number of tokens per head for which a buffer has room.
-        sinks: number of sinks to write.
-        TURNED: True to write the keys in `turned`, False to copy the sinks from their old places.
-        CHANNELS: channels of a head, D.
-        BLOCK: the smallest power of two that is at least CHANNELS.
+        BLOCK: the smallest power of two that is at least CHANNELS, the channels of a head.
         TOKENS: number of tokens to copy at a time.
     """
     line, number = tl.program_id(0), tl.program_id(1)
@@ -64,18 +57,8 @@ def move_to_front(
 ):  # fmt: skip
     """Move the tokens of rolling windows from the end of their buffers to the front.
 
-    Grid: (B x H, segments).
-
-    Args:
-        table: pointer to the addresses of the buffers ``[B, H, room, D]``, int64 ``[segments]``.
-        like: any tensor with the dtype of the tokens.
-        places: pointer to int32 ``[B, 4]``. Only the last two columns are read: the start of the tokens to move, and
-            their number, 0 for none (:func:`kvbench.cache.kernels.roll_together.places`).
-        heads: number of KV heads, H.
-        room: number of tokens per head for which a buffer has room.
-        CHANNELS: channels of a head, D.
-        BLOCK: the smallest power of two that is at least CHANNELS.
-        TOKENS: number of tokens to copy at a time.
+    Of `places`, only the last two columns are read: the start of the tokens to move, and their number, 0 for none.
+    `like` is any tensor with the dtype of the tokens. The other arguments are those of :func:`write_sinks`.
     """
     line, number = tl.program_id(0), tl.program_id(1)
     row = line // heads

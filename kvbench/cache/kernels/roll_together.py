@@ -74,10 +74,8 @@ Roll = tuple[Rolling, tuple[Move, ...]]
 def together(rolls: Deferred[Roll]) -> Iterator[list[Roll]]:
     """Defer the moves of rolling windows to the end of a ``with`` block, where layers that move alike share a launch.
 
-    Within the block, nothing may read or write a window after it has been moved.
-
-    Args:
-        rolls: the cache's queue of deferred moves (``Progress.rolls``).
+    Within the block, nothing may read or write a window after it has been moved. `rolls` is the cache's queue
+    (``Progress.rolls``).
 
     Yields:
         The list of segments and their moves, which grows within the block.
@@ -91,12 +89,7 @@ def together(rolls: Deferred[Roll]) -> Iterator[list[Roll]]:
 
 
 def roll(segment: Rolling, move: Move) -> None:
-    """Move the tokens of a rolling window, at once or at the end of a ``with`` block of :func:`together`.
-
-    Args:
-        segment: the segment.
-        move: which tokens move, from where to where.
-    """
+    """Move the tokens of a rolling window, at once or at the end of a ``with`` block of :func:`together`."""
     if segment.originals is None and move.old == move.new and not move.back:
         return
     if segment.rolls is None or segment.rolls.jobs is None:
@@ -106,14 +99,7 @@ def roll(segment: Rolling, move: Move) -> None:
 
 
 def joined(rolls: Sequence[Roll]) -> dict[int, Roll]:
-    """Gather the moves of each segment, so that every segment occurs once, with all of its moves.
-
-    Args:
-        rolls: pairs of a segment and some of its moves, in the order in which they were deferred.
-
-    Returns:
-        A dictionary from the ``id`` of a segment to the segment and all of its moves, in order.
-    """
+    """Gather the moves of each segment, in the order in which they were deferred, under the segment's ``id``."""
     by_segment: dict[int, Roll] = {}
     for segment, moves in rolls:
         known = by_segment.get(id(segment))
@@ -122,11 +108,7 @@ def joined(rolls: Sequence[Roll]) -> dict[int, Roll]:
 
 
 def launch(rolls: Sequence[Roll]) -> None:
-    """Carry out deferred moves; segments of the same shape with equal moves share a kernel launch.
-
-    Args:
-        rolls: pairs of a segment and some of its moves, in the order in which they were deferred.
-    """
+    """Carry out deferred moves in their order; segments of the same shape with equal moves share a kernel launch."""
     alike: dict[Hashable, tuple[tuple[Move, ...], list[Rolling]]] = {}
     for segment, moves in joined(rolls).values():
         if moves:
@@ -138,11 +120,9 @@ def launch(rolls: Sequence[Roll]) -> None:
 
 
 def run(segments: Sequence[Rolling], moves: tuple[Move, ...]) -> None:
-    """Carry out equal moves in several segments: rotate the keys of the sinks if need be, then move the tokens.
+    """Carry out equal moves in several segments of the same shape.
 
-    Args:
-        segments: segments of the same shape.
-        moves: the moves, the same in every segment.
+    The keys of the sinks are rotated first if need be, then the tokens are moved.
     """
     keys = segments[0].originals
     most = len(segments) if keys is None else max(TURNED // keys.numel(), 1)
@@ -158,11 +138,9 @@ def run(segments: Sequence[Rolling], moves: tuple[Move, ...]) -> None:
 
 
 def turn(segments: Sequence[Rolling], moves: Sequence[Move]) -> Tensor:
-    """Rotate (RoPE) the saved original keys of the sinks in several segments to their new positions.
+    """Rotate (RoPE) the saved original keys of the sinks in several segments of the same shape to their new positions.
 
-    Args:
-        segments: segments of the same shape, which hold keys.
-        moves: the moves, the same in every segment; ``Move.evicted`` says by how many positions to rotate.
+    ``Move.evicted`` says by how many positions.
 
     Returns:
         ``[B, segments x H, sinks, D]``. The contents of rows that are in no move are meaningless and must not be used.
@@ -179,12 +157,9 @@ def turn(segments: Sequence[Rolling], moves: Sequence[Move]) -> Tensor:
 
 
 def by_torch(segments: Sequence[Rolling], moves: Sequence[Move], turned: Tensor | None) -> None:
-    """Carry out equal moves in several segments with torch operations.
+    """Carry out equal moves in several segments of the same shape with torch operations.
 
-    Args:
-        segments: segments of the same shape.
-        moves: the moves, the same in every segment.
-        turned: rotated keys of the sinks (:func:`turn`); None if the sinks are only moved.
+    `turned` are the rotated keys of the sinks (:func:`turn`); None if the sinks are only moved.
     """
     targets: list[Tensor] = []
     sources: list[Tensor] = []
@@ -205,15 +180,10 @@ def by_torch(segments: Sequence[Rolling], moves: Sequence[Move], turned: Tensor 
 
 
 def by_kernel(segments: Sequence[Rolling], moves: tuple[Move, ...], turned: Tensor | None) -> None:
-    """Carry out equal moves in several segments with one or two kernel launches.
+    """Carry out equal moves with one or two kernel launches; see :func:`by_torch`.
 
     The first kernel writes the sinks to their new places. The second is needed only near the end of the buffers; it
     moves all tokens to the front.
-
-    Args:
-        segments: segments of the same shape.
-        moves: the moves, the same in every segment.
-        turned: rotated keys of the sinks (:func:`turn`); None if the sinks are only moved.
     """
     import triton
 
@@ -245,12 +215,9 @@ def by_kernel(segments: Sequence[Rolling], moves: tuple[Move, ...], turned: Tens
 
 
 def warm(segment: Rolling) -> None:
-    """Compile the kernels that will move the tokens of a rolling window later, without moving any.
+    """Compile the kernels that will move tokens of a window of this shape and dtype later, without moving any.
 
     Compilation takes about a second, which would otherwise be part of the first step in which the window rolls.
-
-    Args:
-        segment: segment of the shape and dtype to compile for.
     """
     if not segment.sinks or not (INTERPRET or compiled(segment.buffer.device)) or uncopied(segment.buffer.dtype):
         return
@@ -263,11 +230,6 @@ def places(moves: tuple[Move, ...], rows: int, device: torch.device) -> Tensor:
     """Return the moves of a segment as a table for the kernels, with a line for each row of the batch.
 
     Results are cached, because all layers of a step need the same table.
-
-    Args:
-        moves: the moves of a segment.
-        rows: number of rows of the batch.
-        device: device of the table.
 
     Returns:
         int32 ``[rows, 4]``. The columns are the buffer index of the first sink before and after the move, then the

@@ -10,16 +10,7 @@ from torch import Tensor
 
 
 def upload(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Copy numbers to a device without making the host wait until the copy has finished.
-
-    Args:
-        numbers: a list of numbers, possibly nested.
-        dtype: dtype of the result.
-        device: device of the result.
-
-    Returns:
-        A tensor with the shape of the nested list.
-    """
+    """Copy numbers, a list that may be nested, to a device without making the host wait until the copy has finished."""
     with torch.inference_mode(False):
         on_host = torch.tensor(numbers, dtype=dtype)
         return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host
@@ -29,8 +20,6 @@ def upload(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) 
 def addresses(numbers: tuple[object, ...], device: torch.device) -> Tensor:
     """Return buffer addresses as an int64 tensor on a device; equal arguments return the same, cached tensor.
 
-    Args:
-        numbers: addresses and other integers, a tuple that may be nested.
-        device: device of the result.
+    `numbers` are addresses and other integers, a tuple that may be nested.
     """
     return upload(numbers, torch.int64, device)

@@ -22,12 +22,8 @@ def thin(
         table: pointer to the addresses of the buffers ``[B, H, room, CHANNELS]``, int64 ``[segments]``.
         like: any tensor with the dtype of the tokens.
         first_row: first row of the batch to change.
-        heads: number of KV heads, H.
-        room: number of tokens per head for which a buffer has room.
         start: index of the first token in the buffers.
         length: number of tokens before the call.
-        count: number of tokens to drop.
-        CHANNELS: channels of a head.
         BLOCK: the smallest power of two that is at least CHANNELS.
         TOKENS: number of tokens to copy at a time.
     """

@@ -45,8 +45,7 @@ class Thin:
 def run(group: Sequence[Thin]) -> None:
     """Thin several windows; on a GPU in one launch, unless the kernel does not take their dtype.
 
-    Args:
-        group: jobs with equal signatures (:meth:`Thin.signature`).
+    The jobs have equal signatures (:meth:`Thin.signature`).
     """
     job = group[0]
     if not (job.buffer.is_cuda or INTERPRET) or uncopied(job.buffer.dtype):
@@ -84,11 +83,6 @@ def remaining(count: int, length: int, device: torch.device) -> Tensor:
     """Return the indices of the tokens that stay.
 
     These are every other one of the first ``2 * count``, beginning with the first, and all tokens after them.
-
-    Args:
-        count: number of tokens to drop.
-        length: number of tokens before.
-        device: device of the result.
     """
     with torch.inference_mode(False):
         indices = [*range(0, 2 * count, 2), *range(2 * count, length)]

@@ -15,13 +15,7 @@ INFINITY = tl.constexpr(float("inf"))
 
 @triton.jit
 def halved(x, ROWS: tl.constexpr, SIZE: tl.constexpr):
-    """Add the second half of each row to the first.
-
-    Args:
-        x: numbers, ``[ROWS, SIZE]``.
-        ROWS: number of rows.
-        SIZE: elements of a row, an even number.
-    """
+    """Add the second half of each row of numbers ``[ROWS, SIZE]`` to the first."""
     return tl.sum(tl.reshape(x, (ROWS, 2, SIZE // 2)), 1)
 
 
@@ -29,10 +23,7 @@ def halved(x, ROWS: tl.constexpr, SIZE: tl.constexpr):
 def ordered_sum(x, ROWS: tl.constexpr, SIZE: tl.constexpr):
     """Return the sums of rows, added in the order of :func:`kvbench.quantizers.turboquant.ordered_sum`.
 
-    Args:
-        x: numbers, fp32 ``[ROWS, SIZE]``.
-        ROWS: number of rows.
-        SIZE: elements of a row, a power of two from 2 to 256.
+    The numbers are fp32 ``[ROWS, SIZE]``; SIZE is a power of two from 2 to 256.
     """
     if SIZE > 128:
         x = halved(x, ROWS, 256)
@@ -55,19 +46,15 @@ def ordered_sum(x, ROWS: tl.constexpr, SIZE: tl.constexpr):
 def encode_key(
     x, there, RULE: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, TABLE: tl.constexpr
 ):
-    """Compute codes and norms of rotated keys.
+    """Compute codes, int32 ``[ROWS, CHANNELS]``, and norms, fp32 ``[ROWS]``, of rotated keys.
 
     Args:
         x: keys, fp32 ``[ROWS, CHANNELS]``; 0 where `there` is False.
         there: mask of the channels that exist, ``[CHANNELS]``.
         RULE: ``levels``, or ``levels_write`` to divide the norm by the length of the levels.
         BITS: bits of a code, 3 or 4.
-        ROWS: number of keys.
         CHANNELS: number of channels, rounded up to a power of two.
         TABLE: midpoints between levels, then the levels, in ascending order.
-
-    Returns:
-        Codes, int32 ``[ROWS, CHANNELS]``, and norms, fp32 ``[ROWS]``.
     """
     norm = tl.sqrt_rn(ordered_sum(x * x, ROWS, CHANNELS))
     y = tl.div_rn(x, tl.broadcast_to((norm + 1e-8)[:, None], (ROWS, CHANNELS)))
@@ -81,23 +68,16 @@ def encode_key(
         norm = tl.div_rn(norm, tl.sqrt_rn(ordered_sum(z * z, ROWS, CHANNELS) + 1e-16))
     codes = order
     if BITS == 4:
+        # a sign, 1 for negative levels, and the index of the level's magnitude
         codes = tl.where(order < 8, 15 - order, order - 8)
     return codes, norm
 
 
 @triton.jit
 def encode_value(x, there, BITS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Compute codes, scales and minima of values.
+    """Compute codes, int32 ``[ROWS, CHANNELS]``, and scales and minima, fp32 ``[ROWS]``, of values.
 
-    Args:
-        x: values, fp32 ``[ROWS, CHANNELS]``.
-        there: mask of the channels that exist, ``[CHANNELS]``.
-        BITS: bits of a code.
-        ROWS: number of values.
-        CHANNELS: number of channels, rounded up to a power of two.
-
-    Returns:
-        Codes, int32 ``[ROWS, CHANNELS]``; scales and minima, fp32 ``[ROWS]``.
+    The values are fp32 ``[ROWS, CHANNELS]``, of which the channels `there` exist.
     """
     low = tl.min(tl.where(there[None, :], x, INFINITY), 1) + 0.0
     high = tl.max(tl.where(there[None, :], x, -INFINITY), 1) + 0.0

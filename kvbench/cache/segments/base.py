@@ -19,12 +19,9 @@ class FullSegment(Segment):
     the offset. When new tokens would not fit behind the last one, the tokens are first moved back to the front of the
     buffer. So a rolling window of R tokens costs O(1) per new token if the buffer has room for a fixed multiple of R.
 
+    The first arguments are those of :class:`~kvbench.cache.segments.interface.Segment`.
+
     Args:
-        batch: number of rows, B.
-        heads: number of KV heads, H.
-        channels: channels per head, D.
-        dtype: dtype of the model's keys and values.
-        device: device of the buffer.
         capacity: number of tokens per row to allocate for; the buffer grows if it is exceeded.
         slack: when the buffer has to grow, the least number of further tokens for which it then has room.
     """
@@ -53,23 +50,14 @@ class FullSegment(Segment):
         return self.buffer.shape[2]
 
     def append(self, rows: slice, x: Tensor) -> None:
-        """Append tokens to some rows. The buffer grows if it has no room.
-
-        Args:
-            rows: rows of the batch.
-            x: tokens, ``[rows, H, n, D]``.
-        """
+        """Append tokens, ``[rows, H, n, D]``, to some rows. The buffer grows if it has no room."""
         count = x.shape[2]
         if count:
             first = self.reserve(rows, count)
             self.buffer[rows, :, first : first + count].copy_(x)
 
     def reserve(self, rows: slice, count: int) -> int:
-        """Make room for new tokens of some rows, which the caller must write next; they count as stored at once.
-
-        Args:
-            rows: rows of the batch.
-            count: number of new tokens per row.
+        """Make room for `count` new tokens of some rows, which count as stored at once; the caller writes them next.
 
         Returns:
             The index along the buffer's dimension 2 of the first new token.
@@ -81,23 +69,13 @@ class FullSegment(Segment):
         return start + length
 
     def append_chosen(self, rows: slice, x: Tensor, index: Tensor) -> None:
-        """Append some of the given tokens to some rows. The buffer grows at most once.
-
-        Args:
-            rows: rows of the batch.
-            x: tokens, ``[rows, H, T, D]``.
-            index: indices along T of the tokens to append, in the order in which to append them, ``[n]``, on the device
-                of `x`.
-        """
+        """See :meth:`Segment.append_chosen`. The buffer grows at most once."""
         if len(index) and self.starts[rows][0] + self.lengths[rows][0] + len(index) > self.capacity:
             self._make_room(rows, len(index))  # for all tokens at once, so that the buffer grows only once
         super().append_chosen(rows, x, index)
 
     def advance(self, count: int) -> list[int]:
-        """Make room for new tokens of every row, which a decode step will write later; they count as stored at once.
-
-        Args:
-            count: number of new tokens per row.
+        """Make room for `count` new tokens of every row, which count as stored at once; a decode step writes them.
 
         Returns:
             For each row, the index along the buffer's dimension 2 of its first new token.
@@ -147,45 +125,23 @@ class FullSegment(Segment):
         return self.buffer[rows, :, start : start + self.lengths[rows][0]]
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return consecutive tokens, converted to a dtype.
-
-        Args:
-            rows: rows of the batch.
-            start: index of the first token within the segment.
-            stop: one past the index of the last token.
-            dtype: dtype of the result.
-
-        Returns:
-            ``[rows, H, stop - start, D]``.
-        """
+        """See :meth:`Segment.read`."""
         return self.view(rows)[:, :, start:stop].to(dtype)
 
     def drop_front(self, rows: slice, count: int) -> None:
-        """Drop the oldest tokens of some rows.
-
-        Args:
-            rows: rows of the batch.
-            count: number of tokens to drop.
-        """
+        """See :meth:`Segment.drop_front`."""
         length = self.lengths[rows][0] - count
         self._set(rows, self.starts[rows][0] + count if length else 0, length)
 
     def drop_back(self, row: int, count: int) -> None:
-        """Drop the newest tokens of one row (rollback).
-
-        Args:
-            row: row of the batch.
-            count: number of tokens to drop.
-        """
+        """See :meth:`Segment.drop_back`."""
         self.lengths[row] -= count
 
     def keep(self, rows: slice, index: Tensor) -> None:
         """Keep only the chosen tokens of some rows, in the given order, and drop all others.
 
-        Args:
-            rows: rows of the batch.
-            index: indices, within the segment, of the tokens to keep, in their new order: ``[n]``, or ``[H, n]`` or
-                ``[rows, H, n]`` if they differ by head or by row.
+        `index` holds their indices within the segment in their new order: ``[n]``, or ``[H, n]`` or ``[rows, H, n]`` if
+        they differ by head or by row.
         """
         live = self.view(rows)
         index = index.to(self.device).expand(*live.shape[:2], index.shape[-1])
@@ -194,35 +150,27 @@ class FullSegment(Segment):
         self.append(rows, chosen)
 
     def replace(self, rows: slice, index: Tensor) -> None:
-        """Drop one token per head from some rows; the first token of each head takes its slot.
+        """Drop one token per head, `index` ``[rows, H]``, from some rows; the first token of each head takes its slot.
 
         It costs the copy of a token, where :meth:`keep` copies all of them, but tokens lose their order.
-
-        Args:
-            rows: rows of the batch.
-            index: index, within the segment, of the token to drop, ``[rows, H]``.
         """
         overwrite(self, rows, index)
         self.drop_front(rows, 1)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the segment's only buffer, as a list of one pair: (``window``, buffer)."""
+        """See :meth:`Segment.buffers`."""
         return [("window", self.buffer)]
 
     def used(self, row: int) -> dict[str, int]:
-        """Return how many bytes the tokens of one row need. Free room in the buffer does not count."""
+        """See :meth:`Segment.used`."""
         return {"window": self.lengths[row] * self.heads * self.channels * self.buffer.element_size()}
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace the buffer by ``change(buffer)``."""
+        """See :meth:`Segment.map_buffers`."""
         self.buffer = change(self.buffer)
 
     def select(self, index: Tensor) -> None:
-        """Reorder the rows of the batch; rows may also be dropped or repeated.
-
-        Args:
-            index: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
-        """
+        """See :meth:`Segment.select`."""
         self.starts = [self.starts[i] for i in index.tolist()]
         super().select(index)
 
@@ -235,13 +183,7 @@ class FullSegment(Segment):
 
 
 def overwrite(segment: FullSegment, rows: slice, index: Tensor) -> None:
-    """Copy the first token of each head over another one.
-
-    Args:
-        segment: segment to change.
-        rows: rows of the batch.
-        index: index, within the segment, of the token to overwrite, ``[rows, H]``.
-    """
+    """Copy the first token of each head over the one with the index `index` ``[rows, H]`` within the segment."""
     live = segment.view(rows)
     target = index.to(live.device)[..., None, None].expand(*index.shape, 1, segment.channels)
     live.scatter_(2, target, live[:, :, :1].clone())
@@ -259,13 +201,9 @@ def same(counts: Sequence[int]) -> bool:
 
 
 def uniform_rows(signatures: Sequence[object]) -> Iterator[slice]:
-    """Divide a batch into runs of adjacent rows that are alike, so that one call can work on each run.
+    """Divide a batch into runs of adjacent rows that are alike, so that one call can work on each run, a slice.
 
-    Args:
-        signatures: one object per row; rows are alike if theirs are equal. Often the number of tokens in each segment.
-
-    Yields:
-        Each run as a slice of the batch; nothing for an empty batch.
+    Rows are alike if their `signatures` are equal. Often a signature is the number of tokens in each segment.
     """
     if signatures and signatures.count(signatures[0]) == len(signatures):
         yield slice(0, len(signatures))

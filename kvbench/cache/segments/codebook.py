@@ -32,12 +32,9 @@ __all__ = ["NuqFormat", "NuqSegment"]
 class NuqSegment(Segment):
     """Tokens quantized as in KVQuant. Each one is encoded on its own, so any number of the newest can be dropped.
 
+    The first arguments are those of :class:`~kvbench.cache.segments.interface.Segment`.
+
     Args:
-        batch: number of rows, B.
-        heads: number of KV heads, H.
-        channels: channels per head, D.
-        dtype: dtype of the model's keys and values.
-        device: device of the buffers.
         form: format of the tokens. Each row gets its own copy of the codebook and the thresholds.
         side: ``key`` or ``value``; the memory layout of the codes differs
             (:class:`~kvbench.cache.segments.layout.TileLayout`).
@@ -104,11 +101,7 @@ class NuqSegment(Segment):
             target[:, : source.shape[1]].copy_(source)
 
     def append(self, rows: slice, x: Tensor) -> None:
-        """Quantize tokens and append them to some rows, outliers included.
-
-        Args:
-            rows: rows of the batch.
-            x: tokens in full precision, ``[rows, H, n, D]``.
+        """Quantize tokens, ``[rows, H, n, D]``, and append them to some rows, outliers included.
 
         Raises:
             NonFiniteError: a token contains NaN or Inf.
@@ -123,7 +116,7 @@ class NuqSegment(Segment):
             self.lengths[row] = start + count
 
     def advance(self) -> list[int]:
-        """Make room for one new token of every row, which a kernel will quantize later; they count as stored at once.
+        """Make room for one new token of every row, which counts as stored at once; a kernel quantizes it later.
 
         Returns:
             For each row, the index of its new token.
@@ -179,31 +172,12 @@ class NuqSegment(Segment):
         return tables[0], tables[1], tables[2], tables[3]
 
     def codes(self, rows: slice, start: int, stop: int) -> Tensor:
-        """Return the integer codes of consecutive tokens, unpacked.
-
-        Args:
-            rows: rows of the batch.
-            start: index of the first token within the segment.
-            stop: one past the index of the last token.
-
-        Returns:
-            int16 ``[rows, H, stop - start, D]``.
-        """
+        """Return the integer codes of consecutive tokens, unpacked, int16 ``[rows, H, stop - start, D]``."""
         planes = [layout.read(words[rows], start, stop) for layout, words in zip(self.layouts, self.words, strict=True)]
         return join_planes(planes, self.bits)
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return consecutive tokens, dequantized, with their outliers in full precision.
-
-        Args:
-            rows: rows of the batch.
-            start: index of the first token within the segment.
-            stop: one past the index of the last token.
-            dtype: dtype of the result.
-
-        Returns:
-            ``[rows, H, stop - start, D]``.
-        """
+        """See :meth:`Segment.read`; outliers are in full precision."""
         block = self.exact.block if self.exact is not None else 1
         first = start // block * block
         last = min(-(-stop // block) * block, self.length(rows))
@@ -221,12 +195,7 @@ class NuqSegment(Segment):
         return (values.clamp(-FP16_MAX, FP16_MAX) if dtype == torch.float16 else values).to(dtype)
 
     def drop_back(self, row: int, count: int) -> None:
-        """Drop the newest tokens of one row, with their outliers.
-
-        Args:
-            row: row of the batch.
-            count: number of tokens to drop.
-        """
+        """See :meth:`Segment.drop_back`; outliers are dropped too."""
         self.lengths[row] -= count
         if self.exact is not None:
             self.exact.keep_first(row, self.lengths[row])
@@ -234,13 +203,9 @@ class NuqSegment(Segment):
     def drop_front(self, rows: slice, count: int) -> None:
         """Drop the oldest tokens of some rows, with their outliers, and move the rest to the front.
 
-        Args:
-            rows: rows of the batch.
-            count: number of tokens to drop: all of them, or a multiple of the block size of the outliers' indices
-                (:func:`kvbench.cache.segments.outliers.block_of`).
-
         Raises:
-            ValueError: `count` is neither.
+            ValueError: `count` is neither the number of all tokens nor a multiple of the block size of the outliers'
+                indices (:func:`kvbench.cache.segments.outliers.block_of`).
         """
         stop = self.lengths[rows][0]
         if self.exact is not None and count < stop and count % self.exact.block:
@@ -256,13 +221,7 @@ class NuqSegment(Segment):
                 self.exact.drop_first(row, -(-count // self.exact.block))
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the buffers, each with the category under which the bill counts its bytes.
-
-        Returns:
-            Pairs (category, buffer). ``codes``: packed codes. ``scales``: range and offset of each value token,
-            codebook, thresholds of the keys, and what :meth:`lookup` has derived from them. ``window``: values of
-            outliers. ``index``: where the outliers of each block and head end, and the indices of outliers.
-        """
+        """See :meth:`Segment.buffers`; what :meth:`lookup` has derived from the tables counts as ``scales`` too."""
         buffers = [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
         buffers += [("scales", table) for table in (self.codebook, self.thresholds) if table is not None]
         buffers += [("scales", table) for table in (self._lookup[1] if self._lookup is not None else ())]
@@ -271,10 +230,7 @@ class NuqSegment(Segment):
         return buffers
 
     def used(self, row: int) -> dict[str, int]:
-        """Return how many bytes the tokens of one row take, including that row's codebook and thresholds.
-
-        The result maps categories (fields of :class:`~kvbench.cache.bill.Parts`) to bytes.
-        """
+        """See :meth:`Segment.used`; the row's codebook and thresholds count too."""
         count = self.lengths[row]
         tables = [t[row] for t in (self.codebook, self.thresholds) if t is not None]
         scales = sum(t.numel() * t.element_size() for t in tables)
@@ -285,17 +241,13 @@ class NuqSegment(Segment):
         return used
 
     def select(self, index: Tensor) -> None:
-        """Reorder the rows of the batch; rows may also be dropped or repeated.
-
-        Args:
-            index: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
-        """
+        """See :meth:`Segment.select`."""
         super().select(index)
         if self.exact is not None:
             self.exact.select(index.tolist())
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace each buffer, including those of the outliers, by ``change(buffer)``."""
+        """See :meth:`Segment.map_buffers`; the outliers' buffers are replaced too."""
         self.words = [change(words) for words in self.words]
         self.params = [change(param) for param in self.params]
         self.codebook = change(self.codebook)

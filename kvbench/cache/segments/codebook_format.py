@@ -1,4 +1,4 @@
-"""KVQuant's format of the keys or the values of a layer, and the tables by which kernels look up its codes."""
+"""KVQuant's format of a layer's keys or values, and the tables by which kernels look up its codes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class NuqFormat:
 
 
 def lookup_tables(codebook: Tensor, thresholds: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the tables by which a kernel looks up codes (:meth:`kvbench.cache.segments.codebook.NuqSegment.lookup`).
+    """Return the tables of a format by which kernels look up codes.
+
+    They are among those of :meth:`kvbench.cache.segments.codebook.NuqSegment.lookup`, which gives their shapes.
 
     Args:
         codebook: levels for encoding and, if they differ, for decoding, fp32 ``[B, 1 or 2, 2**bits]``.

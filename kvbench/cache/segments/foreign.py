@@ -22,14 +22,10 @@ if TYPE_CHECKING:
 class HFSegment(Segment):
     """The keys or the values of a layer, quantized with transformers' own quantizers (quanto or hqq).
 
-    Each row of the batch is one quantized object of the library.
+    Each row of the batch is one quantized object of the library. The first arguments are those of
+    :class:`~kvbench.cache.segments.interface.Segment`.
 
     Args:
-        batch: number of rows, B.
-        heads: number of KV heads, H.
-        channels: channels per head, D.
-        dtype: dtype of the model's keys and values.
-        device: device of the quantized tensors.
         backend: a ``QuantizedLayer`` of transformers, whose ``_quantize`` and ``_dequantize`` are used.
         axis: the library's ``axis`` argument (0 or -1 for quanto, 0 or 1 for hqq).
         multiple: tokens are padded to a multiple of this number, with copies of the last one, before they are
@@ -58,10 +54,6 @@ class HFSegment(Segment):
     def append(self, rows: slice, x: Tensor) -> None:
         """Append tokens to some rows: dequantize the stored ones, add the new ones, and quantize all of them again.
 
-        Args:
-            rows: rows of the batch.
-            x: tokens in full precision, ``[rows, H, n, D]``.
-
         Raises:
             CacheError: the backend cannot quantize this number of tokens. With ``axis=-1``, quanto divides the elements
                 of each channel, over all heads and tokens, into groups, so the group size must divide heads x tokens.
@@ -85,17 +77,7 @@ class HFSegment(Segment):
                 ) from error
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return consecutive tokens, dequantized by the backend.
-
-        Args:
-            rows: rows of the batch.
-            start: index of the first token within the segment.
-            stop: one past the index of the last token.
-            dtype: dtype of the result.
-
-        Returns:
-            ``[rows, H, stop - start, D]``.
-        """
+        """See :meth:`Segment.read`."""
         parts = [self.backend._dequantize(quantized)[:, :, start:stop] for quantized in self.rows[rows]]
         return torch.cat(parts).to(dtype)
 
@@ -104,7 +86,7 @@ class HFSegment(Segment):
         return [item for quantized in self.rows if quantized is not None for item in tensors(quantized)]
 
     def used(self, row: int) -> dict[str, int]:
-        """Return how many bytes the quantized tensors of one row take, by name (``codes``, ``scales``)."""
+        """See :meth:`Segment.used`."""
         used = {"codes": 0, "scales": 0}
         for part, tensor in tensors(self.rows[row]) if self.rows[row] is not None else ():
             used[part] += tensor.numel() * tensor.element_size()
@@ -114,11 +96,7 @@ class HFSegment(Segment):
         """Do nothing. Quantized tensors are never written in place, so copies of the segment may share them."""
 
     def select(self, index: Tensor) -> None:
-        """Reorder the rows of the batch; rows may also be dropped or repeated.
-
-        Args:
-            index: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
-        """
+        """See :meth:`Segment.select`."""
         order = index.tolist()
         self.rows = [self.rows[i] for i in order]
         self.lengths = [self.lengths[i] for i in order]
@@ -138,12 +116,7 @@ class Fp8Segment(HFSegment):
     """
 
     def append(self, rows: slice, x: Tensor) -> None:
-        """Quantize tokens and append them to some rows, with the scale of the tokens that a row already has.
-
-        Args:
-            rows: rows of the batch.
-            x: tokens in full precision, ``[rows, H, n, D]``.
-        """
+        """Quantize tokens and append them to some rows, with the scale of the tokens that a row already has."""
         quantize: Any = self.backend._quantize  # with a scale, which the libraries' does not have
         for number, row in enumerate(range(*rows.indices(len(self.rows)))):
             new, known = x[number : number + 1], self.rows[row]
@@ -157,26 +130,16 @@ class Fp8Segment(HFSegment):
             self.lengths[row] += new.shape[2]
 
     def drop_back(self, row: int, count: int) -> None:
-        """Drop the newest tokens of one row.
-
-        Args:
-            row: row of the batch.
-            count: number of tokens to drop.
-        """
+        """See :meth:`Segment.drop_back`."""
         codes, scale = self.rows[row]
         self.lengths[row] -= count
         self.rows[row] = codes[:, :, : self.lengths[row]].clone(), scale
 
 
 def tensors(quantized: Any) -> list[tuple[str, Tensor]]:
-    """Return the torch tensors inside a quantized object of quanto, hqq or fp8, to count their bytes.
+    """Return the torch tensors inside a quantized object of quanto, hqq or fp8 as pairs (category, tensor).
 
-    Args:
-        quantized: the result of a backend's ``_quantize``.
-
-    Returns:
-        Pairs (category, tensor). The category is ``codes`` for packed codes, and ``scales`` for scales and zero points
-        or shifts.
+    The category is ``codes`` for packed codes, and ``scales`` for scales and zero points or shifts.
     """
     if isinstance(quantized, tuple):  # hqq: packed weights and a dict of parameters; fp8: codes and a scale
         codes, meta = quantized

@@ -1,10 +1,8 @@
 """Interface of segments: runs of tokens that share a storage format, for every row of a batch and every KV head.
 
-A store (:mod:`kvbench.cache.store`) is a list of segments. The rows of a batch may have different numbers of tokens in
-a segment, but all rows that one call works on (a slice of the batch) must have the same number;
-:func:`~kvbench.cache.segments.base.uniform_rows` divides a batch accordingly. Buffers are allocated in advance and grow
-by copying, at amortised constant cost per token. Quantized tokens are never dequantized to be quantized again (except
-in :mod:`kvbench.cache.segments.foreign`).
+A store (:mod:`kvbench.cache.store`) is a list of segments. Buffers are allocated in advance and grow by copying, at
+amortised constant cost per token. Quantized tokens are never dequantized to be quantized again (except in
+:mod:`kvbench.cache.segments.foreign`).
 """
 
 from __future__ import annotations
@@ -26,14 +24,15 @@ GATHERED = 8192
 class Segment(ABC):
     """A run of tokens in one storage format, for all rows of a batch and all KV heads.
 
-    Rows may hold different numbers of tokens, but all rows that one call works on must hold the same number.
+    Rows may hold different numbers of tokens, but all rows that one call works on (a slice of the batch) must hold the
+    same number; :func:`~kvbench.cache.segments.base.uniform_rows` divides a batch accordingly. Indices of tokens
+    (`start`, `stop`) count from the first token of the segment; `stop` is exclusive.
 
     Args:
         batch: number of rows, B.
         heads: number of KV heads, H.
         channels: channels per head, D.
         dtype: dtype of the model's keys and values.
-        device: device of the buffers.
     """
 
     #: True if tokens are held as codes, False if in full precision
@@ -51,62 +50,30 @@ class Segment(ABC):
 
     @abstractmethod
     def append(self, rows: slice, x: Tensor) -> None:
-        """Append tokens to some rows, converting them to the format of the segment.
-
-        Args:
-            rows: rows of the batch.
-            x: tokens in full precision, ``[rows, H, n, D]``.
-        """
+        """Append tokens in full precision, ``[rows, H, n, D]``, to some rows, in the format of the segment."""
 
     def append_chosen(self, rows: slice, x: Tensor, index: Tensor) -> None:
-        """Append some of the given tokens to some rows, converting them to the format of the segment.
+        """Append some of the tokens ``x`` ``[rows, H, T, D]`` to some rows, in the format of the segment.
 
-        Args:
-            rows: rows of the batch.
-            x: tokens in full precision, ``[rows, H, T, D]``.
-            index: indices along T of the tokens to append, in the order in which to append them, ``[n]``, on the device
-                of `x`.
+        `index` holds their indices along T in the order in which to append them, ``[n]``, on the device of `x`.
         """
         for first in range(0, len(index), GATHERED):
             self.append(rows, x.index_select(2, index[first : first + GATHERED]))
 
     @abstractmethod
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return consecutive tokens, decoded to elements of the given dtype.
-
-        Args:
-            rows: rows of the batch.
-            start: index of the first token within the segment.
-            stop: one past the index of the last token.
-            dtype: dtype of the result.
-
-        Returns:
-            ``[rows, H, stop - start, D]``.
-        """
+        """Return consecutive tokens, ``[rows, H, stop - start, D]``, decoded to elements of the given dtype."""
 
     def read_upper(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         """Return consecutive tokens at the lower precision that QuantSpec's draft reads.
 
         That is, 8-bit codes whose halves can be decoded apart (hierarchical codes) are decoded from their upper 4 bits.
         In all other formats, the result is that of :meth:`read`.
-
-        Args:
-            rows: rows of the batch.
-            start: index of the first token within the segment.
-            stop: one past the index of the last token.
-            dtype: dtype of the result.
-
-        Returns:
-            ``[rows, H, stop - start, D]``.
         """
         return self.read(rows, start, stop, dtype)
 
     def drop_back(self, row: int, count: int) -> None:
         """Drop the newest tokens of one row (rollback).
-
-        Args:
-            row: row of the batch.
-            count: number of tokens to drop.
 
         Raises:
             TypeError: tokens of this format cannot be dropped from the end.
@@ -116,10 +83,6 @@ class Segment(ABC):
     def drop_front(self, rows: slice, count: int) -> None:
         """Drop the oldest tokens of some rows, such as those that have left a sliding window.
 
-        Args:
-            rows: rows of the batch.
-            count: number of tokens to drop.
-
         Raises:
             TypeError: tokens of this format cannot be dropped from the front.
         """
@@ -127,33 +90,24 @@ class Segment(ABC):
 
     @abstractmethod
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return all buffers of the segment with the category under which the bill counts their bytes.
+        """Return all buffers of the segment as pairs (category, buffer).
 
-        Returns:
-            Pairs (category, buffer). The category is a field of :class:`~kvbench.cache.bill.Parts`: ``codes``,
-            ``scales``, ``window`` (tokens or elements in full precision) or ``index``.
+        The category is the field of :class:`~kvbench.cache.bill.Parts` under which the bill counts the bytes:
+        ``codes``, ``scales``, ``window`` (tokens or elements in full precision) or ``index``.
         """
 
     @abstractmethod
     def used(self, row: int) -> dict[str, int]:
-        """Return how many bytes the tokens of one row take, without the free room in the buffers.
-
-        The result maps categories (fields of :class:`~kvbench.cache.bill.Parts`, such as ``codes``) to bytes.
-        """
+        """Return how many bytes the tokens of one row take, by category (:meth:`buffers`). Free room does not count."""
 
     @abstractmethod
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace each buffer by a transformed one; used by :meth:`select` and :meth:`clone`.
-
-        Args:
-            change: function that returns the new buffer for an old one. Dimension 0 of a buffer is the batch.
-        """
+        """Replace each buffer by ``change(buffer)``. Dimension 0 of a buffer is the batch."""
 
     def select(self, index: Tensor) -> None:
         """Reorder the rows of the batch; rows may also be dropped or repeated.
 
-        Args:
-            index: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
+        `index` gives the old row of each row of the new batch, ``[new batch]``.
         """
         self.lengths = [self.lengths[i] for i in index.tolist()]
         with torch.inference_mode(False), torch.no_grad():

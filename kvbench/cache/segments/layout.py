@@ -27,9 +27,8 @@ TILE = 128
 class TileLayout:
     """The memory layout of packed codes: which bits of which int16 word hold the code of a given token and channel.
 
-    A tile holds the codes of 128 tokens of one row and KV head. A word has F = 16 / width fields, one code each, so a
-    tile has N = 128 / F words per channel. Word r holds the codes of tokens r, N + r, 2 * N + r, ... of the tile, the
-    first in its lowest bits. With codes of 4 bits, F is 4 and N is 32: word 0 holds tokens 0, 32, 64 and 96.
+    With codes of 4 bits, for example, F is 4 and N is 32: word 0 of a channel holds tokens 0, 32, 64 and 96, the first
+    in its lowest bits.
 
     Args:
         width: bits of a field: 1, 2 or 4. (Other codes are split into planes, each with its own layout.)
@@ -50,40 +49,25 @@ class TileLayout:
         return TILE // self.fields
 
     def shape(self, tiles: int, channels: int) -> tuple[int, int, int]:
-        """Return the shape of the words that hold some tiles of one row of the batch and one KV head.
-
-        Args:
-            tiles: number of tiles.
-            channels: channels of a head, D.
-
-        Returns:
-            ``(tiles, N, D)`` if the order is ``key``, else ``(tiles, D, N)``. N is the number of words per channel of a
-            tile (:attr:`rows`).
-        """
+        """Return the shape of some tiles' words, for one row and KV head: ``(tiles, N, D)`` or ``(tiles, D, N)``."""
         return (tiles, self.rows, channels) if self.order == "key" else (tiles, channels, self.rows)
 
     def read(self, words: Tensor, start: int, stop: int) -> Tensor:
-        """Return the codes of consecutive tokens, unpacked.
+        """Return the codes of consecutive tokens, int16 ``[..., stop - start, D]``.
 
-        Args:
-            words: words in the shape of :meth:`shape`, with any leading dimensions.
-            start: index of the first token.
-            stop: one past the index of the last token.
-
-        Returns:
-            int16 ``[..., stop - start, D]``.
+        The words have the shape of :meth:`shape`, with any leading dimensions; `stop` is exclusive.
         """
         first, last = start // TILE, -(-stop // TILE)
         codes = self.unpack(words.narrow(-3, first, last - first))
         return codes.narrow(-2, start - first * TILE, stop - start)
 
     def write(self, words: Tensor, start: int, codes: Tensor) -> None:
-        """Write the codes of consecutive tokens into packed words, in place; the codes of other tokens stay.
+        """Write the codes of n consecutive tokens into packed words, in place; the codes of other tokens stay.
 
         Args:
             words: words in the shape of :meth:`shape`, with any leading dimensions.
             start: index of the first token to write.
-            codes: codes of the n tokens, of any integer dtype, ``[..., n, D]``.
+            codes: of any integer dtype, ``[..., n, D]``.
         """
         count = codes.shape[-2]
         done = 0
@@ -117,12 +101,9 @@ class TileLayout:
         words[at] = to_int16(other_fields | (codes.to(torch.int32) << shift))
 
     def move_to_front(self, words: Tensor, start: int, stop: int) -> None:
-        """Move the codes of consecutive tokens so that the first of them becomes token 0, in place.
+        """Move the codes of the tokens ``[start, stop)`` so that the first of them becomes token 0, in place.
 
-        Args:
-            words: words in the shape of :meth:`shape`, with any leading dimensions.
-            start: index of the first token to move.
-            stop: one past the index of the last token to move.
+        The words have the shape of :meth:`shape`, with any leading dimensions.
         """
         if start % TILE:
             self.write(words, 0, self.read(words, start, stop))
@@ -140,42 +121,24 @@ class TileLayout:
         target.copy_(to_int16(other_fields | (codes.to(torch.int32) << shift)))
 
     def pack(self, codes: Tensor) -> Tensor:
-        """Pack the codes of whole tiles into words.
+        """Pack the codes of whole tiles, of any integer dtype, into words.
 
-        Args:
-            codes: ``[..., tiles * 128, D]``, of any integer dtype.
-
-        Returns:
-            int16 words in the shape of :meth:`shape`, with the leading dimensions of `codes`.
+        The codes are ``[..., tiles * 128, D]``; the int16 words have the shape of :meth:`shape` behind the same leading
+        dimensions.
         """
         grid = codes.unflatten(-2, (-1, self.fields, self.rows)).to(torch.int32)
         words = to_int16((grid << self.shifts(torch.int32, codes.device)).sum(-3, dtype=torch.int32))
         return words if self.order == "key" else words.transpose(-1, -2)
 
     def unpack(self, words: Tensor) -> Tensor:
-        """Unpack all codes of whole tiles.
-
-        Args:
-            words: words in the shape of :meth:`shape`, with any leading dimensions.
-
-        Returns:
-            int16 ``[..., tiles * 128, D]``.
-        """
+        """Unpack all codes of whole tiles: words in the shape of :meth:`shape` to int16 ``[..., tiles * 128, D]``."""
         if self.order == "value":
             words = words.transpose(-1, -2).contiguous()  # a quarter of the codes' bytes, or less
         grid = (words.unsqueeze(-3) >> self.shifts(torch.int16, words.device)).bitwise_and_((1 << self.width) - 1)
         return grid.flatten(-4, -2)
 
     def shifts(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return the offset in bits of each field within a word: 0, width, 2 * width, ...
-
-        Args:
-            dtype: dtype of the result.
-            device: device of the result.
-
-        Returns:
-            ``[F, 1, 1]``, to be broadcast over word rows and channels.
-        """
+        """Return the offset in bits of each field within a word, ``[F, 1, 1]``: 0, width, 2 * width, ..."""
         return _shifts(self.fields, self.width, dtype, device)
 
 
@@ -186,9 +149,5 @@ def _shifts(fields: int, width: int, dtype: torch.dtype, device: torch.device) -
 
 
 def to_int16(words: Tensor) -> Tensor:
-    """Return the low 16 bits of each integer as int16; bit 15 becomes the sign.
-
-    Args:
-        words: int32 words.
-    """
+    """Return the low 16 bits of each int32 word as int16; bit 15 becomes the sign."""
     return (((words & 0xFFFF) ^ 0x8000) - 0x8000).to(torch.int16)

@@ -1,10 +1,9 @@
 """Outliers: elements of quantized tokens that stay in full precision, each as a value and a 16-bit index.
 
-An index is relative to a block of tokens: ``token within the block * C + channel``, over all C = heads * head_dim
-channels. A block has as many tokens as 16 bits can index, rounded down to a power of two (16 for C = 4096). The entries
-of a block are sorted by head, then by token, then by channel, and a table in device memory holds the end of each run of
-entries of one block and head. So a kernel finds the outliers of one head without reading those of the others, and a
-captured step can add a token without the host.
+An index is relative to a block of tokens (:func:`block_of`): ``token within the block * C + channel``, over all C =
+heads * head_dim channels. The entries of a row are sorted by block, then by head, by token and by channel, and a table
+in device memory holds the end of each run of entries of one block and head. So a kernel finds the outliers of one head
+without reading those of the others, and a captured step can add a token without the host.
 """
 
 from __future__ import annotations
@@ -26,26 +25,19 @@ INDICES = 1 << 16
 def block_of(width: int) -> int:
     """Return how many consecutive tokens form a block: the largest number whose elements 16 bits can distinguish.
 
-    The number is rounded down to a power of two, and is at most 128, so that each tile of 128 tokens consists of whole
-    blocks.
-
-    Args:
-        width: number of channels of a token, over all heads.
+    The number is rounded down to a power of two (16 for a `width` of 4096 channels over all heads), and is at most 128,
+    so that each tile of 128 tokens consists of whole blocks.
     """
     return min(1 << ((INDICES // width).bit_length() - 1), TILE)
 
 
 class Outliers:
-    """The outliers of a segment of quantized tokens, that is, the elements that stay in full precision.
-
-    Each outlier is stored as an entry: its value, and a 16-bit index that gives its place among the elements of its
-    block of tokens (:func:`block_of`). The entries of a row are sorted by block, head, token and channel.
+    """The outliers of a segment of quantized tokens, each stored as an entry: its value and its index within its block.
 
     Args:
         batch: number of rows.
         width: number of channels of a token over all heads, C.
         dtype: dtype of the values.
-        device: device of the entries.
         capacity: number of entries per row to allocate for; the buffers grow if it is exceeded.
         heads: number of heads among which the channels are divided.
         tokens: number of tokens per row for whose blocks to allocate; the table grows if it is exceeded.
@@ -106,7 +98,6 @@ class Outliers:
         """Append the outliers of new tokens to some rows.
 
         Args:
-            rows: rows of the batch.
             start: index of the first new token within the segment.
             x: elements of the new tokens in full precision, ``[rows, n, C]``.
             mask: True for outliers, ``[rows, n, C]``.
@@ -134,6 +125,7 @@ class Outliers:
             index = torch.cat([old, indices[part]])
             run = torch.cat([old_runs, runs[part]])
             value = torch.cat([self.values[row, base:open_end], values[part]])
+            # by run, that is by block and head, then by index, that is by token and channel
             order = (run * INDICES + index).argsort()
             total = base + len(order)
             if total > self.values.shape[1]:
@@ -160,11 +152,7 @@ class Outliers:
         self.reserve(self._blocks(max(self.lengths, default=0)))
 
     def reserve(self, blocks: int) -> None:
-        """Make room in the table for a number of blocks per row.
-
-        Args:
-            blocks: number of blocks.
-        """
+        """Make room in the table for a number of blocks per row."""
         if blocks <= self.table.shape[1]:
             return
         with torch.inference_mode(False):
@@ -187,7 +175,6 @@ class Outliers:
         Args:
             out: dequantized tokens ``[H, n, D]``, beginning with a block. They must end with a block or with the row's
                 last token.
-            row: row of the batch.
             first: index of the block with which `out` begins.
         """
         channels = out.shape[-1]
@@ -205,16 +192,12 @@ class Outliers:
         out[channel // channels, token, channel % channels] = self.values[row, ends[0] : ends[-1]].to(out.dtype)
 
     def keep_first(self, row: int, tokens: int) -> None:
-        """Drop the outliers of a row's newest tokens (rollback).
-
-        Args:
-            row: row of the batch.
-            tokens: number of the row's oldest tokens whose outliers stay.
-        """
+        """Drop the outliers of a row's newest tokens (rollback); those of its `tokens` oldest ones stay."""
         if tokens >= self.lengths[row]:
             return
         self.lengths[row] = tokens
         block, part = divmod(tokens, self.block)
+        # only whole blocks are left: nothing reads the table, or the entries, behind the last of them
         if not part:
             return
         low, high = self._end(row, block), self._end(row, block + 1)
@@ -228,12 +211,7 @@ class Outliers:
         self.table[row, block] = ends.to(torch.int32)
 
     def drop_first(self, row: int, blocks: int) -> None:
-        """Drop the outliers of a row's oldest blocks of tokens, and move the others to the front of the buffers.
-
-        Args:
-            row: row of the batch.
-            blocks: number of blocks to drop.
-        """
+        """Drop the outliers of a row's oldest blocks of tokens, and move the others to the front of the buffers."""
         there = self._blocks(self.lengths[row])
         blocks = min(blocks, there)
         low, total = self._end(row, blocks), self._end(row, there)
@@ -244,11 +222,7 @@ class Outliers:
         self.lengths[row] = max(self.lengths[row] - blocks * self.block, 0)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Outliers:
-        """Return a copy whose buffers (values, indices and table) are transformed.
-
-        Args:
-            change: function that returns the new buffer for an old one. Dimension 0 of a buffer is the batch.
-        """
+        """Return a copy in which each buffer (values, indices, table) is replaced by ``change(buffer)``."""
         twin = copy(self)
         twin.values, twin.indices, twin.table = change(self.values), change(self.indices), change(self.table)
         twin.lengths, twin.most = list(self.lengths), list(self.most)
@@ -257,19 +231,11 @@ class Outliers:
     def select(self, order: list[int]) -> None:
         """Reorder the rows' lengths after :meth:`mapped` has reordered those of the buffers.
 
-        Args:
-            order: for each row of the new batch, the index of its row in the old batch.
+        `order` gives the old row of each row of the new batch.
         """
         self.lengths, self.most = [self.lengths[i] for i in order], [self.most[i] for i in order]
 
     def used(self, row: int) -> tuple[int, int]:
-        """Return how many bytes the outliers of one row need.
-
-        Args:
-            row: row of the batch.
-
-        Returns:
-            The bytes of their values, and the bytes of their indices.
-        """
+        """Return how many bytes the values and how many the indices of one row's outliers need."""
         count = self.count(row)
         return count * self.values.element_size(), count * self.indices.element_size()

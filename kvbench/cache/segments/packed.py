@@ -31,9 +31,6 @@ def fits_tiles(quantizer: AffineQuantizer) -> bool:
 
     Only quantizers that cut groups from windows (:class:`~kvbench.quantizers.windowed.WindowedQuantizer`) can fail
     this.
-
-    Args:
-        quantizer: quantizer that determines the groups.
     """
     if not isinstance(quantizer, WindowedQuantizer):
         return True
@@ -50,13 +47,9 @@ class PackedSegment(Segment):
     (:meth:`~kvbench.quantizers.affine.AffineQuantizer.parameters`), of shape ``[B, H, tiles * 128 / G, D]`` for
     per-channel groups of G tokens and ``[B, H, tiles * 128, D / G]`` for per-token groups of G channels.
 
+    The first arguments are those of :class:`~kvbench.cache.segments.interface.Segment`.
+
     Args:
-        batch: number of rows, B.
-        heads: number of KV heads, H.
-        channels: channels per head, D.
-        dtype: dtype of the model's keys and values.
-        device: device of the buffers.
-        quantizer: quantizer that encodes and decodes the tokens.
         side: ``key`` or ``value``; the memory layout of the codes differs
             (:class:`~kvbench.cache.segments.layout.TileLayout`).
         capacity: number of tokens per row to allocate for; the buffers grow if it is exceeded.
@@ -135,25 +128,15 @@ class PackedSegment(Segment):
             target[:, :, : source.shape[2]].copy_(source)
 
     def append(self, rows: slice, x: Tensor) -> None:
-        """Quantize tokens and append them to some rows.
+        """Quantize tokens, ``[rows, H, n, D]``, and append them to some rows.
 
-        Args:
-            rows: rows of the batch.
-            x: tokens in full precision, ``[rows, H, n, D]``. n must be a multiple of ``quantizer.block_tokens``: the
-                tokens of a group, or 1 if groups do not run along tokens.
+        n must be a multiple of ``quantizer.block_tokens``: the tokens of a group, or 1 if groups do not run along
+        tokens.
         """
         self._append(rows, x, None)
 
     def append_chosen(self, rows: slice, x: Tensor, index: Tensor) -> None:
-        """Quantize some of the given tokens and append them to some rows.
-
-        Args:
-            rows: rows of the batch.
-            x: tokens in full precision, ``[rows, H, T, D]``.
-            index: indices along T of the tokens to append, in the order in which to append them, ``[n]``, on the device
-                of `x`. n must be a multiple of ``quantizer.block_tokens``: the tokens of a group, or 1 if groups do not
-                run along tokens.
-        """
+        """See :meth:`Segment.append_chosen`; the number of tokens must be a multiple as for :meth:`append`."""
         self._append(rows, x, index)
 
     def _append(self, rows: slice, x: Tensor, index: Tensor | None) -> None:
@@ -203,10 +186,9 @@ class PackedSegment(Segment):
         return self.by_token and self._served(x) is None
 
     def append_each(self, x: Tensor) -> None:
-        """Quantize tokens and append them to all rows, which may hold different numbers of tokens.
+        """Quantize tokens ``[B, H, n, D]`` for which :meth:`appends_each` returns True, and append them to all rows.
 
-        Args:
-            x: tokens in full precision, ``[B, H, n, D]``, for which :meth:`appends_each` returns True.
+        The rows may hold different numbers of tokens.
         """
         count = x.shape[2]
         if max(self.lengths) + count > self.capacity:
@@ -223,7 +205,7 @@ class PackedSegment(Segment):
         self.lengths[:] = [length + count for length in self.lengths]
 
     def advance(self) -> list[int]:
-        """Make room for one new token of every row, which a kernel will quantize later; they count as stored at once.
+        """Make room for one new token of every row, which counts as stored at once; a kernel quantizes it later.
 
         Returns:
             For each row, the index of its new token.
@@ -237,12 +219,8 @@ class PackedSegment(Segment):
     def thin(self, window: FullSegment, rows: slice, count: int) -> None:
         """Drop every second one of the oldest tokens of a window, after they have been appended to this segment.
 
-        If packing is deferred (:mod:`kvbench.cache.kernels.pack_together`), so is this.
-
-        Args:
-            window: segment of the tokens in full precision.
-            rows: rows of the batch.
-            count: number of tokens to drop: the second, the fourth, ... of the first ``2 * count``.
+        These are the second, the fourth, ... of the first ``2 * count``. If packing is deferred
+        (:mod:`kvbench.cache.kernels.pack_together`), so is this.
         """
         start, length = window.starts[rows][0], window.lengths[rows][0]
         first, last, _ = rows.indices(len(window.lengths))
@@ -253,48 +231,16 @@ class PackedSegment(Segment):
         thin(self, Thin(window.buffer, (first, last), start, length, count))
 
     def codes(self, rows: slice, start: int, stop: int) -> Tensor:
-        """Return the integer codes of consecutive tokens, unpacked.
-
-        Args:
-            rows: rows of the batch.
-            start: index of the first token within the segment.
-            stop: one past the index of the last token.
-
-        Returns:
-            int16 ``[rows, H, stop - start, D]``.
-        """
+        """Return the integer codes of consecutive tokens, unpacked, int16 ``[rows, H, stop - start, D]``."""
         planes = [layout.read(words[rows], start, stop) for layout, words in zip(self.layouts, self.words, strict=True)]
         return self.quantizer.join(planes)
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return consecutive tokens, dequantized.
-
-        Args:
-            rows: rows of the batch.
-            start: index of the first token within the segment.
-            stop: one past the index of the last token.
-            dtype: dtype of the result.
-
-        Returns:
-            ``[rows, H, stop - start, D]``.
-        """
+        """See :meth:`Segment.read`."""
         return self._decoded(self.quantizer, self.codes, rows, start, stop, dtype)
 
     def read_upper(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return consecutive tokens, dequantized at the lower precision that QuantSpec's draft reads.
-
-        That is, 8-bit codes of a :class:`~kvbench.quantizers.hierarchical.HierarchicalQuantizer` are decoded from their
-        upper 4 bits. With any other quantizer, the result is that of :meth:`read`.
-
-        Args:
-            rows: rows of the batch.
-            start: index of the first token within the segment.
-            stop: one past the index of the last token.
-            dtype: dtype of the result.
-
-        Returns:
-            ``[rows, H, stop - start, D]``.
-        """
+        """See :meth:`Segment.read_upper`."""
         if not isinstance(self.quantizer, HierarchicalQuantizer):
             return self.read(rows, start, stop, dtype)
         return self._decoded(self.quantizer.upper, self._upper_codes, rows, start, stop, dtype)
@@ -324,10 +270,6 @@ class PackedSegment(Segment):
     def drop_back(self, row: int, count: int) -> None:
         """Drop the newest tokens of one row.
 
-        Args:
-            row: row of the batch.
-            count: number of tokens to drop.
-
         Raises:
             TypeError: groups run along tokens (axis ``channel``), so a group cannot lose a single token.
         """
@@ -338,12 +280,8 @@ class PackedSegment(Segment):
     def drop_front(self, rows: slice, count: int) -> None:
         """Drop the oldest tokens of some rows, and move the codes and parameters of the others to the front.
 
-        Args:
-            rows: rows of the batch.
-            count: number of tokens to drop, a multiple of ``quantizer.block_tokens`` (see :meth:`append`).
-
         Raises:
-            ValueError: `count` is not such a multiple.
+            ValueError: `count` is not a multiple of ``quantizer.block_tokens`` (see :meth:`append`).
         """
         per, stop = self.quantizer.block_tokens, self.lengths[rows][0]
         if count % per:
@@ -357,12 +295,11 @@ class PackedSegment(Segment):
         self.lengths[rows] = [stop - count] * len(self.lengths[rows])
 
     def permute(self, rows: slice, start: int, index: Tensor) -> None:
-        """Reorder n consecutive tokens of some rows without quantizing them again.
+        """Reorder n consecutive tokens of some rows without quantizing them again: ``new[i] = old[index[i]]``.
 
         Args:
-            rows: rows of the batch.
             start: index of the first of these tokens within the segment.
-            index: which token goes to each place, as in ``new[i] = old[index[i]]``, counted from `start`, ``[n]``.
+            index: counted from `start`, ``[n]``.
 
         Raises:
             TypeError: groups run along tokens (axis ``channel``), so a token cannot leave its group.
@@ -376,19 +313,11 @@ class PackedSegment(Segment):
             param[rows, :, start:stop] = param[rows, :, start:stop].index_select(2, index)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the buffers, each with the category under which the bill counts its bytes.
-
-        Returns:
-            Pairs (category, buffer): ``codes`` with buffers of packed codes, ``scales`` with buffers of group
-            parameters.
-        """
+        """See :meth:`Segment.buffers`; the parameters of groups count as ``scales``."""
         return [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
 
     def used(self, row: int) -> dict[str, int]:
-        """Return how many bytes one row takes, by category: ``codes``, and ``scales`` for group parameters.
-
-        Free room in the buffers does not count, except for that in the last tile if ``whole_tiles`` is set.
-        """
+        """See :meth:`Segment.used`; with ``whole_tiles``, the free room in the last tile counts too."""
         count = self.lengths[row]
         if self.whole_tiles:
             count = -(-count // (self._unit * TILE)) * self._unit * TILE
@@ -397,6 +326,6 @@ class PackedSegment(Segment):
         return {"codes": -(-self.heads * count * bits // 8), "scales": scales}
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace each buffer of words or parameters by ``change(buffer)``."""
+        """See :meth:`Segment.map_buffers`."""
         self.words = [change(words) for words in self.words]
         self.params = [change(param) for param in self.params]

@@ -23,14 +23,14 @@ class RollingSegment(FullSegment):
     only the sinks are copied, to just before the rest of the window. So a step costs O(sinks), for a window of any
     size.
 
+    The other arguments are those of :class:`FullSegment`.
+
     Args:
-        *others: positional arguments of :class:`FullSegment`.
         sinks: number of first tokens that stay.
         turn: function that rotates keys (after RoPE) to later positions, so that those of the sinks stay adjacent to
             the window. None for values, and for keys that keep their positions. Each rotation starts from a saved copy
             of the original keys, so that rounding errors do not add up; the copy counts as reserved bytes, not as used
             ones.
-        **more: keyword arguments of :class:`FullSegment`.
     """
 
     def __init__(self, *others: Any, sinks: int, turn: Turn | None = None, **more: Any) -> None:
@@ -76,12 +76,9 @@ class RollingSegment(FullSegment):
         return self.rolls is not None and self.rolls.jobs is not None
 
     def remember(self, moves: Sequence[Move]) -> None:
-        """Save the original keys of the sinks of those rows that are about to roll for the first time.
+        """Save the original keys of the sinks of those rows that the given moves are about to roll for the first time.
 
         Without rotation of keys, nothing is saved.
-
-        Args:
-            moves: the moves that are about to be made, each for a range of rows.
         """
         if self.originals is None or 0 not in self.turned:
             return
@@ -95,37 +92,26 @@ class RollingSegment(FullSegment):
         return self.capacity, self.sinks, list(self.starts), list(self.lengths), list(self.turned)
 
     def follow(self, other: RollingSegment, moves: Sequence[Move]) -> None:
-        """Update the bookkeeping as if this segment had rolled, by copying that of another segment that has rolled.
+        """Update the bookkeeping as if this segment had made the moves of another one, usually that of another layer.
 
         Both segments must have been in the same state (:meth:`state`) before. The tokens of this segment are not moved:
         the caller moves them on the device.
-
-        Args:
-            other: the segment that has rolled, usually that of another layer.
-            moves: the moves that `other` made when it rolled; the caller applies the same ones to this segment.
         """
         self.remember(moves)
         self.starts[:], self.lengths[:], self.turned[:] = other.starts, other.lengths, other.turned
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the buffer of tokens and, if the keys of the sinks are rotated, the buffer of their original keys.
-
-        The bytes of both are counted as ``window``.
-        """
+        """See :meth:`Segment.buffers`; the original keys of the sinks, if they are rotated, count as ``window`` too."""
         originals = [] if self.originals is None else [("window", self.originals)]
         return [("window", self.buffer), *originals]
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace the buffer of tokens, and that of the sinks' original keys, by ``change(buffer)``."""
+        """See :meth:`Segment.map_buffers`."""
         super().map_buffers(change)
         self.originals = None if self.originals is None else change(self.originals)
 
     def select(self, index: Tensor) -> None:
-        """Reorder the rows of the batch; rows may also be dropped or repeated.
-
-        Args:
-            index: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
-        """
+        """See :meth:`Segment.select`."""
         self.turned = [self.turned[i] for i in index.tolist()]
         super().select(index)
 

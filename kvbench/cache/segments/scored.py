@@ -20,9 +20,7 @@ class ScoredSegment(FullSegment):
     Heads keep different tokens, so the number of each token within its text is stored too, its *place*. Both lie in
     device memory: a captured step drops tokens without the host's knowing which.
 
-    Args:
-        *others: positional arguments of :class:`FullSegment`.
-        **more: keyword arguments of :class:`FullSegment`.
+    The arguments are those of :class:`FullSegment`.
     """
 
     def __init__(self, *others: Any, **more: Any) -> None:
@@ -44,26 +42,14 @@ class ScoredSegment(FullSegment):
         return self.scores, self.places
 
     def append(self, rows: slice, x: Tensor) -> None:
-        """Append tokens to some rows, with a score of 0.
-
-        Args:
-            rows: rows of the batch.
-            x: tokens, ``[rows, H, n, D]``.
-        """
+        """See :meth:`FullSegment.append`; the new tokens have a score of 0."""
         super().append(rows, x)
         for part in self.parts() if x.shape[2] else ():
             part.reserve(rows, x.shape[2])
         self.seen[rows] = [seen + x.shape[2] for seen in self.seen[rows]]
 
     def advance(self, count: int) -> list[int]:
-        """Make room for new tokens of every row, which a step at fixed addresses will write, with its attention.
-
-        Args:
-            count: number of new tokens per row.
-
-        Returns:
-            For each row, the index along the buffer's dimension 2 of its first new token.
-        """
+        """See :meth:`FullSegment.advance`; the step at fixed addresses also writes its attention."""
         places = super().advance(count)
         for part in self.parts():
             part.advance(count)
@@ -72,24 +58,15 @@ class ScoredSegment(FullSegment):
         return places
 
     def hold(self, room: Tensor) -> None:
-        """Hold the attention of a step of all rows, like :meth:`observe`; a kernel writes it or has written it.
-
-        Args:
-            room: the result of :meth:`room` for the step.
-        """
+        """Hold the attention of a step of all rows, like :meth:`observe`; a kernel writes it to :meth:`room`."""
         for row, length in enumerate(self.lengths):
             self.pending[row].append(room[row, ..., :length])
 
     def room(self, count: int, *, fresh: bool = False) -> Tensor:
-        """Return a buffer to which a step can write the attention of its new tokens.
+        """Return a buffer for the attention of `count` new tokens per row, fp32 ``[B, H, S, count, capacity]``.
 
-        Args:
-            count: number of new tokens per row, q.
-            fresh: True for a new buffer. Otherwise it is always the same one for the same number of new tokens, unless
-                the buffer of the tokens has grown.
-
-        Returns:
-            fp32 ``[B, H, S, q, capacity]`` for S scores per token (:meth:`begin`).
+        S is the number of scores per token (:meth:`begin`). Unless a `fresh` one is asked for, the buffer is always the
+        same one for the same number of new tokens, as long as the buffer of the tokens has not grown.
         """
         shape = (len(self.lengths), self.heads, self.scores.channels, count, self.capacity)
         if fresh:
@@ -102,7 +79,6 @@ class ScoredSegment(FullSegment):
         """Set the scores and places of all tokens of some rows.
 
         Args:
-            rows: rows of the batch.
             scores: ``[rows, H, slots, S]``. S is the number of scores that a token has per KV head: 1 or, if every
                 query head keeps its own, the number of query heads per KV head. It must be the same for all rows of the
                 batch.
@@ -128,22 +104,16 @@ class ScoredSegment(FullSegment):
     def observe(self, rows: slice, received: Tensor) -> None:
         """Hold the attention of new queries until :meth:`commit` adds it to the scores, or a rollback removes it.
 
-        Args:
-            rows: rows of the batch.
-            received: attention from each of the q queries to every slot, for S scores per token (:meth:`begin`),
-                ``[rows, H, S, q, slots]``.
+        `received` is the attention from each of the q queries to every slot, for S scores per token (:meth:`begin`),
+        ``[rows, H, S, q, slots]``.
         """
         for number, row in enumerate(range(*rows.indices(len(self.lengths)))):
             self.pending[row].append(received[number])
 
     def commit(self, rows: slice) -> Tensor:
-        """Add the attention held by :meth:`observe` to the scores of some rows, and return these scores.
+        """Add the attention held by :meth:`observe` to the scores of some rows; return a view of them.
 
-        Args:
-            rows: rows of the batch.
-
-        Returns:
-            A view of the scores, fp32 ``[rows, H, slots, S]`` for S scores per token (:meth:`begin`).
+        It is fp32 ``[rows, H, slots, S]`` for S scores per token (:meth:`begin`).
         """
         scores, places = self.scores.view(rows), self.places.view(rows)
         for number, row in enumerate(range(*rows.indices(len(self.lengths)))):
@@ -159,11 +129,7 @@ class ScoredSegment(FullSegment):
         return scores
 
     def committed(self, rows: slice) -> None:
-        """Note that a kernel has done for some rows what :meth:`commit` does.
-
-        Args:
-            rows: rows of the batch.
-        """
+        """Note that a kernel has done for some rows what :meth:`commit` does."""
         for row in range(*rows.indices(len(self.lengths))):
             self.known[row], self.pending[row] = self.lengths[row], []
 
@@ -175,23 +141,13 @@ class ScoredSegment(FullSegment):
         return torch.cat([written.long(), newest.expand(self.heads, -1)], -1)
 
     def replace(self, rows: slice, index: Tensor) -> None:
-        """Drop one token per head from some rows; the first token of each head takes its slot.
-
-        Args:
-            rows: rows of the batch, whose attention has been committed.
-            index: index, within the segment, of the token to drop, ``[rows, H]``.
-        """
+        """See :meth:`FullSegment.replace`; the attention of the rows must have been committed."""
         for part in (self, *self.parts()):
             overwrite(part, rows, index)
         self.drop_front(rows, 1)
 
     def drop_front(self, rows: slice, count: int) -> None:
-        """Drop the first tokens of some rows, with their scores.
-
-        Args:
-            rows: rows of the batch.
-            count: number of tokens to drop.
-        """
+        """Drop the first tokens of some rows, with their scores."""
         self.commit(rows)  # pending attention numbers the slots from the front
         super().drop_front(rows, count)
         for part in self.parts():
@@ -202,10 +158,6 @@ class ScoredSegment(FullSegment):
         """Drop the newest tokens of one row, with their scores.
 
         The attention that they gave to other tokens is dropped too, if it has not yet been added to the scores.
-
-        Args:
-            row: row of the batch.
-            count: number of tokens to drop.
         """
         super().drop_back(row, count)
         for part in self.parts():
@@ -221,13 +173,7 @@ class ScoredSegment(FullSegment):
             left -= taken
 
     def keep(self, rows: slice, index: Tensor) -> None:
-        """Keep only some tokens of some rows, with their scores, and drop all others.
-
-        Args:
-            rows: rows of the batch.
-            index: indices, within the segment, of the tokens to keep, in their new order: ``[n]``, or ``[H, n]`` or
-                ``[rows, H, n]`` if they differ by head or by row.
-        """
+        """See :meth:`FullSegment.keep`; scores and places are kept with the tokens."""
         self.commit(rows)
         for part in self.parts():
             part.keep(rows, index)
@@ -237,30 +183,20 @@ class ScoredSegment(FullSegment):
         self.seen[rows], self.known[rows] = seen, [index.shape[-1]] * len(seen)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return pairs (category, buffer): ``window`` for the tokens, ``index`` for scores, places and attention."""
+        """See :meth:`Segment.buffers`; scores, places and pending attention count as ``index``."""
         others = [*(part.buffer for part in self.parts()), *self.rooms.values()]
         return [*super().buffers(), *(("index", buffer) for buffer in others)]
 
     def used(self, row: int) -> dict[str, int]:
-        """Return how many bytes the tokens of one row (``window``) and their scores and places (``index``) need."""
+        """See :meth:`Segment.used`; scores and places count as ``index``."""
         return {**super().used(row), "index": sum(part.used(row)["window"] for part in self.parts())}
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace the buffer of the tokens by ``change(buffer)``.
-
-        Scores and places are not replaced: :meth:`select` and :meth:`clone` handle them.
-
-        Args:
-            change: function that returns the new buffer for an old one. Dimension 0 of a buffer is the batch.
-        """
+        """Replace the buffer of the tokens; :meth:`select` and :meth:`clone` handle scores and places."""
         super().map_buffers(change)
 
     def select(self, index: Tensor) -> None:
-        """Reorder the rows of the batch; rows may also be dropped or repeated.
-
-        Args:
-            index: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
-        """
+        """See :meth:`Segment.select`."""
         super().select(index)
         for part in self.parts():
             part.select(index)
