@@ -83,12 +83,7 @@ class Build:
         return self.tiles * (layout.ROWS * self.unit * self.bits // 8 + scales)
 
     def shared(self, rows: int, columns: int) -> int:
-        """Return the bytes of shared memory of a CTA.
-
-        Args:
-            rows: rows of x.
-            columns: input channels.
-        """
+        """Return the bytes of shared memory of a CTA, for some rows of x and columns (input channels)."""
         units, part = -(-columns // self.unit // self.warps), rows * self.unit * 2
         if self.direct:  # the steps of a warp are made a multiple of the stages
             steps = 1 if self.bits == 4 else self.unit // 32
@@ -135,13 +130,7 @@ def source(name: str = "product") -> str:
 
 @lru_cache(maxsize=1024)
 def function(build: Build, rows: int, columns: int, device: int) -> nvrtc.Function:
-    """Return the kernel, compiled and loaded on a GPU; equal calls share one.
-
-    Args:
-        build: configuration to compile.
-        rows: rows of x.
-        columns: input channels.
-        device: index of the GPU.
+    """Return the kernel, compiled and loaded on the GPU with an index; equal calls share one.
 
     Raises:
         RuntimeError: nvrtc or the driver reported an error, which the message contains.
@@ -163,7 +152,6 @@ def launch(
     """Launch the kernel on the current stream; tensors must be as the kernel reads them.
 
     Args:
-        build: configuration of the kernel.
         x: input, contiguous ``[rows, columns]``.
         weight: codes (:mod:`kvbench.linear.layout`), or 16-bit weights ``[channels, columns]``.
         groups: scales and zeros of 4-bit weights; None with 16 bits.
@@ -176,6 +164,7 @@ def launch(
     device = x.device.index or 0
     kernel = function(build, rows, columns, device)
     tiles = -(-channels // layout.ROWS)
+    # resident // fit is the number of multiprocessors
     most = kernel.resident if ctas is None else min(ctas, kernel.fit) * (kernel.resident // kernel.fit)
     arguments = struct.pack(
         "5Pq4i",
@@ -198,13 +187,9 @@ def launch(
 
 @lru_cache(maxsize=64)
 def dequantizer(group: int, half: bool, bf16: bool, device: int) -> nvrtc.Function:
-    """Return the kernel that dequantizes 4-bit weights, compiled and loaded on a GPU.
+    """Return the kernel that dequantizes 4-bit weights, compiled and loaded on the GPU with an index.
 
-    Args:
-        group: input channels that share a scale.
-        half: True if scales are fp16, False if they are bf16.
-        bf16: True to write bf16, False for fp16.
-        device: index of the GPU.
+    `group` and `half` are as for :class:`Build`; `bf16` is True to write bf16, False for fp16.
 
     Raises:
         RuntimeError: nvrtc or the driver reported an error, which the message contains.
@@ -215,13 +200,11 @@ def dequantizer(group: int, half: bool, bf16: bool, device: int) -> nvrtc.Functi
 
 
 def dequantize(codes: Tensor, groups: Tensor, group: int, half: bool, out: Tensor) -> None:
-    """Write dequantized weights on the current stream.
+    """Write dequantized weights on the current stream; `group` and `half` are as for :class:`Build`.
 
     Args:
         codes: codes (:mod:`kvbench.linear.layout`).
         groups: scales and zeros.
-        group: input channels that share a scale.
-        half: True if scales are fp16, False if they are bf16.
         out: bf16 or fp16 ``[channels, columns]``, contiguous; 64 must divide `columns`.
     """
     kernel = dequantizer(group, half, out.dtype == torch.bfloat16, out.device.index or 0)

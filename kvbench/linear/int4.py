@@ -29,8 +29,8 @@ class Int4Weight:
     Args:
         codes: codes, int32 ``[tiles of 16 output channels, tiles of 64 input channels, 32, 4]``.
         groups: scales and zeros, int32 ``[tiles of 16 output channels, groups, 8, 2]``.
-        rows: number of output channels.
-        columns: number of input channels.
+        rows: number of output channels, N.
+        columns: number of input channels, K.
         group: number of input channels that share a scale.
         dtype: dtype of the scales, fp16 or bf16.
     """
@@ -126,11 +126,8 @@ def dequantized(weight: Int4Weight, dtype: torch.dtype) -> Tensor:
 def stacked(weights: Sequence[Int4Weight]) -> Int4Weight:
     """Return several matrices with the same input channels as one, with their output channels one after another.
 
-    Args:
-        weights: matrices with equal numbers of input channels, group sizes and dtypes of scales, on one device.
-
     Raises:
-        ValueError: the matrices differ in these.
+        ValueError: the matrices differ in the number of input channels, the group size or the dtype of scales.
     """
     kinds = {(weight.columns, weight.group, weight.dtype) for weight in weights}
     if len(kinds) != 1:
@@ -146,12 +143,9 @@ def stacked(weights: Sequence[Int4Weight]) -> Int4Weight:
 
 
 def product(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -> Tensor:
-    """Compute a linear layer with 4-bit weights, ``x @ w.T + bias``, and return its output ``[..., N]``, no gradients.
+    """Compute a linear layer with 4-bit weights, ``x @ w.T + bias``, without gradients.
 
-    Args:
-        x: input, ``[..., K]``.
-        weight: weights ``[N, K]`` in 4 bits.
-        bias: ``[N]``; None: no bias.
+    x is ``[..., K]``, the weights ``[N, K]``, the bias ``[N]`` or None, and the output ``[..., N]``.
     """
     half = weight.dtype == torch.float16
     return int4_product(x, weight.codes, weight.groups, weight.rows, weight.columns, weight.group, half, bias)

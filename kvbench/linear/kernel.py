@@ -2,6 +2,9 @@
 
 The kernels (``cuda/int4.cu`` and ``cuda/product.cu``, :mod:`kvbench.linear.build`) read a matrix once, whatever the
 number of rows. Their sums do not depend on the order in which CTAs run: equal inputs give equal outputs.
+
+`channels` are the output channels of a matrix, `columns` its input channels. `group`, `half` and `bf16` are as for
+:class:`~kvbench.linear.build.Build`; `device` is the index of the GPU.
 """
 
 from __future__ import annotations
@@ -26,13 +29,9 @@ SHARED = 227 * 1024
 def serves(x: Tensor, columns: int, bias: Tensor | None = None) -> bool:
     """Return True if the kernel can take the input and the bias of a product; its matrix is not looked at.
 
-    The input must have 1 to 16 rows in bf16 or fp16, on a GPU of compute capability 8.0 or higher, and CUDA source
-    must be compilable. The number of columns must be a multiple of 128, and a bias must have the dtype of the input.
-
-    Args:
-        x: input, ``[..., columns]``.
-        columns: input channels of the matrix.
-        bias: bias; None: no bias.
+    The input, ``[..., columns]``, must have 1 to 16 rows in bf16 or fp16, on a GPU of compute capability 8.0 or higher,
+    and CUDA source must be compilable. The number of columns must be a multiple of 128, and a bias must have the dtype
+    of the input.
     """
     return (
         x.is_cuda
@@ -67,9 +66,6 @@ def int4(
         x: input ``[..., columns]``, for which :func:`serves` is True.
         codes: codes (:mod:`kvbench.linear.layout`).
         groups: scales and zeros.
-        channels: output channels.
-        group: input channels that share a scale.
-        half: True if scales are fp16, False if they are bf16.
         bias: ``[channels]``; None: no bias.
     """
     rows, columns = x.numel() // x.shape[-1], x.shape[-1]
@@ -101,14 +97,7 @@ def dequantized(
 ) -> Tensor | None:
     """Return a 4-bit matrix ``[channels, columns]`` in 16 bits, or None if there is no kernel for it.
 
-    Args:
-        codes: codes (:mod:`kvbench.linear.layout`).
-        groups: scales and zeros.
-        channels: output channels.
-        columns: input channels.
-        group: input channels that share a scale.
-        half: True if scales are fp16, False if they are bf16.
-        dtype: dtype of the result; the kernel writes bf16 and fp16.
+    Codes, scales and zeros are as for :func:`int4`; the kernel writes bf16 and fp16.
     """
     if not codes.is_cuda or dtype not in (torch.bfloat16, torch.float16) or columns % layout.COLUMNS or nvrtc.missing():
         return None
@@ -122,14 +111,7 @@ def dequantized(
 
 @lru_cache(maxsize=64)
 def dequantizes(group: int, half: bool, bf16: bool, device: int) -> bool:
-    """Return True if the kernel that dequantizes compiles for a GPU; otherwise warn and return False.
-
-    Args:
-        group: input channels that share a scale.
-        half: True if scales are fp16, False if they are bf16.
-        bf16: True to write bf16, False for fp16.
-        device: index of the GPU.
-    """
+    """Return True if the kernel that dequantizes compiles for a GPU; otherwise warn and return False."""
     try:
         build.dequantizer(group, half, bf16, device)
     except RuntimeError as error:
@@ -157,14 +139,7 @@ def configuration(
 ) -> tuple[Build, int] | None:
     """Return the configuration for a product on a GPU, or None, with a warning, if it does not compile or run there.
 
-    Args:
-        rows: rows of x.
-        channels: output channels.
-        columns: input channels.
-        group: input channels that share a scale; 0: the weights have 16 bits.
-        half: True if scales are fp16.
-        bf16: True if x is bf16.
-        device: index of the GPU.
+    `group` is 0 for weights of 16 bits.
 
     Returns:
         The configuration, compiled, and the largest number of CTAs of a multiprocessor.
@@ -193,22 +168,15 @@ def choose(
     """Return the fastest configuration that fits into shared memory, and the CTAs of a multiprocessor to use.
 
     Which candidates are faster was measured on an H200 (``python -m kvbench.bench products``; results/h200). If none
-    fits, the last is returned, which has the smallest buffers.
-
-    Args:
-        rows: rows of x.
-        channels: output channels.
-        columns: input channels.
-        group: input channels that share a scale; 0: the weights have 16 bits.
-        half: True if scales are fp16.
-        bf16: True if x is bf16.
-        shared: bytes of shared memory that the device allows a CTA.
+    fits, the last is returned, which has the smallest buffers. `shared` is the bytes of shared memory that the device
+    allows a CTA; other arguments are as for :func:`configuration`.
     """
     if group:
         base = Build(4, bf16, rows > 8, group=group, half=half, chains=2)
     else:
         base = Build(16, bf16, rows > 8, unit=64, half=False, spread=True, hint=2)
     for chosen, ctas in candidates(base, channels):
+        # the system takes 1 KiB for each CTA, which the limit for a single CTA already leaves out
         if ctas * (chosen.shared(rows, columns) + 1024) <= shared + 1024:
             break
     return chosen, ctas
@@ -217,9 +185,7 @@ def choose(
 def candidates(base: Build, channels: int) -> list[tuple[Build, int]]:
     """Return candidates for a product, the fastest first, with the numbers of CTAs of a multiprocessor.
 
-    Args:
-        base: configuration of which tiles, warps, stages and the way of weights and x are to be chosen.
-        channels: output channels.
+    `base` is the configuration of which tiles, warps, stages and the way of weights and x are to be chosen.
     """
     tiles = -(-channels // layout.ROWS)
     ring = replace(base, keep=False)

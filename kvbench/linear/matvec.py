@@ -30,14 +30,10 @@ UNROLLED = 16384
 
 @library.custom_op("kvbench::matvec", mutates_args=())
 def matvec(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute a linear layer, ``x @ weight.T + bias``, and return its output ``[..., N]``, without gradients.
+    """Compute a linear layer, ``x @ weight.T + bias``, without gradients.
 
-    It uses a kernel of kvbench if one can compute the product (:func:`served`), and torch's library otherwise.
-
-    Args:
-        x: input, ``[..., K]``.
-        weight: matrix, ``[N, K]``.
-        bias: ``[N]``; None: no bias.
+    x is ``[..., K]``, the matrix ``[N, K]``, the bias ``[N]`` or None, and the output ``[..., N]``. A kernel of kvbench
+    computes the product if one can (:func:`served`), and torch's library otherwise.
     """
     return launch(x, weight, bias) if served(x, weight, bias) else nn.functional.linear(x, weight, bias)
 
@@ -96,15 +92,7 @@ def kernels(device: torch.device) -> bool:
 
 @lru_cache(maxsize=256)
 def compiles(dtype: torch.dtype, rows: int, columns: int, bias: bool, device: torch.device) -> bool:
-    """Return True if the kernel for one row compiles for matrices of a given shape; otherwise warn and return False.
-
-    Args:
-        dtype: dtype of matrix and vector.
-        rows: rows of the matrix (output channels).
-        columns: columns of the matrix (input channels).
-        bias: True if a bias is added.
-        device: GPU to compile for.
-    """
+    """Return True if the kernel for one row compiles for matrices of a given shape; otherwise warn and return False."""
     x, weight = torch.empty(columns, dtype=dtype, device=device), torch.empty(1, columns, dtype=dtype, device=device)
     try:
         launch(x, weight.expand(rows, columns).as_strided((rows, columns), (0, 1)), x.new_empty(rows) if bias else None)
@@ -151,7 +139,6 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def shape(columns: int) -> tuple[int, int, int]:
     """Return the block sizes with which to launch the kernel for one row, for a matrix with `columns` columns.
 
-    Returns:
-        Three numbers: rows that a program of the kernel computes, columns that it reads at a time, and its warps.
+    They are the rows that a program of the kernel computes, the columns that it reads at a time, and its warps.
     """
     return next(shape for most, shape in SHAPES if columns <= most)

@@ -14,19 +14,16 @@ def part(
 ):  # fmt: skip
     """Multiply one block of columns of the matrix by the vector, and return `total` plus the products.
 
-    Products are not yet summed over columns: the result has the shape of `total`.
+    Products are not yet summed over columns: the result has the shape of `total`. WHOLE and EXACT are as for
+    :func:`product`.
 
     Args:
         total: sums so far, fp32 ``[ROWS, BLOCK]``.
-        x: address of the vector.
         begin: addresses of the elements of the matrix's first block for this program, ``[ROWS, BLOCK]``.
         first: index of the first column of the block to multiply.
         column: the numbers 0 to BLOCK - 1; the block consists of the columns ``first + column``.
         row: indices of the rows that this program computes.
         rows: number of rows of the matrix.
-        K: number of columns of the matrix.
-        WHOLE: True if BLOCK divides K, so that no columns need masking.
-        EXACT: True if ROWS divides `rows`, so that no rows need masking.
     """
     if WHOLE and EXACT:
         w = tl.load(begin + first, eviction_policy="evict_first")
@@ -50,14 +47,10 @@ def product(
         weight: the matrix, ``[rows, K]``.
         bias: the bias, ``[rows]``; read only if `BIAS` is True.
         out: the result, ``[rows]``.
-        rows: number of rows of the matrix.
         stride: distance between rows of `weight`, in elements.
-        K: number of columns of the matrix.
-        ROWS: number of rows per program.
         BLOCK: number of columns that a program reads at a time.
         WHOLE: True if BLOCK divides K, so that no columns need masking.
         EXACT: True if ROWS divides `rows`, so that no rows need masking.
-        BIAS: True to add the bias.
         UNROLL: True to unroll the loop over columns, so that a program requests all its data before it sums.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
