@@ -56,12 +56,7 @@ class Transform:
         return self.forward.shape[0] if self.forward.ndim == 3 else None
 
     def of_heads(self, first: int, count: int) -> Transform:
-        """Return the transform of some of the KV heads. Repeated calls return the same object.
-
-        Args:
-            first: index of the first of these heads.
-            count: number of heads.
-        """
+        """Return the transform of `count` KV heads from `first` on. Repeated calls return the same object."""
         return _of_heads(self, first, count)
 
     def keys(self, keys: Tensor) -> Tensor:
@@ -79,8 +74,7 @@ class Transform:
     def back(self, outputs: Tensor) -> Tensor:
         """Undo the transform: of outputs ``[B, Hq, n, D]`` over stored values, or of stored keys or values themselves.
 
-        Args:
-            outputs: ``[B, Hq, n, D]`` for any number of heads that is a multiple of the KV heads.
+        The number of heads may be any multiple of that of the KV heads.
         """
         return self._product(outputs, "inverse")
 

@@ -56,7 +56,7 @@ def rotated(x: Tensor, matrix: Tensor, butterfly: Butterfly | None, use: Use) ->
 
     Args:
         x: ``[B, heads, n, D]``.
-        matrix: the matrix, ``[D, D]`` or ``[H, D, D]``.
+        matrix: ``[D, D]`` or ``[H, D, D]``.
         butterfly: the transform as signs and Hadamard matrices; None if it is not of that kind.
         use: which of the transform's matrices `matrix` is.
     """
@@ -81,10 +81,7 @@ def rotated(x: Tensor, matrix: Tensor, butterfly: Butterfly | None, use: Use) ->
 def parts(matrix: Tensor, butterfly: Butterfly | None, use: Use) -> tuple[Tensor, float, int]:
     """Return the signs of a transform (`matrix` if there are none), its factor, and the levels of its butterfly.
 
-    Args:
-        matrix: one of the transform's matrices.
-        butterfly: the transform as signs and Hadamard matrices; None if it is not of that kind, and has 0 levels.
-        use: which of the transform's matrices `matrix` is.
+    The arguments are those of :func:`rotated`. A transform without a butterfly has 0 levels.
     """
     if butterfly is None:
         return matrix, 1.0, 0
@@ -95,9 +92,7 @@ def parts(matrix: Tensor, butterfly: Butterfly | None, use: Use) -> tuple[Tensor
 def per_program(lines: int, dense: bool) -> int:
     """Return how many tokens of a head a program rotates: several if many programs would each read a matrix.
 
-    Args:
-        lines: number of tokens of all heads.
-        dense: True if programs read a matrix.
+    `lines` is the number of tokens of all heads; `dense` is True if programs read a matrix.
     """
     return 16 if dense and lines > PROGRAMS else 1
 

@@ -20,15 +20,8 @@ from kvbench.rotation.spec import SUFFIX, Side, block_of, power_of_two
 def transform(name: str, side: Side, channels: int, device: torch.device, layer: int = 0) -> Transform | None:
     """Return the transform with a name (:class:`kvbench.rotation.spec.RotationSpec`) for heads of a size.
 
-    Args:
-        name: name of the rotation; ``none`` for none.
-        side: ``key`` or ``value``.
-        channels: channels per head.
-        device: device of the matrices.
-        layer: index of the layer, for rotations from a file.
-
-    Returns:
-        The transform; None for ``none``. Layers with the same transform on the same device share its matrices.
+    The result is None for the name ``none``. `layer` matters only for rotations from a file. Layers with the same
+    transform on the same device share its matrices.
 
     Raises:
         ConfigError: a file has no matrix for the layer and side, or one of another size.
@@ -57,7 +50,6 @@ def butterfly(block: int, channels: int, signs: Tensor | None = None, scale: flo
 
     Args:
         block: length of the blocks, a power of two that divides `channels`.
-        channels: channels per head.
         signs: ``[channels]``; None for none.
         scale: the factor; ``block ** -0.5`` makes the transform orthogonal.
     """

@@ -2,6 +2,10 @@
 
 Each program rotates some tokens of one head, in fp32. Signs and Hadamard matrices are computed in registers (the
 butterfly of the fast Walsh-Hadamard transform); any other matrix is read once per program.
+
+A *line* is a token of a row, numbered ``row * count + token`` for `count` tokens per row; a program takes TOKENS lines.
+Strides are in elements, and channels are contiguous. WIDTH is the smallest power of two that is at least DIM, the
+channels of a head.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -33,24 +37,14 @@ def rotate_head(
 
     Args:
         source: pointer to the head's first token.
-        source_row: stride of `source` over the rows of the batch, in elements.
-        source_token: the same over tokens.
         target: pointer to where to write the head's first token.
-        target_row: stride of `target` over the rows of the batch.
-        target_token: the same over tokens.
         places: pointer to the index of each row's first new token in `target`, every second int32; if PLACED.
         matrix: pointer to the matrix ``[DIM, DIM]`` by which rows are multiplied; used if LEVELS is 0.
         signs: pointer to fp32 ``[DIM]``; used if SIGNS.
         scale: factor of the result; used unless LEVELS is 0.
-        first: first line (row * count + token) of this program.
-        lines: number of lines: rows times tokens.
-        count: number of tokens per row.
-        DIM: channels of a head.
-        WIDTH: the smallest power of two that is at least DIM.
+        first: first line of this program.
         LEVELS: base-2 logarithm of the Hadamard blocks; 0 to multiply by `matrix`.
-        SIGNS: True to multiply by `signs`.
-        AFTER: True to do so after the Hadamard matrix, not before.
-        TOKENS: number of lines per program.
+        AFTER: True to multiply by the signs after the Hadamard matrix, not before.
         PLACED: True to read from `places` where the tokens of a row go.
     """
     channel = tl.arange(0, WIDTH)
@@ -91,28 +85,13 @@ def rotate_one(
 ):  # fmt: skip
     """Rotate all heads of one tensor. Grid: (heads, lines / TOKENS).
 
+    Other arguments are those of :func:`rotate_head`.
+
     Args:
-        source: pointer to ``[B, heads, q, D]``, channels contiguous.
+        source: pointer to ``[B, heads, q, D]``.
         target: pointer to the result, of the same shape.
-        matrix: pointer to the matrices, as for :func:`rotate_head`.
-        matrix_head: stride of `matrix` over KV heads, in elements; 0 if they share one.
-        signs: as for :func:`rotate_head`.
-        scale: as for :func:`rotate_head`.
-        lines: number of lines: rows times tokens.
-        count: number of tokens per row, q.
+        matrix_head: stride of `matrix` over KV heads; 0 if they share one.
         group: number of heads that share a matrix.
-        source_row: stride of `source` over rows, in elements.
-        source_head: stride of `source` over heads, in elements.
-        source_token: stride of `source` over tokens, in elements.
-        target_row: stride of `target` over rows, in elements.
-        target_head: stride of `target` over heads, in elements.
-        target_token: stride of `target` over tokens, in elements.
-        DIM: channels of a head.
-        WIDTH: the smallest power of two that is at least DIM.
-        LEVELS: as for :func:`rotate_head`.
-        SIGNS: as for :func:`rotate_head`.
-        AFTER: as for :func:`rotate_head`.
-        TOKENS: number of lines per program.
     """
     head = tl.program_id(0)
     rotate_head(
@@ -136,51 +115,20 @@ def rotate_step(
 ):  # fmt: skip
     """Rotate the queries, keys and values of a step. Grid: (query heads if KEYS + 2 x KV heads, lines / TOKENS).
 
+    Matrices, signs, factors and LEVELS are as for :func:`rotate_head`: those of keys and values, and `key_dual` and
+    `key_dual_scale` for queries, which share the signs of keys.
+
     Args:
-        query: pointer to the queries, ``[B, Hq, q, D]``, channels contiguous.
+        query: pointer to the queries, ``[B, Hq, q, D]``.
         query_target: pointer to the rotated queries, contiguous.
-        key: pointer to the keys, ``[B, H, q, D]``, channels contiguous.
+        key: pointer to the keys, ``[B, H, q, D]``.
         key_target: pointer to where keys are written, ``[B, H, key_room, D]``, contiguous.
-        value: pointer to the values, ``[B, H, q, Dv]``, channels contiguous.
+        value: pointer to the values, ``[B, H, q, Dv]``.
         value_target: pointer to where values are written, ``[B, H, value_room, Dv]``, contiguous.
         places: pointer to int32 ``[B, 2]``, the indices along the rooms of each row's first key and value; if PLACED.
-        key_matrix: pointer to the matrices of keys, as for :func:`rotate_head`.
-        key_dual: pointer to those of queries.
-        key_signs: pointer to the signs of keys and queries.
-        key_scale: factor of keys.
-        key_dual_scale: factor of queries.
-        key_matrix_head: stride of the matrices over KV heads, in elements; 0 if they share one.
-        value_matrix: pointer to the matrices of values.
-        value_signs: pointer to the signs of values.
-        value_scale: factor of values.
-        value_matrix_head: stride of the matrices of values over KV heads.
-        lines: number of lines: rows times tokens.
-        count: number of tokens per row, q.
-        query_heads: number of query heads, Hq.
-        heads: number of KV heads, H.
-        query_row: stride of `query` over rows, in elements.
-        query_head: stride of `query` over heads, in elements.
-        query_token: stride of `query` over tokens, in elements.
-        key_row: stride of `key` over rows, in elements.
-        key_head: stride of `key` over heads, in elements.
-        key_token: stride of `key` over tokens, in elements.
-        value_row: stride of `value` over rows, in elements.
-        value_head: stride of `value` over heads, in elements.
-        value_token: stride of `value` over tokens, in elements.
-        key_room: number of tokens per head for which `key_target` has room.
-        value_room: number of tokens per head for which `value_target` has room.
-        KEY_DIM: channels of a key.
-        KEY_WIDTH: the smallest power of two that is at least KEY_DIM.
-        KEY_LEVELS: base-2 logarithm of the Hadamard blocks of keys; 0 to multiply by a matrix.
-        KEY_SIGNS: True if keys and queries are multiplied by signs.
-        VALUE_DIM: channels of a value.
-        VALUE_WIDTH: the smallest power of two that is at least VALUE_DIM.
-        VALUE_LEVELS: base-2 logarithm of the Hadamard blocks of values; 0 to multiply by a matrix.
-        VALUE_SIGNS: True if values are multiplied by signs.
+        key_matrix_head, value_matrix_head: strides of the matrices over KV heads; 0 if they share one.
         KEYS: True to rotate queries and keys; else keys are only copied, and queries are not touched.
         VALUES: True to rotate values; else they are only copied.
-        TOKENS: number of lines per program.
-        PLACED: True to read from `places` where the tokens of a row go.
     """
     line = tl.program_id(1) * TOKENS
     head = tl.program_id(0)
@@ -228,24 +176,7 @@ def copy_head(
     source, source_row, source_token, target, target_row, target_token, places, first, lines, count,
     DIM: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, PLACED: tl.constexpr,
 ):  # fmt: skip
-    """Copy up to TOKENS tokens of one head; all arguments are those of :func:`rotate_head`.
-
-    Args:
-        source: pointer to the head's first token.
-        source_row: stride of `source` over rows.
-        source_token: stride of `source` over tokens.
-        target: pointer to where to write the head's first token.
-        target_row: stride of `target` over rows.
-        target_token: stride of `target` over tokens.
-        places: pointer to the index of each row's first new token in `target`.
-        first: first line of this program.
-        lines: number of lines.
-        count: number of tokens per row.
-        DIM: channels of a head.
-        WIDTH: the smallest power of two that is at least DIM.
-        TOKENS: number of lines per program.
-        PLACED: True to read from `places` where the tokens of a row go.
-    """
+    """Copy up to TOKENS tokens of one head; the arguments are those of :func:`rotate_head`."""
     channel = tl.arange(0, WIDTH)
     inside = channel < DIM
     for step in range(TOKENS):

@@ -62,8 +62,7 @@ class RotationSpec:
     def check(self, head_dim: int | None = None) -> None:
         """Raise ConfigError if a name is unknown, a file does not exist, or blocks do not fit the head.
 
-        Args:
-            head_dim: channels per head; None if not known yet.
+        `head_dim` is the channels per head; None if not known yet.
         """
         for side in SIDES:
             name, key = self.of(side), f"method.rotation.{side}"
@@ -105,12 +104,7 @@ class RotationSpec:
 def check_file(path: str, side: Side, head_dim: int | None = None) -> None:
     """Raise ConfigError if a file of rotations is damaged, has no matrix of a side, or has one of another size.
 
-    Only the file's header is read.
-
-    Args:
-        path: the file.
-        side: ``key`` or ``value``.
-        head_dim: channels per head; None if not known yet.
+    Only the file's header is read. `head_dim` is the channels per head; None if not known yet.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -138,12 +132,9 @@ def check_file(path: str, side: Side, head_dim: int | None = None) -> None:
 
 
 def block_of(name: str, side: Side, channels: int | None = None) -> int | None:
-    """Return the number of channels that a named rotation mixes; None for the largest power of two that divides a head.
+    """Return the number of channels that a rotation other than ``none`` mixes.
 
-    Args:
-        name: name of a rotation other than ``none``.
-        side: ``key`` or ``value``.
-        channels: channels per head; None if not known yet.
+    None stands for the largest power of two that divides a head. `channels` are those of a head; None if not known yet.
     """
     if name.startswith("blocks:"):
         return int(name.partition(":")[2])

@@ -73,6 +73,7 @@ def _parts(
 ) -> tuple[Tensor, Tensor, float, int]:
     """Return a transform's matrix, signs, factor and levels; parts of `unused` where a tensor is only copied."""
     if transform is None:
+        # one level: with none it would count as a dense matrix, for which a program has more warps
         return unused[0, 0], unused[0, 0], 1.0, 1
     matrix = transform.forward if use == "forward" else transform.dual
     return matrix, *parts(matrix, transform.butterfly, use)
