@@ -115,8 +115,7 @@ class Crew:
     def outcomes(self, requests: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         """Let the workers answer requests, in the order given, and yield the answers as they come.
 
-        Args:
-            requests: plain data for the method ``answer`` of the workers.
+        `requests` are plain data for the method ``answer`` of the workers.
 
         Yields:
             The index of a request, and the answer, or the exception that ``answer`` raised.

@@ -17,8 +17,7 @@ from kvbench.parallel.remote_errors import described
 def main(descriptor: int) -> None:
     """Set the server up, answer requests until the parent closes the connection, and end.
 
-    Args:
-        descriptor: file descriptor of this process's end of the socket.
+    `descriptor` is the file descriptor of this process's end of the socket.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then ends its workers
     connection = Connection(descriptor)

@@ -33,11 +33,7 @@ def launched() -> bool:
 
 
 def _number(name: str, default: int) -> int:
-    """Return the number in the environment variable `name`, or `default` if it is not set.
-
-    Raises:
-        ConfigError: the variable is not a whole number.
-    """
+    """Return the number in the environment variable `name`, or `default`; ConfigError if it is not a whole number."""
     text = os.environ.get(name, str(default)).strip()
     if not (text.isascii() and text.isdecimal()):
         raise ConfigError(

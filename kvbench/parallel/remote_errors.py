@@ -25,13 +25,10 @@ def described(error: BaseException) -> dict[str, Any]:
 
 
 def rebuilt(failure: dict[str, Any]) -> Exception:
-    """Return an exception like one that a worker process raised.
+    """Return an exception like one that a worker process raised, which :func:`described` describes.
 
     Its class has the same name and is derived from KvbenchError and MemoryError if those describe the original, so that
     it is shown, recorded and handled like an exception of this process.
-
-    Args:
-        failure: the result of :func:`described`.
     """
     bases: list[type[Exception]] = []
     if failure["exit_code"] is not None:

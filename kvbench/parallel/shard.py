@@ -31,11 +31,8 @@ KEYS = ("k_proj", "query_key_value", "qkv_proj")
 class Summed(nn.Module):
     """A row-parallel linear layer: each rank holds the weights of some inputs.
 
-    Each rank multiplies its inputs; the products are summed over all ranks, and then the bias is added.
-
-    Args:
-        local: this rank's slice of the layer, with the bias of the whole layer.
-        team: ranks that share the layer.
+    Each rank multiplies its inputs; the products are summed over all ranks, and then the bias is added. `local` is this
+    rank's slice of the layer, with the bias of the whole layer.
     """
 
     def __init__(self, local: nn.Linear, team: Team) -> None:
@@ -50,13 +47,9 @@ class Summed(nn.Module):
         return self.local.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output of the whole layer, equal on all ranks.
+        """Return the output of the whole layer, ``[..., out]``, equal on all ranks.
 
-        Args:
-            x: this rank's slice of the inputs, ``[..., in / ranks]``.
-
-        Returns:
-            ``[..., out]``.
+        `x` is this rank's slice of the inputs, ``[..., in / ranks]``.
         """
         out = self.team.sum(self.local(x))
         return out if self.bias is None else out + self.bias
@@ -65,12 +58,8 @@ class Summed(nn.Module):
 class Gathered(nn.Module):
     """A column-parallel linear layer with gathered outputs, such as lm_head.
 
-    Each rank computes some of the outputs. They are then gathered, so that every rank has all of them.
-
-    Args:
-        local: this rank's slice of the layer.
-        width: number of outputs of the whole layer.
-        team: ranks that share the layer.
+    Each rank computes some of the outputs. They are then gathered, so that every rank has all of them. `local` is this
+    rank's slice of the layer, `width` the number of outputs of the whole layer.
     """
 
     def __init__(self, local: nn.Linear, width: int, team: Team) -> None:
@@ -84,23 +73,14 @@ class Gathered(nn.Module):
         return self.local.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output of the whole layer, bitwise equal on all ranks.
-
-        Args:
-            x: inputs, ``[..., in]``.
-
-        Returns:
-            ``[..., out]``.
-        """
+        """Return the output of the whole layer for inputs ``[..., in]``: ``[..., out]``, bitwise equal on all ranks."""
         return self.team.gather(self.local(x), -1)[..., : self.width]
 
 
 def shard(model: Any, team: Team) -> None:
     """Replace the linear layers of a model by this rank's slices, and move the model to this rank's device.
 
-    Args:
-        model: a causal LM of transformers with all its weights, on any device.
-        team: the ranks that share the model.
+    `model` is a causal LM of transformers with all its weights, on any device.
 
     Raises:
         ModelError: the model cannot be divided between this number of ranks (:func:`check`).
@@ -117,17 +97,11 @@ def shard(model: Any, team: Team) -> None:
 
 
 def cut(module: nn.Linear, style: str, team: Team) -> nn.Module:
-    """Reduce a linear layer to this rank's slice, on this rank's device.
+    """Reduce a linear layer to this rank's slice, on this rank's device, and return a module to use in its place.
 
-    Args:
-        module: the whole layer; its parameters are replaced by the slice.
-        style: how transformers' plan divides the layer: ``rowwise`` by inputs, ``colwise`` by outputs, and the styles
-            in :data:`GATHERED` by outputs, which are then gathered.
-        team: the ranks that share the layer.
-
-    Returns:
-        A module to use in place of the layer: :class:`Summed` for ``rowwise``, the reduced layer itself for
-        ``colwise``, and :class:`Gathered` for the other styles.
+    The parameters of `module` are replaced by the slice. `style` says how transformers' plan divides it: ``rowwise`` by
+    inputs, which returns :class:`Summed`; ``colwise`` by outputs, which returns the reduced layer itself; the styles in
+    :data:`GATHERED` by outputs that are then gathered, which returns :class:`Gathered`.
     """
     if style == "rowwise":
         first, last = bounds(module.in_features, team.size, team.rank)
@@ -156,14 +130,9 @@ def _keep(module: nn.Linear, weight: Tensor, bias: Tensor | None, device: torch.
 
 
 def bounds(count: int, size: int, rank: int) -> tuple[int, int]:
-    """Return the range ``(first, end)`` of a rank's items if `count` items are divided between all ranks.
+    """Return the range ``(first, end)`` of a rank's items if `count` items are divided between `size` ranks.
 
     The numbers of items of two ranks differ by at most one.
-
-    Args:
-        count: number of items.
-        size: number of ranks.
-        rank: the rank.
     """
     return count * rank // size, count * (rank + 1) // size
 
@@ -177,11 +146,7 @@ def generic(name: str) -> str:
 
 
 def check(model: Any, size: int) -> dict[str, str]:
-    """Return transformers' tensor-parallel plan for a model, after checking that kvbench can follow it.
-
-    Args:
-        model: a causal LM of transformers.
-        size: number of ranks.
+    """Return transformers' tensor-parallel plan for a model, after checking that `size` ranks can follow it.
 
     Returns:
         For each module name, with ``*`` in place of layer numbers, the style in which it is divided.

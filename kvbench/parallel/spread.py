@@ -27,11 +27,8 @@ def balanced(model: Any, devices: Sequence[torch.device]) -> dict[str, torch.dev
     """Choose a device for each part of a model, so that each device gets an equal share of consecutive decoder layers.
 
     Modules before the layers (embedding, rotary angles) go to the first device, modules after them (norm, lm_head) to
-    the last. An lm_head that shares the embedding's weights goes to the first device too. Nothing is moved yet.
-
-    Args:
-        model: a causal LM with its parameters on any device, including ``meta``.
-        devices: one or more devices.
+    the last. An lm_head that shares the embedding's weights goes to the first device too. Nothing is moved yet; the
+    model's parameters may be on any device, including ``meta``.
 
     Returns:
         A dict from module names to devices. Together, these modules cover the whole model.
@@ -76,18 +73,12 @@ def _parts(module: nn.Module, name: str, layers: str) -> Iterator[tuple[str, nn.
 
 
 def random_spread(config: Any, dtype: torch.dtype, devices: Sequence[torch.device], seed: int) -> Any:
-    """Return a causal LM with random parameters whose layers are spread over several devices.
+    """Return a causal LM with random parameters whose layers are spread over one or more devices.
 
     Modules are initialised one by one on the first device, and each is then moved to its own device. So no device ever
     holds more than its own modules and one other module. The parameters depend on the seed and on the type of the first
     device, not on the number of devices. For the same seed, they differ from those of
     :func:`kvbench.models.random_weights.random_model`, because that function draws more random numbers.
-
-    Args:
-        config: transformers' configuration of the model.
-        dtype: dtype of the parameters.
-        devices: one or more devices.
-        seed: seed of the random parameters.
 
     Raises:
         ModelError: the model has no list of decoder layers.
@@ -122,12 +113,7 @@ def _move(module: nn.Module, device: torch.device) -> None:
 
 
 def place(name: str, where: Mapping[str, torch.device]) -> torch.device:
-    """Return the device that :func:`balanced` chose for a module or for the nearest module that contains it.
-
-    Args:
-        name: name of the module.
-        where: devices by module name, the result of :func:`balanced`.
-    """
+    """Return the device that :func:`balanced` chose for a module or for the nearest module that contains it."""
     while name:
         if name in where:
             return where[name]
@@ -136,15 +122,10 @@ def place(name: str, where: Mapping[str, torch.device]) -> torch.device:
 
 
 def pretrained_spread(name: str, devices: Sequence[torch.device], **arguments: Any) -> Any:
-    """Load a pretrained causal LM, with its layers spread over several devices.
+    """Load a pretrained causal LM, with its layers spread over one or more devices.
 
-    Args:
-        name: name or folder of the model, as ``from_pretrained`` takes it.
-        devices: one or more devices.
-        **arguments: other arguments of ``AutoModelForCausalLM.from_pretrained``.
-
-    Returns:
-        The model. With ``output_loading_info=True``, the model and transformers' loading report.
+    `name` and `arguments` are those of ``AutoModelForCausalLM.from_pretrained``. With ``output_loading_info=True``, the
+    result is the model and transformers' loading report.
 
     Raises:
         OSError, ValueError, KeyError, ImportError: transformers cannot load the model.
@@ -168,13 +149,9 @@ def pretrained_spread(name: str, devices: Sequence[torch.device], **arguments: A
 
 
 def connect(model: Any, where: Mapping[str, torch.device]) -> None:
-    """Install hooks that let a model run although its modules are on several devices.
+    """Install hooks that let a model run although its modules are on the several devices of `where` (:func:`balanced`).
 
     The hooks copy the inputs of each module to its device, and the logits to the first device.
-
-    Args:
-        model: a causal LM whose modules are on the devices given by `where`.
-        where: devices by module name (:func:`balanced`).
     """
     first = next(iter(where.values()))
     model.hf_device_map = {name: str(device) for name, device in where.items()}
@@ -202,9 +179,7 @@ _mover: ContextVar[Mover] = ContextVar("kvbench_mover", default=moved)
 def moving(by: Mover) -> Iterator[None]:
     """Let another function than :func:`moved` copy tensors between devices in forward passes of a ``with`` block.
 
-    Args:
-        by: the function. It is called once wherever a pass goes on to another device, with all tensors that are needed
-            there.
+    It is called once wherever a pass goes on to another device, with all tensors that are needed there.
     """
     token = _mover.set(by)
     try:
@@ -228,19 +203,11 @@ class Carrier:
         """Discard tensors cached by an earlier forward pass that failed (forward pre-hook of the model).
 
         They are copies of keyword arguments, such as the attention mask and the rotary angles, on other devices.
-
-        Args:
-            module: the model, which torch passes to every hook; not used.
-            inputs: positional arguments of the model; not used.
         """
         self._copies.clear()
 
     def to(self, device: torch.device) -> Any:
-        """Return a forward pre-hook that copies the arguments of a module to `device` before the module runs.
-
-        Args:
-            device: device of the module on which the hook will be registered.
-        """
+        """Return a forward pre-hook that copies the arguments of a module to `device` before the module runs."""
 
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
             hidden = {id(x): x for x in elsewhere(args, device)}
@@ -255,14 +222,9 @@ class Carrier:
         return hook
 
     def back(self, output: Any, device: torch.device) -> Any:
-        """Move the logits to the device of the input tokens, and discard the tensors cached during this forward pass.
+        """Move the logits in `output`, in place, to the device of the input tokens, and return `output`.
 
-        Args:
-            output: output of the model; its ``logits`` are replaced in place.
-            device: device of the input tokens.
-
-        Returns:
-            The same `output` object.
+        The tensors cached during this forward pass are discarded.
         """
         self._copies.clear()
         logits = getattr(output, "logits", None)
@@ -281,9 +243,8 @@ def elsewhere(value: Any, device: torch.device) -> list[Tensor]:
 def replaced(value: Any, copies: Mapping[int, Tensor]) -> Any:
     """Return a value, or tuples and lists of values, with tensors replaced by their copies.
 
-    Args:
-        value: a tensor, a tuple or list, or anything else, which is returned as it is.
-        copies: copies by the ``id`` of the tensors that they replace.
+    `copies` has them by the ``id`` of the tensors that they replace. Anything that is neither a tensor nor a tuple or
+    list is returned as it is.
     """
     if isinstance(value, Tensor):
         return copies.get(id(value), value)

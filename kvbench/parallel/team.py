@@ -48,9 +48,7 @@ class Team:
     """One process (rank) of a tensor-parallel run: its collectives, and the detection of failures on other ranks.
 
     Args:
-        rank: rank of this process.
         size: number of ranks.
-        device: device of this rank.
         store: torchrun's key-value store, with a prefix that only this class uses.
         watched: a second connection to the same store. A background thread uses it to detect failures of other ranks
             while the main thread waits in a collective.
@@ -83,22 +81,13 @@ class Team:
     # -- tensors ----------------------------------------------------------------------------------------------------
 
     def sum(self, x: Tensor) -> Tensor:
-        """Replace a tensor by its sum over all ranks, in place, and return it.
-
-        Args:
-            x: this rank's tensor, of the same shape on all ranks.
-        """
+        """Replace a tensor, of the same shape on all ranks, by its sum over all ranks, in place, and return it."""
         self.calls += 1
         dist.all_reduce(x)
         return x
 
     def gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Concatenate the tensors of all ranks, in rank order, and return the result (an all-gather).
-
-        Args:
-            x: this rank's tensor, of the same shape on all ranks.
-            dim: dimension along which to concatenate.
-        """
+        """Concatenate the tensors of all ranks, of the same shape, in rank order along a dimension (an all-gather)."""
         self.calls += 1
         whole = x.new_empty(self.size * x.shape[0], *x.shape[1:])
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name since torch 2.13
@@ -113,12 +102,9 @@ class Team:
         The n-th call on this rank receives the values of the n-th call on every other rank; calls of :meth:`settle`
         count too. All ranks must therefore make the same sequence of these calls.
 
-        Args:
-            value: this rank's value, which must be representable as JSON.
-            patience_s: seconds to wait for the other ranks; None for no limit.
-
         Returns:
-            The values in rank order; None if another rank did not send its value within `patience_s`.
+            The values in rank order; None if another rank did not send its value within `patience_s` seconds (None: no
+            limit).
 
         Raises:
             PeerError: another rank has failed.
@@ -201,10 +187,7 @@ class Team:
     def tell(self, plan: Any) -> None:
         """Send the plan of the run from rank 0 to all other ranks: the ids of the samples that they have to run.
 
-        Only rank 0 may call this. In each run, the first call counts and later ones do nothing.
-
-        Args:
-            plan: ids of the samples, or any other JSON data.
+        The plan is JSON data. Only rank 0 may call this. In each run, the first call counts and later ones do nothing.
         """
         if not self.announced:
             self.announced = True
@@ -224,8 +207,7 @@ class Team:
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one has failed for good, so that their processes end too.
 
-        Args:
-            error: the exception that ended this rank. The others report its class and message.
+        They report the class and the message of `error`, the exception that ended this rank.
         """
         self.broken = True
         with suppress(Exception):  # the store disappears with the other processes
@@ -302,11 +284,8 @@ def current() -> Team | None:
 def join(device: str = "auto") -> Team:
     """Join the other processes that torchrun started, and return the team that they form.
 
-    If this process has already joined, the existing team is returned and `device` is ignored.
-
-    Args:
-        device: ``runtime.device``: ``auto``, ``cuda`` or ``cpu``. On CUDA, each process uses the GPU whose index is its
-            local rank.
+    If this process has already joined, the existing team is returned and `device` is ignored. `device` is
+    ``runtime.device``: ``auto``, ``cuda`` or ``cpu``. On CUDA, each process uses the GPU whose index is its local rank.
 
     Raises:
         ConfigError: torchrun did not start this process, or started more processes than this machine has GPUs.
