@@ -133,7 +133,10 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         return self.seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return for how many keys, those of `query_length` new tokens included, to build a mask, and the first, 0."""
+        """Return the number of keys for which transformers should build a mask, and the offset of the first, always 0.
+
+        The keys are those of all tokens seen and of `query_length` new ones.
+        """
         return self.seen + int(query_length), 0
 
     def get_max_length(self) -> int:

@@ -15,7 +15,7 @@ class Rollback(LayerState):
     """
 
     def take_back(self, counts: Sequence[int]) -> None:
-        """Remove the newest tokens of each row from this layer (:meth:`kvbench.cache.KVCache.take_back`: from all).
+        """Remove the newest tokens of each row from this layer; :meth:`kvbench.cache.KVCache.take_back` calls this.
 
         Raises:
             CacheError: the prompt is not complete; or the layer has packed or dropped tokens since one of these

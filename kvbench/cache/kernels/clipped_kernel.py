@@ -98,6 +98,7 @@ def pack_rows(
             source = (token - start).to(tl.int64)
             if INDEXED:
                 source = tl.load(index + source, mask=valid, other=0).to(tl.int64)
+            # `channel >= 0` is always true: it gives the mask its shape
             known = valid[:, None] & (channel >= 0)[None, :]
             values = tl.load(x + source[:, None] * stride_token + channel[None, :], mask=known, other=0.0)
             values = values.to(tl.float32)

@@ -4,9 +4,9 @@ The arithmetic is that of :class:`kvbench.quantizers.kvarn.KvarnQuantizer` in fp
 differ by 1 in at most one element of ten thousand, and parameters in their last bit. In tiles with a token or a channel
 of zeros, rounding decides which state of the balance is the best, here as in the authors' code.
 
-A tile is ``[tokens, channels]``. *Rows* is the direction in which elements share a scale, *columns* the other one,
-which is adapted first. ALONG is the axis along which the deviations of columns are computed: 1 for keys, whose columns
-are tokens; 0 for values, whose columns are channels.
+A tile is ``[tokens, channels]``. Its *rows* are the direction in which elements share a scale, its *columns* the other
+one, which is adapted first. ALONG is the axis along which the deviations of columns are computed: 1 for keys, whose
+columns are tokens; 0 for values, whose columns are channels.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="assignment"

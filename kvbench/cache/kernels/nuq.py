@@ -49,6 +49,7 @@ def rank(share: float, width: int, *, high: bool) -> tuple[int, float]:
     smallest elements.
     """
     quantile = torch.tensor(tail(share) if high else 1 - tail(share), dtype=torch.float32)
+    # in fp32, as torch.quantile does: in fp64 the rank may be another one
     position = quantile * (width - 1)
     return int(position.floor()), float(position - position.floor())
 

@@ -82,6 +82,7 @@ def quantize_value(
     x = x.to(tl.float32)
     watch(x, record, value_tag, row, token, channel, VALUE_DIM, WATCHED)
     inner = x
+    # no outliers, in the shape that the branch below gives them
     outlier = there & (channel < 0)
     if OUTLIERS:
         keys = tl.where(there, sort_key(exact), 65535)
@@ -106,6 +107,7 @@ def quantize_value(
     scale = scale.to(tl.float32)
     scale = tl.where(scale == 0.0, 1.0, scale)
     levels = value_levels + row * (TABLES << VALUE_BITS)
+    # `+ 0.0 * normal` gives the divisor the shape of the dividend
     codes = nearest(tl.div_rn(normal, scale + 0.0 * normal), levels, VALUE_BITS)
     planes(
         VALUE_WORDS, wide, heads, value_tiles, token, head[:, None], d[None, :], codes, there, VALUE_BITS, VALUE_DIM,

@@ -290,6 +290,7 @@ def pack_tiles(
         if BY_CHANNEL:
             # the parameters of two neighbouring channels are one 32-bit store, too
             entry = tile * (128 // GROUP) + g * SETS + tl.arange(0, SETS)
+            # `pair >= 0` and `column >= 0` are always true: they give the masks their shape
             keep = ((entry * GROUP >= start) & (entry * GROUP < stop))[:, None] & (pair >= 0)[None, :]
             target = (both * param_rows + entry[:, None]) * (HEAD_DIM // 2) + pair[None, :]
             bits = tl.reshape(half_pair(scale0, scale1), (SETS, PAIRS))

@@ -146,6 +146,7 @@ class PackedSegment(Segment):
             return
         if start + count > self.capacity:
             needed = -(-(start + count) // TILE)
+            # a prompt gets the room that it needs; only a segment that grows gets more
             self._allocate(len(self.lengths), needed + (needed // 2 if start else 0))
         # an incomplete group goes to the quantizer, which raises
         how = None if count % self.quantizer.block_tokens else self._served(x)
