@@ -50,8 +50,9 @@ if TYPE_CHECKING:
 class Handle:
     """Handle that a layer's ``update`` returns to the model in place of key and value tensors.
 
-    Only kvbench's attention can use it, which reads the older tokens from `layer`. Any other attempt to read it as a
-    tensor raises CacheError. `fresh` are the keys ``[B, H, q, D]`` and the values ``[B, H, q, Dv]`` of the new tokens.
+    Only kvbench's attention can use it; from `layer` it reads the older tokens. Any other attempt to read the handle as
+    a tensor raises CacheError. `fresh` are the keys ``[B, H, q, D]`` and the values ``[B, H, q, Dv]`` of the new
+    tokens.
     """
 
     def __init__(self, layer: KVLayer, fresh: tuple[Tensor, Tensor]) -> None:

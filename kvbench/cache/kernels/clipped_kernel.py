@@ -27,8 +27,8 @@ NOWHERE = tl.constexpr(0x7FFFFFFF)
 def threshold(x, RANK: tl.constexpr, LOWEST: tl.constexpr):
     """Return the element of sorted |x| at index `RANK` of each row, fp32 ``[rows, 1]``.
 
-    The numbers are fp32 ``[rows, channels]``, and `RANK` is less than the number of channels. `LOWEST` lowest bits are
-    0 in all numbers, because they come from a shorter dtype.
+    The numbers are fp32 ``[rows, channels]``, and `RANK` is less than the number of channels. The lowest `LOWEST` bits
+    of every number are 0, because it comes from a shorter dtype.
     """
     size = tl.abs(x).to(tl.int32, bitcast=True)  # of numbers that are not negative, the bits have the same order
     limit = tl.zeros((x.shape[0], 1), tl.int32)

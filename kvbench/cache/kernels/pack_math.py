@@ -279,9 +279,9 @@ def affine32(x, scale, base, r, LEVELS: tl.constexpr):
 def lower32(x, number, scale, base, r):
     """Return the lower nibbles of the hierarchical codes of bf16 elements, with fp32 arithmetic.
 
-    A lower nibble encodes the difference between the element and its decoded upper nibble, `number`, in sixteenths of
-    the scale. It is in the low bits of an int32 whose other bits are not zero. Other arguments are those of
-    :func:`affine32`.
+    A lower nibble encodes the difference between the element and its decoded upper nibble, in sixteenths of the scale.
+    It is in the low bits of an int32 whose other bits are not zero. `number` is the upper nibble as an fp32 number;
+    other arguments are those of :func:`affine32`.
     """
     rest = x - (number * scale + base)  # the product is exact
     rounded = bounded(quotient(rest, scale * 0.0625, r * 16.0), -8.0, 7.0) + ROUND32
@@ -293,7 +293,7 @@ def atom32(x, scale, zero, r, LEVELS: tl.constexpr):
     """Return the codes of Atom's quantizer for bf16 elements that were converted to fp32, with fp32 arithmetic.
 
     The codes are in the low bits of an int32 whose other bits are not zero. Arguments are those of :func:`affine32`,
-    with the zero point of each element's group.
+    with the zero point in place of the minimum.
     """
     # clamping beyond the code range changes no code, but an infinite quotient would spoil the Newton step
     x = tl.minimum(tl.maximum(x, scale * -(LEVELS + 1)), scale * (LEVELS + 1))
