@@ -1,7 +1,22 @@
 """The KV cache: quantized stores of keys and values, and the transformers ``Cache`` that is built on them."""
 
-from kvbench.cache.bill import Bill, Parts
-from kvbench.cache.cache import KVCache
-from kvbench.cache.prompts import Prompts
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvbench.cache.bill import Bill, Parts
+    from kvbench.cache.cache import KVCache
+    from kvbench.cache.prompts import Prompts
 
 __all__ = ["Bill", "KVCache", "Parts", "Prompts"]
+
+_HOMES = {"Bill": "bill", "Parts": "bill", "KVCache": "cache", "Prompts": "prompts"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: methods are derived from this package's policy, and are checked without torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,232 +1,276 @@
-"""Protocol of a method, as the cache and attention use it; :class:`kvbench.methods.base.Method` implements it.
+"""The base of all methods, as the cache and attention know them: where each token is stored, and when it moves.
 
-It is declared in this package so that the cache does not import the methods, which import the cache.
+It lies in this package so that the cache need not import the methods, which import the cache. It imports no torch, nor
+does this package before it is used, so that a configuration can be checked without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
+
+from kvbench.quantizers.spec import Side
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvbench.cache.segments.base import Side
+    from kvbench.cache.segments.interface import Segment
     from kvbench.cache.store import Store
     from kvbench.rotation import Transform
 
+#: the two sides of a layer, in the order of ``layer.stores()``
+SIDES: tuple[Side, Side] = ("key", "value")
 #: in :meth:`Policy.demotions`: the token stays in full precision
 NEVER = 1 << 62
+#: number of tokens that no sequence reaches: the result of :meth:`Policy.idle` for a layer that never changes
+ALWAYS = 1 << 30
 
 
-class MethodState(Protocol):
-    """Interface of what a method remembers about one cache, besides the stored keys and values.
+@dataclass
+class CacheState:
+    """Base class for data that a method needs during the life of one cache, in addition to keys and values.
 
-    ``new_cache`` assigns it to :attr:`kvbench.cache.progress.Progress.method_state`.
+    The method's ``new_cache`` stores an instance in ``cache.progress.method_state``. A subclass whose data differ from
+    row to row of the batch overrides :meth:`select` and :meth:`clone`; others need not override anything.
     """
 
     def select(self, order: Sequence[int]) -> None:
-        """Reorder the rows of the batch; rows may also be dropped or repeated.
+        """Follow a change of the batch (beam search, for example): new row i was row ``order[i]``.
 
-        `order` gives the old row of each row of the new batch.
+        Rows may be dropped or repeated.
         """
-        ...
 
-    def clone(self) -> MethodState:
-        """Return a copy for a cloned cache; a later :meth:`select` on the copy must not change the original."""
-        ...
-
-
-L = TypeVar("L", contravariant=True)
+    def clone(self) -> Self:
+        """Return the state for a copy of the cache. Changes to the rows of one must not affect the other."""
+        return self
 
 
-class Policy(Protocol[L]):
-    """Interface of a method, which decides how each token is stored and when tokens are packed or dropped.
+class _Held(Protocol):
+    """What the rules below read of a layer (:class:`kvbench.cache.layer.KVLayer`)."""
 
-    The type variable ``L`` is the type of layer on which the method works (:class:`kvbench.cache.layer.KVLayer`). All
-    `rows` of one call have the same number of tokens in each segment.
+    @property
+    def batch(self) -> int: ...
+    @property
+    def window(self) -> int | None: ...
+    def real_tokens(self, row: int) -> int: ...
+    def length(self, rows: slice) -> int: ...
+    def stores(self) -> tuple[Store, Store]: ...
+    def ordered(self, row: int) -> Tensor | None: ...
+
+
+L = TypeVar("L", bound=_Held)
+
+
+class Policy(Generic[L]):
+    """The rules of a method, which decide how each token is stored and when tokens are packed or dropped.
+
+    A method must define :meth:`segments` and :meth:`place`, and :meth:`settle` if it packs or drops tokens while the
+    sequence grows. The defaults pack and drop nothing. Properties are overridden by a class attribute or a property.
+    Where a call names `rows`, all of them have the same number of tokens in each segment.
+    The type variable ``L`` is the type of layer on which the method works (:class:`kvbench.cache.layer.KVLayer`).
     """
 
-    @property
-    def observe_prompt(self) -> int:
-        """Attention probabilities over the prompt that the method needs; :meth:`place` receives them as `scores`.
-
-        0: none. n > 0: those of the prompt's last n tokens as queries. -1: for each prompt token, the sum of the
-        probabilities that all queries give it.
-        """
-        ...
-
-    @property
-    def observe_steps(self) -> bool:
-        """True if the method needs the attention probabilities of every decode step (:meth:`observe`)."""
-        ...
-
-    @property
-    def observe_group(self) -> str | None:
-        """Combination of a KV head's query heads that a kernel may compute for :meth:`observe`; None: it may not.
-
-        ``mean``, ``sum`` or ``apart`` (not at all).
-        """
-        ...
-
-    @property
-    def needs_prompts(self) -> bool:
-        """True if the method must know the prompts when its cache is created (``new_cache(model, prompts)``)."""
-        ...
-
-    @property
-    def by_token(self) -> bool:
-        """True if a token's stored form depends only on that token and its position, so that any can be rolled back."""
-        ...
-
-    @property
-    def gives_tail(self) -> bool:
-        """True if all tokens at the end of a store that are still in full precision can be rolled back.
-
-        Otherwise, only those that arrived since the method last packed or dropped tokens can be, unless
-        :attr:`by_token` is True.
-        """
-        ...
+    #: a cache can only be made for known prompts (``new_cache(model, prompts)`` with their ids and text)
+    needs_prompts: ClassVar[bool] = False
+    #: the method packs or drops tokens of the prompt only, so a text that is fed token by token stays exact
+    prompt_only: ClassVar[bool] = False
+    #: the prompt attention that ``place`` receives: 0: none; n: of the last n queries; -1: column sums over all queries
+    observe_prompt: ClassVar[int] = 0
+    #: ``observe`` is called with the attention of every decode step
+    observe_steps: ClassVar[bool] = False
+    #: what ``observe`` needs of the query heads that share a KV head, so that kernels can sum up for it: their
+    #: ``mean``, their ``sum``, or each ``apart``; None: all probabilities, which no kernel returns. The last segment of
+    #: the keys must then be a :class:`kvbench.cache.segments.scored.ScoredSegment`
+    observe_group: Literal["mean", "sum", "apart"] | None = None
+    #: a token's stored form depends only on that token and its position, so any number of tokens can be rolled back
+    by_token: ClassVar[bool] = False
+    #: the exact tails hold the newest tokens without a gap, and all of these can be rolled back, even those of the
+    #: prompt (transformers' assisted generation verifies its first drafts together with the prompt). The keys are then
+    #: as if those tokens had never come, so no key has left for the sake of the newest ones: a method whose window
+    #: slides over the keys, or evicts, must not claim it. Values that a shorter prompt keeps exact may be packed
+    gives_tail: ClassVar[bool] = False
 
     @property
     def settles(self) -> bool:
-        """True if the method packs or drops tokens while the sequence grows, which it does in :meth:`settle`."""
-        ...
+        """True if the method packs or drops tokens as the sequence grows, that is, if it overrides :meth:`settle`."""
+        return type(self).settle is not Policy.settle
+
+    @property
+    def packs_together(self) -> bool:
+        """True if the packing in ``settle`` may be deferred, so that one kernel launch packs the tokens of all layers.
+
+        The deferred launch reads the tokens from the last, full-precision segments when ``settle`` has run for every
+        layer. Such a ``settle`` may therefore drop tokens at the front of these segments, but must not move the others,
+        unless :meth:`kvbench.cache.segments.packed.PackedSegment.thin` does it, which is deferred too.
+        Base classes return True only if a subclass does not override their ``settle``.
+        ``tests/contract/test_deferred.py`` finds out, on a CPU, if a method wrongly returns True.
+        """
+        return False
 
     @property
     def drops_tokens(self) -> bool:
         """True if the method evicts tokens, apart from those that a model's sliding window hides."""
-        ...
-
-    @property
-    def packs_together(self) -> bool:
-        """True if :meth:`settle` may run for all layers together, with one kernel launch for layers that do the same.
-
-        See :func:`kvbench.cache.together.settle`. If False, each layer launches its own kernels.
-        """
-        ...
+        return False
 
     @property
     def keys_before_rope(self) -> bool:
-        """True if the cache holds pre-RoPE keys, and attention applies RoPE when it reads them."""
-        ...
+        """True if the cache holds pre-RoPE keys; attention then applies RoPE whenever it reads them."""
+        return False
 
     @property
     def quantized_prefill(self) -> bool:
         """True if prompt tokens attend to the stored (quantized) keys and values, not to full-precision ones."""
-        ...
+        return False
 
     @property
     def eager(self) -> bool:
-        """True if a decode step stores its new tokens in their final (packed) format before it attends to them.
+        """True if the new tokens of a decode step are stored, and packed, before any token attends to them.
 
-        If False, the new tokens of a step attend to each other in full precision. (The name has nothing to do with
-        eager execution as opposed to CUDA graphs.)
+        Usually a step attends to its new tokens in full precision, and they are packed later. True requires
+        :attr:`by_token`. (The name has nothing to do with eager execution as opposed to CUDA graphs.)
         """
-        ...
+        return False
 
     @property
     def speculation(self) -> Any:
-        """The method's speculative decoding (:class:`kvbench.methods.speculation.Speculation`), or None."""
-        ...
+        """Speculative decoding (:class:`kvbench.methods.speculation.Speculation`); None: one token per step."""
+        return None
 
     def transform(self, layer: L, side: Side) -> Transform | None:
         """Return the basis in which a layer stores its keys or its values; None for that of the model.
 
-        The layer's sizes and device are known.
+        Attention rotates keys and queries after RoPE, values and output. Of `layer` only index, sizes (``heads``,
+        ``key_dim``, ``value_dim``) and device are known yet.
         """
-        ...
+        return None
 
     def make_store(self, layer: L, side: Side) -> Store:
-        """Return an empty store for the keys or the values of a layer."""
-        ...
+        """Return an empty store for the keys or the values of `layer`."""
+        from kvbench.cache.store import Store
+
+        return Store(self.segments(layer, side))
+
+    def segments(self, layer: L, side: Side) -> list[Segment]:
+        """Return empty segments for the keys or the values of `layer`, in slot order.
+
+        The last one must be a FullSegment, because new tokens are appended to it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define the method segments(layer, side)")
 
     def place(self, layer: L, rows: slice, keys: Tensor, values: Tensor, scores: Tensor | None) -> None:
-        """Put the tokens of a prompt into the stores of a layer.
+        """Put the prompt's tokens into the stores of `layer`.
+
+        The cache calls this once, when the prompt is complete; with :attr:`quantized_prefill`, once per chunk of the
+        prompt.
 
         Args:
-            keys: keys of the tokens, ``[rows, H, n, D]``.
-            values: values of the tokens, ``[rows, H, n, Dv]``.
-            scores: attention that each of the n tokens received from the prompt's queries, ``[rows, Hq, q, n]``: one
-                entry per observed query or, if :attr:`observe_prompt` is -1, their sum (q = 1). None if it is 0.
+            layer: layer whose stores are empty for `rows`, or hold only the earlier chunks.
+            rows: rows of the batch to store; their prompts are equally long.
+            keys: keys ``[rows, H, n, D]`` in full precision, without padding. The first tokens are missing if
+                :meth:`forgotten` drops them; n is then less than ``layer.real_tokens(row)``.
+            values: values ``[rows, H, n, Dv]`` of the same tokens.
+            scores: attention probabilities of the prompt, ``[rows, Hq, q, n]``, if the method requests them with
+                :attr:`observe_prompt`: those of the last q queries, or one sum over all queries (q = 1). Otherwise
+                None.
         """
-        ...
+        raise NotImplementedError(
+            f"{type(self).__name__} must define the method place(layer, rows, keys, values, scores)"
+        )
 
     def settle(self, layer: L, rows: slice) -> None:
-        """Bring the stores of some rows up to date: pack or drop the tokens that are due by the method's rule."""
-        ...
+        """Pack or drop the tokens for which this has become due since the last call.
+
+        The cache calls this again and again while decoding. A second call without new tokens must change nothing. All
+        of `rows` have the same number of tokens in each segment.
+        """
 
     def settle_each(self, layer: L) -> bool:
-        """Bring the stores of all rows up to date, rows that hold different numbers of tokens among them.
-
-        This is for batches of prompts of different lengths, which :meth:`settle` processes row by row. Return False if
-        nothing was done, because the rows need different things.
-        """
-        ...
-
-    def demotions(self, layer: L, count: int) -> tuple[Tensor, Tensor] | None:
-        """Return when the method packs or drops each token of a text, as far as that is known in advance.
-
-        With this, many known tokens (perplexity) are processed in one pass (:mod:`kvbench.attention.foreseen`). `count`
-        is the number of tokens of the text, without padding.
+        """Do what :meth:`settle` does for all rows in one call, although they hold different numbers of tokens.
 
         Returns:
-            For the keys and for the values, int64 ``[count]`` on the CPU: the smallest number of tokens after which
-            :meth:`settle` packs or drops the token; :data:`NEVER` if it stays in full precision. None if that depends
-            on more than the number of tokens, or if packed tokens change later.
+            False if nothing was done, so that :meth:`settle` must be called for the rows of each length.
         """
-        ...
+        return False
+
+    def demotions(self, layer: L, count: int) -> tuple[Tensor, Tensor] | None:
+        """Return after how many tokens :meth:`settle` packs or drops each token, for keys and for values.
+
+        Define this for a rule that depends only on numbers of tokens: perplexity is then measured with many tokens per
+        pass instead of token by token (:mod:`kvbench.attention.foreseen`). It must be defined together with
+        :meth:`settle`: a class that overrides only :meth:`settle` gets this implementation, which then returns None.
+
+        Returns:
+            For keys and for values, int64 ``[count]`` on the CPU, without padding; :data:`NEVER` for tokens that stay
+            in full precision. None if the times are not known in advance, or if packed tokens change later.
+        """
+        if self.settles:
+            return None
+        import torch
+
+        never = torch.full((count,), NEVER)
+        return never, never
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Forget an inherited :meth:`demotions` in a class with a :meth:`settle` of its own."""
+        super().__init_subclass__(**options)
+        if "settle" in vars(cls) and "demotions" not in vars(cls):
+            cls.demotions = Policy.demotions  # type: ignore[method-assign]
 
     def idle(self, layer: L, row: int) -> int:
         """Return how many more tokens a row may get before :meth:`settle` or :meth:`forget` changes the layer.
 
-        Both must just have been called for the layer.
+        Both have just been called. Speculative decoding runs that many tokens ahead of the bookkeeping on the host. The
+        result may be too small; 0 is always correct.
         """
-        ...
+        return 0 if self.settles or layer.window else ALWAYS
 
     def observe(self, layer: L, rows: slice, probabilities: Tensor) -> None:
-        """Let the method use the attention probabilities of a decode step, for example to score the cached tokens.
-
-        They are those from each of the step's q new tokens to every slot, ``[rows, Hq, q, slots]``.
-        """
-        ...
+        """Receive a step's attention probabilities, ``[rows, Hq, q, slots]``, if :attr:`observe_steps` is True."""
 
     def positions(self, layer: L, row: int) -> Tensor | None:
-        """Return the column of the padded batch at which attention sees the token of each slot.
+        """Return the position of the token in each slot of a row, ``[n]`` or ``[H, n]`` on the CPU.
 
-        Causal and sliding-window masks go by these columns. They differ from :meth:`columns` only if the method rotates
-        keys to other positions (StreamingLLM).
-
-        Returns:
-            ``[n]`` for n slots, or ``[H, n]`` if heads keep different tokens. None if slot after slot holds the next
-            column, up to that of the newest token.
+        Causal and sliding-window masks go by these. The shape is ``[H, n]`` if KV heads hold different tokens. None
+        means that the slots hold the positions in ascending order without a gap. A method that permutes or evicts
+        tokens stores the positions in ``layer.order``, or overrides this method to compute them.
         """
-        ...
+        return layer.ordered(row)
 
     def columns(self, layer: L, row: int) -> Tensor | None:
-        """Return the column of the padded batch in which the token of each slot stands in the text.
+        """Return the column, in the padded batch, of the token that each slot of a row holds, ``[n]`` or ``[H, n]``.
 
-        It equals :meth:`positions`, whose form it has, unless the method rotates keys to other positions
-        (StreamingLLM's sinks).
+        It differs from :meth:`positions` only if the method rotates keys to positions other than their own
+        (StreamingLLM): that method returns the positions that attention uses. None means that the slots hold all tokens
+        in ascending order without a gap.
         """
-        ...
-
-    def forgotten(self, layer: L, hidden: int) -> int:
-        """Return how many of a row's oldest tokens may be dropped because they have left the layer's sliding window.
-
-        This may be less than `hidden`, the number of those that are outside the window of every future query, because
-        packed tokens can only be dropped in whole groups.
-        """
-        ...
-
-    def forget(self, layer: L, rows: slice, hidden: int) -> None:
-        """Drop the tokens that have left the layer's sliding window, as far as :meth:`forgotten` allows."""
-        ...
+        return self.positions(layer, row)
 
     def reading_order(self, layer: L, rows: slice) -> list[tuple[int, int]] | None:
-        """Return the slot ranges in the order in which attention must process them; None for the usual order of slots.
+        """Return the slot ranges ``(first, end)`` in the order in which attention reads them.
 
-        Cocktail uses this for segments that are not stored in the order of the text. A range is a pair (first slot, one
-        past the last slot).
+        None means that attention reads all slots in slot order. Rows may differ in their order, so if a method returns
+        ranges, the cache asks for one row at a time.
         """
-        ...
+        return None
+
+    def forgotten(self, layer: L, hidden: int) -> int:
+        """Return how many of a row's oldest tokens to drop, at most the `hidden` ones that no later token can see.
+
+        The result may be smaller than `hidden`, because packed tokens can be dropped only in whole groups. Hidden
+        tokens that stay are masked by attention.
+        """
+        return 0
+
+    def forget(self, layer: L, rows: slice, hidden: int) -> None:
+        """Drop the tokens that :meth:`forgotten` counts and that are still stored.
+
+        The cache calls this after :meth:`settle`, with `rows` and `hidden` as for :meth:`settle` and :meth:`forgotten`.
+        A second call without new tokens changes nothing. This implementation requires that the slots are in the order
+        of positions.
+        """
+        gone = layer.real_tokens(rows.indices(layer.batch)[0]) - layer.length(rows)
+        count = self.forgotten(layer, hidden) - gone
+        if count > 0:
+            for store in layer.stores():
+                store.drop_front(rows, count)

@@ -14,7 +14,7 @@ from kvbench.cache.kernels.pack_together import Job
 from kvbench.cache.kernels.roll_together import Roll
 from kvbench.cache.kernels.thin_together import Thin
 from kvbench.cache.options import Options
-from kvbench.cache.policy import MethodState
+from kvbench.cache.policy import CacheState
 from kvbench.cache.prompts import Prompts
 from kvbench.cache.rope_positions import RopePositions
 from kvbench.cache.watch import Watches
@@ -156,7 +156,7 @@ class Progress:
     positions: RopePositions = field(default_factory=RopePositions)
     rope_from: int = 0
     storage: torch.dtype | None = None
-    method_state: MethodState | None = None
+    method_state: CacheState | None = None
     frozen: bool = False
     upper: bool = False
     rank: tuple[int, int] = (0, 1)

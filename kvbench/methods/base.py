@@ -7,42 +7,43 @@ no code of its own for packing, attention, counting bytes, padding, rollback, be
 :class:`~kvbench.methods.scored.ScoredMethod` only a score per token. Torch is imported on first use, so that checking a
 configuration is fast.
 
-The base classes each add to the one before: :class:`~kvbench.methods.traits.Traits` (properties),
-:class:`~kvbench.methods.rules.Rules` (where tokens go, and when), :class:`~kvbench.methods.stores.Stores` (segments).
+What the cache and attention know of a method, with its defaults, is :class:`kvbench.cache.policy.Policy`; this class
+adds its configuration.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from kvbench.cache.policy import ALWAYS, SIDES, Policy
 from kvbench.errors import CombinationError, ConfigError
+from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.layer_map import EXACT, EXACT_TARGET, Layers, forms, parse, with_formats, written
 from kvbench.methods.layer_map import KEY as LAYERS
-from kvbench.methods.python_hints import for_python
-from kvbench.methods.reach import Reach
-from kvbench.methods.rules import ALWAYS, QUERY_TOKENS, SIDES, Side
-from kvbench.methods.spans import check_spans
-from kvbench.methods.stores import Stores, affine
-from kvbench.methods.takes import check_taken
-from kvbench.quantizers.spec import QuantizerSpec
+from kvbench.methods.refusals import QUERY_TOKENS, Reach, check_spans, check_taken, for_python
+from kvbench.quantizers.spec import FormatSpec, QuantizerSpec, Side
 from kvbench.rotation.spec import RotationSpec
 from kvbench.util.requirements import Package
 from kvbench.util.schema import load_class
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from transformers import PreTrainedModel
 
     from kvbench.cache import KVCache, Prompts
     from kvbench.cache.layer import KVLayer
+    from kvbench.cache.segments.base import Segment
     from kvbench.models.spec import ModelConfig
+    from kvbench.quantizers.affine import AffineQuantizer
     from kvbench.rotation import Transform
 
 __all__ = ["ALWAYS", "QUERY_TOKENS", "SIDES", "Method", "Reach", "Side", "affine"]
 
 
 @dataclass(kw_only=True)
-class Method(Stores):
+class Method(Policy["KVLayer"]):
     """Base of all methods, that is, of the rules that say which tokens are packed or dropped, and when.
 
     Args:
@@ -55,10 +56,27 @@ class Method(Stores):
             None: all layers do.
     """
 
+    #: to be increased when a change of the code changes the method's outputs, so that new runs do not reuse old results
+    version: ClassVar[int] = 1
+    #: the method packs in the formats of a quantizer (conf/quantizer) and cannot run without one
+    needs_quantizer: ClassVar[bool] = False
+    #: the method's own keys that set its bits, for the message about a quantizer that it does not take
+    widths: ClassVar[tuple[str, ...]] = ()
+    #: number of layers, counted from the first, that hold everything in full precision
+    exact_layers = 0
+
     takes: tuple[str, ...] = ("none",)
     quantizer: QuantizerSpec | None = field(default=None, metadata={"group": "quantizer"})
     rotation: RotationSpec = field(default_factory=RotationSpec)
     layers: Layers = None
+
+    @property
+    def meaningless(self) -> str | None:
+        """Dotted key of the setting that makes the generated text meaningless, so that only times count; or None."""
+        return None
+
+    def suit(self, numbers: Mapping[str, Any]) -> None:
+        """Read what the formats depend on from a model's ``config.json``, with its text model on the first level."""
 
     def alone(self) -> Method:
         """Return this method without speculative decoding, for perplexity, which generates no tokens."""
@@ -77,6 +95,69 @@ class Method(Stores):
         from kvbench.rotation import transform
 
         return transform(name, side, layer.key_dim if side == "key" else layer.value_dim, layer.device, layer.index)
+
+    # -- stores and bytes -------------------------------------------------------------------------------------------
+
+    def full(self, layer: KVLayer, side: Side, capacity: int = 0, slack: int = 64) -> Segment:
+        """Return an empty full-precision segment for the keys or the values of `layer`.
+
+        Args:
+            capacity: number of tokens for which to allocate now.
+            slack: number of tokens that are allocated in excess whenever the buffer has to grow.
+        """
+        from kvbench.cache.segments.base import FullSegment
+
+        shape = (layer.batch, layer.heads, layer.key_dim if side == "key" else layer.value_dim)
+        return FullSegment(*shape, layer.dtype, layer.device, capacity=capacity, slack=slack)
+
+    def packed(
+        self,
+        layer: KVLayer,
+        side: Side,
+        quantizer: AffineQuantizer,
+        capacity: int = 0,
+        *,
+        whole_tiles: bool = False,
+    ) -> Segment:
+        """Return an empty packed segment for the keys or the values of `layer`.
+
+        Args:
+            capacity: number of tokens for which to allocate now.
+            whole_tiles: how to count the bytes of the last tile (128 tokens) if it is incomplete. True: as those of a
+                whole tile, for segments so short that its unused part matters. False: only those of its tokens.
+        """
+        from kvbench.cache.segments.packed import PackedSegment
+
+        shape = (layer.batch, layer.heads, layer.key_dim if side == "key" else layer.value_dim)
+        return PackedSegment(
+            *shape,
+            layer.dtype,
+            layer.device,
+            quantizer=quantizer,
+            side=side,
+            capacity=capacity,
+            whole_tiles=whole_tiles,
+        )
+
+    def stored_as(self, layer: int, layers: int) -> int:
+        """Return the index of the first layer that stores its tokens as a layer does, apart from sliding windows."""
+        return min(layer, self.exact_layers, layers - 1)
+
+    def layer_bytes(self, at: Setting) -> KVBytes:
+        """Predict the bytes of one layer's cache for one sequence from a formula, without making a cache.
+
+        A method may define this or leave it out. The bill of a cache (:meth:`kvbench.cache.KVCache.bill`) counts real
+        buffers instead; tests check that both agree to the byte.
+
+        Raises:
+            ConfigError: the method defines no formula.
+        """
+        raise ConfigError(
+            "method",
+            type(self).__name__,
+            "does not define a formula for its bytes (Method.layer_bytes)",
+            hint="run the method and read cache.bill(), or define layer_bytes",
+        )
 
     # -- formats of single layers -----------------------------------------------------------------------------------
 
@@ -274,3 +355,23 @@ class Method(Stores):
         from kvbench.attention.register import detach
 
         detach(model)
+
+
+def affine(spec: FormatSpec, channels: int | None = None) -> AffineQuantizer:
+    """Return the quantizer that encodes and decodes a packed format.
+
+    For ``kind=affine`` it is asymmetric, with a floating-point minimum per group (KIVI). For ``kind=hierarchical`` each
+    code consists of two nibbles (QuantSpec).
+
+    Args:
+        channels: channels per head. If the format comes from a preset and its group size does not divide this number, a
+            smaller group size is used. None: the group size stays as it is.
+    """
+    from kvbench.quantizers import AffineQuantizer, HierarchicalQuantizer
+
+    group = None if spec.group_size == "head_dim" else int(spec.group_size)
+    if group is not None and channels is not None and spec.axis == "token":
+        group = spec.channels_per_group(channels)
+    if spec.kind == "hierarchical":
+        return HierarchicalQuantizer(group, spec.axis)
+    return AffineQuantizer(spec.bits, group, spec.axis)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from kvbench.methods.sliding import hidden
+from kvbench.methods.leaving import hidden
 from kvbench.quantizers.spec import FormatSpec
 
 #: which bytes to count: ``all``: everything that the cache holds, a draft's own cache included; ``target``: the same

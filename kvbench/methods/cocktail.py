@@ -18,7 +18,7 @@ from kvbench.methods import cocktail_in_place as in_place
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.cocktail_plan import ChunkPlan, Plans, aligned
-from kvbench.methods.sliding import CHUNK, whole
+from kvbench.methods.leaving import CHUNK, whole
 from kvbench.quantizers.spec import FormatSpec, fitting
 from kvbench.util.lazy import lazy
 from kvbench.util.requirements import Package

@@ -12,7 +12,7 @@ from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from kvbench.methods.cocktail_plan import ChunkPlan, Run, aligned
-from kvbench.methods.sliding import CHUNK, TILE, whole
+from kvbench.methods.leaving import CHUNK, TILE, whole
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvbench.methods.state import CacheState
+from kvbench.cache.policy import CacheState
 from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:

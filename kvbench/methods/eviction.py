@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from kvbench.errors import ConfigError
-from kvbench.methods.sliding import CHUNK, whole
+from kvbench.methods.leaving import CHUNK, whole
 from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:

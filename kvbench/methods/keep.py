@@ -16,8 +16,8 @@ from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.eviction import check_budget, highest, tokens, with_recent
 from kvbench.methods.kivi import Kivi
+from kvbench.methods.leaving import whole
 from kvbench.methods.scoring import Scorer
-from kvbench.methods.sliding import whole
 from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:

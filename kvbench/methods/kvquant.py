@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from kvbench.cache.policy import CacheState
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
+from kvbench.methods.leaving import CHUNK, outlier_block, whole
 from kvbench.methods.recency import RecencyMethod
-from kvbench.methods.sliding import CHUNK, outlier_block, whole
-from kvbench.methods.state import CacheState
 from kvbench.util.attachment import placement
 from kvbench.util.schema import bounded
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method, Reach, Side, affine
 from kvbench.methods.byte_parts import KVBytes, Setting
-from kvbench.methods.demotion import untouched
+from kvbench.methods.leaving import untouched
 from kvbench.quantizers.spec import FormatSpec
 from kvbench.util.lazy import lazy
 

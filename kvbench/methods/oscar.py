@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from kvbench.cache.policy import CacheState
 from kvbench.errors import ConfigError
 from kvbench.methods.base import SIDES, Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.recency import RecencyMethod
-from kvbench.methods.state import CacheState
 from kvbench.quantizers.spec import FormatSpec
 
 if TYPE_CHECKING:

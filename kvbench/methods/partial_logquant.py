@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Reach
 from kvbench.methods.byte_parts import KVBytes, Setting
-from kvbench.methods.demotion import demoted_by
+from kvbench.methods.leaving import demoted_by
 from kvbench.methods.logquant import LogQuant, flushes, placed
 from kvbench.util.lazy import lazy
 

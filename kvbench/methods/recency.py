@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from kvbench.errors import ConfigError
 from kvbench.methods.base import ALWAYS, SIDES, Method, Reach, Side, affine
 from kvbench.methods.byte_parts import KVBytes, Setting
-from kvbench.methods.demotion import demoted_by, untouched
-from kvbench.methods.sliding import CHUNK, whole
+from kvbench.methods.leaving import CHUNK, demoted_by, untouched, whole
 from kvbench.quantizers.spec import FormatSpec
 from kvbench.util.lazy import lazy
 

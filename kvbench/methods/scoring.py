@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvbench.cache.policy import Policy
 from kvbench.errors import CacheError, NonFiniteError
-from kvbench.methods.traits import Traits
 from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ else:
     torch = lazy("torch")
 
 
-class Scorer(Traits):
+class Scorer(Policy["KVLayer"]):
     """Part of a method that scores the prompt's tokens; a subclass defines :meth:`score`."""
 
     def score(self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor:

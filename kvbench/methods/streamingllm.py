@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from kvbench.cache.policy import CacheState
 from kvbench.errors import CacheError, ConfigError
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.eviction import check_budget, tokens
-from kvbench.methods.sliding import hidden
-from kvbench.methods.state import CacheState
+from kvbench.methods.leaving import hidden
 from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from kvbench.errors import ConfigError
 CHANGED = "+"
 
 Axis = Literal["channel", "token"]
+Side = Literal["key", "value"]
 
 #: optional fields of a format
 _DEFAULTS = {"kind": "affine"}

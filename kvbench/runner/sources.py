@@ -23,8 +23,8 @@ _QUANTIZERS = "kvbench.quantizers"
 _METHOD = ("kvbench.methods", "kvbench.retrieval", "kvbench.calibration", _QUANTIZERS)
 _TASK = ("kvbench.tasks",)
 _SCORER = ("kvbench.metrics",)
-#: modules whose imports are not followed: these import quantizers even for methods that use none
-_CLOSED = ("kvbench.methods.base", "kvbench.methods.stores")
+#: modules whose imports are not followed: this imports quantizers even for methods that use none
+_CLOSED = ("kvbench.methods.base",)
 _SCORING = "kvbench.runner.scoring"
 
 #: modules of the runner that decide which samples run and what is recorded, but not the outputs

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from kvbench.cache.policy import CacheState
 from kvbench.errors import ConfigError
 from kvbench.methods import Method, RecencyMethod, ScoredMethod, load_method
 from kvbench.methods.base import QUERY_TOKENS, affine
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.eviction import check_budget, highest, reduce, tokens, with_recent
-from kvbench.methods.sliding import hidden, outlier_block, whole
+from kvbench.methods.leaving import hidden, outlier_block, whole
 from kvbench.methods.speculation import Speculation
-from kvbench.methods.state import CacheState
 from kvbench.quantizers import AffineQuantizer, HierarchicalQuantizer
 from kvbench.quantizers.spec import FormatSpec
 from kvbench.util.requirements import Package

@@ -95,7 +95,7 @@ def test_an_installed_package_offers_methods(monkeypatch: pytest.MonkeyPatch) ->
     [
         (None, "_target_"),
         ("kvbench.methods.base.Method", "is not a subclass of kvbench.methods.base.Method"),
-        ("kvbench.methods.reach.Reach", "is not a subclass of kvbench.methods.base.Method"),
+        ("kvbench.methods.refusals.Reach", "is not a subclass of kvbench.methods.base.Method"),
         ("kvbench.methods.nothing.Kivi", "method._target_=kvbench.methods.nothing.Kivi"),
     ],
 )

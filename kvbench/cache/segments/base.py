@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kvbench.cache.segments.interface import Segment, Side
+from kvbench.cache.segments.interface import Segment
+from kvbench.quantizers.spec import Side as Side
 
 __all__ = ["FullSegment", "Segment", "Side", "allocate", "overwrite", "same", "uniform_rows"]
 

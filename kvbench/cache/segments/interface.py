@@ -10,12 +10,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
-from typing import Literal
 
 import torch
 from torch import Tensor
-
-Side = Literal["key", "value"]
 
 #: number of tokens that :meth:`Segment.append_chosen` gathers at a time; bounds the temporary copy
 GATHERED = 8192

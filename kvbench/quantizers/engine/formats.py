@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from kvbench.errors import ConfigError, nearest
+from kvbench.quantizers.spec import Side
 
-Side = Literal["key", "value"]
 #: channels per block of octave's keys
 OCTAVE_BLOCK = 64
 #: rotations of llama.cpp's caches since 2026: of keys, of values, and the number that must divide the head

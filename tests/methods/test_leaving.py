@@ -11,8 +11,8 @@ import torch
 
 from kvbench.cache.policy import NEVER
 from kvbench.methods import Method, load_method
-from kvbench.methods.demotion import demoted_by, untouched
 from kvbench.methods.kivi import Kivi
+from kvbench.methods.leaving import demoted_by, untouched
 from kvbench.methods.logquant import indices
 
 N = 300

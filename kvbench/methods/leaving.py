@@ -1,6 +1,17 @@
-"""Numbers of tokens to drop once a sliding window hides them, in whole groups. Imports no torch."""
+"""Tokens that leave a sliding window or full precision: how many, in whole groups, and when. Imports no torch."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvbench.cache.policy import NEVER
+from kvbench.util.lazy import lazy
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy("torch")
 
 #: number of hidden tokens dropped at a time where dropping one by one would move codes or positions at every step
 CHUNK = 32
@@ -31,3 +42,23 @@ def outlier_block(width: int) -> int:
     all heads, rounded down to a power of two, but has at most 128 tokens (:data:`TILE`).
     """
     return min(1 << ((INDICES // width).bit_length() - 1), TILE)
+
+
+def untouched(count: int) -> torch.Tensor:
+    """Return demotion times (:meth:`Method.demotions`) of `count` tokens that all stay in full precision."""
+    return torch.full((count,), NEVER)
+
+
+def demoted_by(packed: Sequence[int], count: int, sinks: int = 0) -> torch.Tensor:
+    """Return the demotion times (:meth:`Method.demotions`) of a rule that packs the oldest tokens first.
+
+    Args:
+        packed: for each number of tokens from 0 to `count`, without the `sinks` that stay in full precision, the number
+            that are packed or dropped by then. It never falls.
+    """
+    times = untouched(count)
+    if count > sinks:
+        # token t is among the packed ones as soon as packed[n] > t: the first such n
+        first = torch.searchsorted(torch.tensor(packed), torch.arange(count - sinks), right=True)
+        times[sinks:] = torch.where(first <= count, first, times[sinks:])
+    return times

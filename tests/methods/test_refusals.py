@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from kvbench.errors import ConfigError
-from kvbench.methods.takes import check_taken
+from kvbench.methods.refusals import check_taken
 from kvbench.util.confdir import options
 from kvbench.util.schema import field_names, load_class
 
