@@ -1,10 +1,10 @@
 """Computation of the figures in `metrics.json` from a run's rows: scores, differences from fp16, bytes and timings.
 
-A row is the recorded result of one sample.
-The standard error of a mean over n samples is ``std(ddof=1) / sqrt(n)``. A difference from fp16 is paired: the mean of
-(method - fp16) over the samples that both runs have, with the standard error of these differences. Because both runs
-answer the same questions, it is far smaller than the standard error of a difference of two independent means. Scores
-and their differences have 95 % intervals too (:mod:`kvbench.metrics.intervals`).
+A row is the recorded result of one sample. The standard error of a mean over n samples is ``std(ddof=1) / sqrt(n)``. A
+difference from fp16 is paired: the mean of (method - fp16) over the samples that both runs have, with the standard
+error of these differences. Because both runs answer the same questions, it is far smaller than the standard error of a
+difference of two independent means. Scores and their differences have 95 % intervals too
+(:mod:`kvbench.metrics.intervals`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ PARTS = ("codes", "scales", "window", "index", "state")
 
 
 def mean_error(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return the mean of values and the standard error of that mean.
-
-    The mean is None without values, and the standard error is None with fewer than two values.
-    """
+    """Return the mean of values (None without values) and its standard error (None with fewer than two values)."""
     if not values:
         return None, None
     mean = fmean(values)
@@ -45,26 +42,21 @@ def scores(
     """Average the scores of a run's samples, for each task or for each task and prompt length.
 
     Args:
-        rows: the recorded results of the run's samples.
+        rows: the run's rows.
         baseline: rows of the fp16 run with the same model and data, by sample id; None if there is no such run.
         version: the task's version, copied into each entry.
 
     Returns:
         A dict from ``task`` or ``task@length`` to a dict with the fields of
-        :class:`kvbench.results.record_scores.Score`:
+        :class:`kvbench.results.record_scores.Score`; ``points`` and ``fidelity`` only if the samples have them:
 
-        - ``score``, ``stderr``, ``n``: mean score, its standard error, and the number of samples with a score.
-        - ``low``, ``high``: ends of its 95 % interval, if there is a score in 0..1. ``vs_fp16`` has them too.
-        - ``vs_fp16``: mean difference from fp16 over the samples that both runs have, with its standard error; None
-          without a baseline.
+        - ``low``, ``high``: ends of the 95 % interval, if there is a score in 0..1. ``vs_fp16`` has them too.
+        - ``vs_fp16``: mean difference from fp16 over the samples that both runs have; None without a baseline.
         - ``variants``: means of the other scores that the task's scorer computes.
         - ``nll``: mean negative log-likelihood per token of the reference answers, in nats; None if there are none.
         - ``perplexity``: result of :func:`perplexity`, None for tasks with answers.
-        - ``version``, ``scorer_version``: versions of the task and of its scorer.
-        - ``points``: only for samples that measure time and memory, the result of
-          :func:`kvbench.results.points.points`.
-        - ``fidelity``: only for samples that compare predictions with fp16's, the result of
-          :func:`kvbench.results.fidelity.fold`.
+        - ``points``: result of :func:`kvbench.results.points.points`.
+        - ``fidelity``: result of :func:`kvbench.results.fidelity.fold`.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -112,9 +104,7 @@ def interval_of(entry: Mapping[str, Any]) -> tuple[float, float] | None:
 def pair_interval(score: float | None, pair: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the 95 % interval of a difference from fp16 in `metrics.json`, as :func:`interval_of` of a score.
 
-    Args:
-        score: the mean score of the run; None if unknown.
-        pair: the paired difference, ``{diff, stderr, n}``.
+    `score` is the run's mean score (None if unknown), and `pair` the paired difference, ``{diff, stderr, n}``.
     """
     if pair.get("low") is not None:
         return pair["low"], pair["high"]
@@ -158,10 +148,7 @@ def perplexity(group: Sequence[Row], nll: Mapping[str, Any]) -> dict[str, Any] |
 
 
 def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the mean of the tasks' scores, each task with the same weight, and its difference from fp16.
-
-    Args:
-        by_task: the scores from :func:`scores`.
+    """Return the mean of the scores from :func:`scores`, each task with the same weight, and its difference from fp16.
 
     Returns:
         ``{score, stderr, n, vs_fp16}``. ``n`` is the total number of samples. ``vs_fp16`` is None unless every task has
@@ -216,13 +203,9 @@ def _together(entries: Sequence[Mapping[str, Any]], mean: Mapping[str, Any]) -> 
 def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the size in bytes of one sequence's KV cache at the end of its answer, averaged over the samples.
 
-    Returns:
-        A dict with the keys of :class:`kvbench.results.record_cost.KvBytes`. ``used`` (bytes of the cached tokens) and
-        ``reserved`` (bytes of the allocated buffers) are dicts with ``total`` and its parts ``codes``, ``scales``,
-        ``window``, ``index`` and ``state``. ``fp16_equivalent`` is the size of the same tokens and states at 16 bits
-        per element. ``ratio``
-        is how many times smaller ``used`` is than the cache of method=fp16, which stores elements in the model's own
-        dtype: 4 means a quarter of the memory.
+    The result has the keys of :class:`kvbench.results.record_cost.KvBytes`. ``ratio`` is how many times smaller
+    ``used`` is than the cache of method=fp16, which stores elements in the model's own dtype: 4 means a quarter of the
+    memory.
     """
     bills = [row["kv_bytes"] for row in rows if row.get("kv_bytes")]
     bytes_held: dict[str, Any] = {}
@@ -238,12 +221,7 @@ def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def peak_bytes(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the largest memory peaks that any sample reached, in bytes.
-
-    Returns:
-        A dict: ``prefill`` and ``decode``, the peaks of the two phases; ``kind``, how these were measured; ``rss``, the
-        peak of the process's resident memory; and ``n``, the number of samples with a measured peak.
-    """
+    """Return the largest memory peaks of all samples, the content of :class:`kvbench.results.record_cost.PeakBytes`."""
     peaks = [row["measured"]["peak_bytes"] for row in rows if row.get("measured", {}).get("peak_bytes")]
     counted = [peak for peak in peaks if peak.get("prefill") is not None]
     return {
@@ -275,9 +253,7 @@ def _compare(
     """Return mean, standard error, n, and the paired difference to the baseline over the same sample ids.
 
     Args:
-        group: the rows.
         baseline: rows of fp16 by sample id; None: no difference.
-        value: the number of a row.
         bounded: True for scores, which have intervals if all of them are in 0..1.
     """
     values = _values(group, value)

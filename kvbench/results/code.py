@@ -50,22 +50,15 @@ def storage_now(config: Mapping[str, Any]) -> Code:
 
 
 def used(code: Code, *, on_gpu: bool) -> Code:
-    """Select the parts of the code that can affect a result on a GPU (all) or on a CPU (all but the GPU kernels).
-
-    Args:
-        code: digests of the source code of all parts, by name of the part.
-        on_gpu: True for results from a GPU; False for results from a CPU.
-    """
+    """Select the parts of the code that can affect a result on a GPU (all) or on a CPU (all but the GPU kernels)."""
     return {part: value for part, value in code.items() if on_gpu or part != KERNELS}
 
 
 def digest(code: Code | None) -> str:
     """Hash the digests of all parts of the code into one, which identifies the version of the code that made a row.
 
-    The scorer does not count, because stored predictions are scored again when it changes; nor does the storage.
-
-    Args:
-        code: digests by name of the part. None: the result is :data:`UNKNOWN`.
+    The scorer does not count, because stored predictions are scored again when it changes; nor does the storage. The
+    result is :data:`UNKNOWN` for None.
     """
     if code is None:
         return UNKNOWN
@@ -77,14 +70,8 @@ def changed(stored: Code | None, now: Code) -> list[str]:
     """Return the parts of the code that have changed since a row was produced, and that can have affected it.
 
     Only parts that the row records are compared: a row from a CPU, for example, does not record the GPU kernels. The
-    scorer never counts. A part without source files (digest None) counts as unchanged.
-
-    Args:
-        stored: digests that the row records; None if it records none.
-        now: digests of the current code.
-
-    Returns:
-        Names of the changed parts; ``["unknown"]`` if `stored` is None.
+    scorer never counts. A part without source files (digest None) counts as unchanged. The result is ``["unknown"]`` if
+    the row records no code (`stored` is None).
     """
     if stored is None:
         return [UNKNOWN]
@@ -118,10 +105,7 @@ def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
 def older(counts: Mapping[str, int], parts: Mapping[str, Code], now: Code) -> dict[str, Any] | None:
     """Tell how many of a run's samples were produced by code that is no longer current, and what has changed since.
 
-    Args:
-        counts: number of rows by version of the code (:func:`kinds`).
-        parts: digests of the parts of each version (:func:`kinds`).
-        now: digests of the current code.
+    `counts` and `parts` are the results of :func:`kinds`; `now` holds the digests of the current code.
 
     Returns:
         ``{"samples": number of such samples, "parts": names of the changed parts}``; None if all samples were produced
@@ -144,10 +128,6 @@ def unlike(rows: Iterable[Row], others: Mapping[str, Row]) -> list[str]:
 
     The parts are those whose recorded digests differ between the two rows of any sample. Such a change may make the
     comparison misleading. The method, the quantizer, the scorer and the GPU kernels may differ and are left out.
-
-    Args:
-        rows: the method's rows.
-        others: rows of the fp16 run, by sample id.
     """
     parts: set[str] = set()
     for row in rows:
@@ -158,13 +138,9 @@ def unlike(rows: Iterable[Row], others: Mapping[str, Row]) -> list[str]:
 
 
 def shown(parts: Sequence[str]) -> str:
-    """Describe changed code as a remark for tables, for example ``older code: method, cache``.
+    """Describe changed parts of the code as a remark for tables, for example ``older code: method, cache``.
 
-    Args:
-        parts: names of the parts of the code that have changed since the samples were produced (:func:`older`).
-
-    Returns:
-        The remark; ``unknown code`` if the samples do not record their code; empty if `parts` is empty.
+    The remark is ``unknown code`` if the samples do not record their code, and empty if `parts` is empty.
     """
     if not parts:
         return ""

@@ -28,12 +28,7 @@ UNFINISHED = "unfinished"
 
 @dataclass(frozen=True)
 class RunLine:
-    """A run as one line of a table.
-
-    Args:
-        name: the first cell of the line, which distinguishes the run from the others in the table.
-        run: the run's figures.
-    """
+    """A run as one line of a table; `name`, its first cell, distinguishes it from the other runs in the table."""
 
     name: str
     run: Metrics
@@ -43,11 +38,11 @@ class RunLine:
 class Column(Generic[Line]):
     """A column of a table in the terminal or in markdown, and the CSV columns with its figures as plain values.
 
+    `csv` maps the headings of the CSV columns to functions that return a line's plain value.
+
     Args:
-        name: heading in tables.
         unit: unit of the numbers in the CSV, as documentation; empty for texts and plain numbers.
-        cell: function from a line of the table to the formatted cell; None if the column appears only in the CSV.
-        csv: the CSV columns: a dict from heading to a function from a line to the plain value.
+        cell: formatted cell of a line of the table; None if the column appears only in the CSV.
         places: tables that have the column: :data:`TABLE` (table of runs), :data:`LIST` (list of ``kvbench.report``).
         wraps: True if the text may wrap on a narrow terminal.
         present: function that takes all lines of a table and returns False if the column should be left out of it.
@@ -98,12 +93,9 @@ def _of_score(key: str, *, compared: bool = False) -> Column[RunLine]:
 
 
 def columns(lines: Sequence[RunLine], place: str | None = None) -> list[Column[RunLine]]:
-    """Return the columns that a table of the given runs should have.
+    """Return the columns that a table of the given lines has in `place`: :data:`TABLE` or :data:`LIST`.
 
-    Args:
-        lines: the lines of the table.
-        place: the kind of table: :data:`TABLE` for a table of runs, :data:`LIST` for the list of ``kvbench.report``, or
-            None for the CSV, which has all columns.
+    None stands for the CSV, which has all columns.
     """
     chosen: list[Column[RunLine]] = []
     for column in COLUMNS:
@@ -133,10 +125,7 @@ def score_cell(entry: Score | Mean | None) -> Cell:
     """Format a score, or a perplexity, with its 95 % interval, and on a second line its difference from fp16.
 
     Of a comparison of predictions, the cell shows the mean and the 99.9 % percentile of the KL divergence, and on the
-    second line the share of equal first choices.
-
-    Args:
-        entry: the entry of a task, or the mean over tasks; None gives a dash.
+    second line the share of equal first choices. None gives a dash.
     """
     perplexity = entry.perplexity if isinstance(entry, Score) else None
     if isinstance(entry, Score) and entry.fidelity:
@@ -156,9 +145,7 @@ def score_cell(entry: Score | Mean | None) -> Cell:
 def reach(length: float | None, digits: int = 3) -> str:
     """Format the distance to the farther end of a 95 % interval for printing after a value, for example `` ±.012``.
 
-    Args:
-        length: the distance; None: unknown, which gives an empty text.
-        digits: number of decimal places.
+    `digits` counts decimal places. An unknown distance (None) gives an empty text.
     """
     return "" if length is None else f" ±{f'{length:.{digits}f}'.removeprefix('0')}"
 

@@ -33,18 +33,17 @@ class Comparison:
         names: headings of the two runs.
         keys: for each ``task`` or ``task@length`` a dict: the mean scores ``a`` and ``b``; ``diff``, the mean
             difference B - A, its standard error ``stderr`` and, of scores in 0..1, the ends ``low`` and ``high`` of its
-            95 % interval; the number of samples ``n``; and ``nll``, the
-            difference B - A of the reference answers' negative log-likelihood per token, with its standard error and
-            number of samples (None if there are no answers).
-        changed: the samples whose scores differ, largest difference first. Each is a dict with the sample's ``id``, the
-            scores ``a`` and ``b``, and the predictions ``said_a`` and ``said_b``.
+            95 % interval; the number of samples ``n``; and ``nll``, the difference of the reference answers' negative
+            log-likelihood per token, its standard error and number of samples (None if there are no answers).
+        changed: the samples whose scores differ, largest difference first: their ``id``, the scores ``a`` and ``b``,
+            and the predictions ``said_a`` and ``said_b``.
         reworded: number of samples with the same score but different predictions.
         notes: reasons why the comparison may be misleading.
-        answers: for each ``task`` or ``task@length`` with scores or answers a dict: ``flips``, the answers whose
-            correctness differs (:func:`kvbench.metrics.fidelity.flips`), and ``left``, where answers of B leave those
-            of A (:func:`kvbench.results.fidelity.departure`); either may be None.
-        fidelity: for each ``task`` or ``task@length`` with comparisons of predictions, their measures with paired
-            intervals (:func:`kvbench.results.fidelity.pair`).
+        answers: for each key with scores or answers a dict: ``flips``, the answers whose correctness differs
+            (:func:`kvbench.metrics.fidelity.flips`), and ``left``, where answers of B leave those of A
+            (:func:`kvbench.results.fidelity.departure`); either may be None.
+        fidelity: for each key with comparisons of predictions, their measures with paired intervals
+            (:func:`kvbench.results.fidelity.pair`).
     """
 
     names: tuple[str, str]
@@ -57,12 +56,7 @@ class Comparison:
 
 
 def compare(a: RunStore, b: RunStore) -> Comparison:
-    """Compare two stored runs over the samples that both have.
-
-    Args:
-        a: the run from which differences are measured.
-        b: the other run; a positive difference means that its score is higher.
-    """
+    """Compare two stored runs over the samples that both have; differences are B - A."""
     rows_a, rows_b = a.samples().rows, b.samples().rows
     common = [name for name in rows_a if name in rows_b]
     scores_a = aggregate.scores([rows_a[name] for name in common])
@@ -177,8 +171,8 @@ def to_csv(comparison: Comparison) -> str:
 def lines(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return the cells of the table of differences as text, one line per task, or per task and length.
 
-    The cells are: the task, the scores of A and B, their difference, the difference in the reference answers' NLL, and
-    the number of samples.
+    They are the task, the scores of A and B, their difference, that of the reference answers' NLL, and the number of
+    samples.
     """
     cells: list[tuple[str, ...]] = []
     for key, entry in comparison.keys.items():
@@ -236,9 +230,8 @@ def _number(value: float | None) -> str:
 def reach(score: float | None, pair: Mapping[str, Any]) -> float | None:
     """Return the distance from a difference to the farther end of its 95 % interval; None if it is unknown.
 
-    Args:
-        score: the mean score of B; None if the difference is not one of scores.
-        pair: the difference, ``{diff, stderr, n}`` and, if known, ``low`` and ``high``.
+    `score` is the mean score of B; None if the difference is not one of scores. `pair` is ``{diff, stderr, n}``, with
+    ``low`` and ``high`` if known.
     """
     if pair["diff"] is None:
         return None

@@ -21,11 +21,8 @@ def sent(folder: Path) -> dict[str, str]:
 def record(folder: Path, destination: str, digest: str, local: Path | None = None) -> None:
     """Record that content with this digest was sent to a destination.
 
-    Args:
-        folder: folder of the run or of the sweep, which gets the record.
-        destination: name of the place to which it was sent.
-        digest: digest of the content.
-        local: folder on this machine that holds what was sent; None if it is elsewhere, with a service.
+    `folder`, that of the run or of the sweep, gets the record. `local` is the folder on this machine that holds what
+    was sent; None if a service has it.
 
     Raises:
         DiskError: the record cannot be written.

@@ -28,11 +28,7 @@ _LEVELS = {"kld_median": 50.0, "kld_p99_9": 99.9}
 def fold(group: Sequence[Row]) -> dict[str, Any] | None:
     """Fold the rows of one task into the fields of :class:`kvbench.results.record_fidelity.Fidelity`.
 
-    Args:
-        group: the rows of the task.
-
-    Returns:
-        The fields; None if the rows are results of another kind, or no position was decoded.
+    The result is None if the rows are results of another kind, or no position was decoded.
     """
     rows = comparisons(group)
     if not rows:
@@ -112,11 +108,9 @@ def same_top(row: Row) -> Any:
 
 
 def drawn(rows: Sequence[Row], measure: str) -> Any:
-    """Return a measure of rows for each draw of a bootstrap over prompts; equally many rows are drawn alike.
+    """Return a measure (:data:`MEASURES`) of rows (:func:`comparisons`) for each draw of a bootstrap over prompts.
 
-    Args:
-        rows: rows of :func:`comparisons`.
-        measure: one of :data:`MEASURES`.
+    Equally many rows are drawn alike.
     """
     from kvbench.metrics import fidelity
 
@@ -139,15 +133,11 @@ def value(rows: Sequence[Row], measure: str) -> float:
 
 
 def pair(a: Sequence[Row], b: Sequence[Row]) -> dict[str, dict[str, float]] | None:
-    """Compare two runs over the samples that both have.
-
-    Args:
-        a: rows of one task of the run from which differences are measured.
-        b: rows of the same task of the other run.
+    """Compare rows of one task from two runs, over the samples that both have.
 
     Returns:
-        For each of :data:`MEASURES` the values ``a`` and ``b``, the difference ``diff`` of b and a, both ends ``low``
-        and ``high`` of its paired 95 % interval, and the number ``n`` of prompts; None without common samples.
+        For each of :data:`MEASURES` the values ``a`` and ``b``, their difference ``diff``, b - a, both ends ``low`` and
+        ``high`` of its paired 95 % interval, and the number ``n`` of prompts; None without common samples.
     """
     import numpy as np
 
@@ -195,10 +185,7 @@ def departure(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 def answers_left(rows: Mapping[str, Row], others: Mapping[str, Row], names: Sequence[str]) -> dict[str, Any] | None:
     """Summarize where the freely generated answers of one run leave those of another; None without answers.
 
-    Args:
-        rows: rows of the run from which the others are measured, by sample id.
-        others: rows of the other run.
-        names: ids of samples that both have.
+    `others` leave `rows`; both are rows by sample id, and `names` the ids of samples that both have.
     """
     from kvbench.metrics.fidelity import divergence
 

@@ -18,14 +18,8 @@ MOST = 8
 def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
     """Write one sentence for each finished run that has a difference from fp16, the largest loss first.
 
-    An example is ``kivi int2 loses 14.2 points (95 %: 3.7 to 24.7) at 4.3x less memory for keys and values``.
-
-    Args:
-        names: names of the runs in the table.
-        runs: contents of the runs' `metrics.json`, in the same order.
-
-    Returns:
-        The sentences; none if there would be more than :data:`MOST`.
+    An example is ``kivi int2 loses 14.2 points (95 %: 3.7 to 24.7) at 4.3x less memory for keys and values``. There are
+    none if they would be more than :data:`MOST`. `names` and `runs` are in the same order.
     """
     losses = []
     for name, run in zip(names, runs, strict=True):
@@ -42,7 +36,7 @@ def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
     it does not contain 0; no loss if it excludes one of :data:`NOTHING` points; else that there is no clear difference.
 
     Args:
-        pair: the paired difference, ``{diff, stderr, n}`` and, if known, ``low`` and ``high``.
+        pair: ``{diff, stderr, n}`` and, if known, ``low`` and ``high``.
         mean: the run's mean score; None if unknown. If it is 0 on all samples in both runs, the text says that the
             comparison shows nothing.
     """
@@ -70,13 +64,9 @@ def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
 
 
 def memory(run: Mapping[str, Any]) -> str:
-    """Put the memory saved into words: `` at 4.0x less memory for keys and values``, to follow :func:`effect`.
+    """Put the memory saved into words: `` at 4.0x less memory for keys and values``; empty if it is unknown.
 
-    Args:
-        run: content of the run's `metrics.json`.
-
-    Returns:
-        The text, which begins with a space; empty if the memory is unknown.
+    The text begins with a space, to follow :func:`effect`.
     """
     ratio = run["kv_bytes"]["ratio"]
     if ratio is None:

@@ -18,14 +18,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Served:
-    """A request that was served.
-
-    Args:
-        arrival: time of its arrival in seconds.
-        first: time of its first token.
-        end: time of its last token.
-        tokens: number of its tokens.
-    """
+    """A request that was served: when it arrived, and when its first and its last token came, in seconds."""
 
     arrival: float
     first: float
@@ -70,8 +63,9 @@ class Limits:
 class Server:
     """The recorded times of a method: that of a prefill, and that of a step by the number of sequences.
 
+    `prefill_s` is the time of the prefill of one request.
+
     Args:
-        prefill_s: seconds of the prefill of one request.
         step_s: seconds of a decode step by batch size. Between two sizes the time is interpolated linearly, below the
             smallest it is that of the smallest.
         most: largest number of sequences that run at a time; at most the largest size of `step_s`.
@@ -94,10 +88,9 @@ class Server:
 
 
 def arrivals(count: int, rate: float, burstiness: float = 1.0, seed: int = 0) -> list[float]:
-    """Draw the times at which requests arrive.
+    """Draw the times in seconds at which `count` requests arrive.
 
     Args:
-        count: number of requests.
         rate: requests per second; infinite: all arrive at once.
         burstiness: shape of the gamma distribution of the gaps; 1 is a Poisson process, less is burstier.
         seed: seed of the random draws.
@@ -114,10 +107,7 @@ def arrivals(count: int, rate: float, burstiness: float = 1.0, seed: int = 0) ->
 def simulate(times: Sequence[float], tokens: int, server: Server) -> list[Served]:
     """Serve requests and return when each got its first and its last token, in the order of their arrival.
 
-    Args:
-        times: times of arrival in ascending order.
-        tokens: number of tokens of every answer.
-        server: recorded times of the method.
+    `times` are the times of arrival in ascending order; every answer has `tokens` tokens.
     """
     waiting = deque(enumerate(times))
     running: dict[int, int] = {}
@@ -143,10 +133,5 @@ def simulate(times: Sequence[float], tokens: int, server: Server) -> list[Served
 
 
 def goodput(requests: Sequence[Served], limits: Limits) -> float:
-    """Return the requests per second that keep every limit, over the time from 0 to the last token.
-
-    Args:
-        requests: the served requests; at least one.
-        limits: the limits.
-    """
+    """Return the requests per second that keep every limit, from 0 to the last token; needs at least one request."""
     return sum(limits.kept(request) for request in requests) / max(request.end for request in requests)

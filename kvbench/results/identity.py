@@ -55,6 +55,9 @@ def identity(
 ) -> dict[str, Any]:
     """Collect everything that determines a run's outputs, as JSON data; the run id is a hash of it (:func:`run_id`).
 
+    Left out is what does not change the answer to a prompt: the scorer's version, the number of samples, loggers,
+    paths, launcher, device, batch size and prefill chunk.
+
     Args:
         config: the resolved configuration (`model`, `method`, `quantizer`, `decoding`, `runtime`).
         data: identity and version of the task, ``{"identity": task.identity(), "version": task.version}``.
@@ -64,10 +67,7 @@ def identity(
             time.
 
     Returns:
-        ``{"setting": {...}, "method": {...}}``. ``setting`` has the model, the data, the decoding options, the seed and
-        the version of the generating code; ``method`` has the method and its formats. Left out is what does not change
-        the answer to a prompt: the scorer's version, the number of samples, loggers, paths, launcher, device, batch
-        size and prefill chunk.
+        ``{"setting": {...}, "method": {...}}``, the material of the two hashes.
     """
     model = {key: config["model"].get(key) for key in _MODEL_KEYS}
     if config["model"].get("preset"):  # a data set's prompt limit for the preset applies to this model too
@@ -116,13 +116,7 @@ def _described(folder: Path) -> str:
 
 
 def run_id(material: Mapping[str, Any]) -> str:
-    """Hash the identity of a run to its id, ``<setting>-<method>``: two hashes of ten hexadecimal digits.
-
-    Runs with the same first hash differ only in the method, so their samples can be compared.
-
-    Args:
-        material: the result of :func:`identity`.
-    """
+    """Hash the result of :func:`identity` to a run id, ``<setting>-<method>``: two hashes of ten hexadecimal digits."""
     return f"{_digest(material['setting'])}-{_digest(material['method'])}"
 
 
@@ -156,9 +150,6 @@ def short_name(config: Mapping[str, Any]) -> str:
     The share of tokens that stays, formats of single layers and a rotation that is not the method's own follow them:
     ``keep int4 keep=0.5``, ``kivi int4 layers=0-1:fp16 rotation=hadamard``. Speculation with a forced acceptance, whose
     text is meaningless, is labelled so: ``quantspec (forced acceptance 0.9)``.
-
-    Args:
-        config: the configuration.
     """
     method, quantizer = config["method"], (config.get("quantizer") or {}).get("name")
     # of methods whose formats are no quantizer's presets
@@ -183,11 +174,7 @@ def _rotated(method: Mapping[str, Any]) -> str | None:
 
 
 def method_name(config: Mapping[str, Any]) -> str:
-    """Return the name of a method: that of its preset, or of the module that defines it.
-
-    Args:
-        config: the configuration. The command line sets the preset's name (``method.preset``).
-    """
+    """Return the name of a method: of its preset (``method.preset``, set by the command line), or of its module."""
     target, preset = str(config["method"].get("_target_", "?")), config["method"].get("preset")
     return str(preset or (target.rsplit(".", 2)[-2] if target.count(".") >= 2 else target.rsplit(".", 1)[-1].lower()))
 

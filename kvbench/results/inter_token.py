@@ -17,10 +17,8 @@ from kvbench.results.points import each
 class Line:
     """A straight line fitted to decode times: time per token as a function of the number of tokens in the cache.
 
-    Args:
-        slope: seconds by which each token in the cache prolongs a step.
-        intercept: seconds of a step at length 0.
-        lengths: number of different cache lengths to which the line was fitted.
+    The slope is in seconds per cached token, the intercept in seconds; `lengths` is the number of different cache
+    lengths in the fit.
     """
 
     slope: float
@@ -29,13 +27,9 @@ class Line:
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Line | None:
-    """Fit a line to measured times per token by least squares.
+    """Fit a line by least squares to pairs of the number of tokens in the cache and the time per token in seconds.
 
-    Args:
-        points: pairs of the number of tokens in the cache and the time per token in seconds.
-
-    Returns:
-        The line; None if there are fewer than two different lengths.
+    It is None if there are fewer than two different lengths.
     """
     count = len({length for length, _ in points})
     if count < 2:
@@ -49,12 +43,7 @@ def fit(points: Sequence[tuple[float, float]]) -> Line | None:
 def break_even(line: Line, fp16: Line) -> float | None:
     """Return the cache length in tokens beyond which a method decodes faster than fp16.
 
-    Args:
-        line: the method's line.
-        fp16: the line of fp16.
-
-    Returns:
-        The length; 0 if the method is faster at any length; None if its slope is not smaller than fp16's.
+    It is 0 if the method is faster at any length, and None if its slope is not smaller than fp16's.
     """
     if line.slope >= fp16.slope:
         return None
@@ -62,10 +51,7 @@ def break_even(line: Line, fp16: Line) -> float | None:
 
 
 def record(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Fit the lines that `metrics.json` stores under ``inter_token``, one per batch size.
-
-    Args:
-        metrics: content of `metrics.json`; only ``scores`` is read.
+    """Fit the lines that `metrics.json` stores under ``inter_token``, one per batch size; only ``scores`` is read.
 
     Returns:
         A dict from batch size (as text) to ``slope_s``, ``intercept_s`` and ``lengths`` (:class:`Line`). Batch sizes
@@ -78,13 +64,11 @@ def record(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def lines(metrics: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     """Fit a line for each batch size, for the run and for fp16, with the length beyond which the run is faster.
 
-    Args:
-        metrics: content of `metrics.json`. fp16's times are computed from the run's and the ratios under ``vs_fp16``.
+    fp16's times are computed from the run's and the ratios under ``vs_fp16``.
 
     Returns:
-        A dict from batch size to ``slope_s``, ``intercept_s`` and ``lengths`` (:class:`Line`). If fp16 was measured at
-        two or more of these lengths, there are also ``fp16_slope_s``, ``fp16_intercept_s`` and ``break_even``
-        (:func:`break_even`). Batch sizes with fewer than two prompt lengths are left out.
+        A dict from batch size to the figures of :func:`record`. If fp16 was measured at two or more of these lengths,
+        there are also ``fp16_slope_s``, ``fp16_intercept_s`` and ``break_even`` (:func:`break_even`).
     """
     base = _points(metrics, fp16=True)
     fits: dict[int, dict[str, Any]] = {}

@@ -30,10 +30,7 @@ class Keeper:
 
     Answers are plain data, so that the calls can go through any transport. Every call names the claim, a text that is
     unique to one attempt of a job. A claim that was withdrawn, because the attempt counts as lost, cannot write any
-    more.
-
-    Args:
-        directory: working folder to which relative paths of runs refer.
+    more. Relative paths of runs refer to `directory`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -101,12 +98,9 @@ class Calls(Protocol):
 
 
 class KeptMirror:
-    """A mirror (:class:`kvbench.results.mirror.Mirror`) that calls a keeper.
+    """A mirror (:class:`kvbench.results.mirror.Mirror`) that calls a keeper with the claim of this attempt of the job.
 
-    Args:
-        calls: function that calls the keeper.
-        claim: name of this attempt of the job.
-        scratch: folder of this machine for the runs of the job.
+    `scratch` is a folder of this machine for the runs of the job.
     """
 
     def __init__(self, calls: Calls, claim: str, scratch: Path) -> None:

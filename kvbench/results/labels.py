@@ -18,9 +18,8 @@ SHOWN = ("layers",)
 def named(run: Metrics) -> str:
     """Return a run's label, and the storage dtype if it is not the model's usual one: ``kivi int2 dtype=float32``.
 
-    Args:
-        run: content of `metrics.json`; only ``label`` and ``env`` are read. Versions that record no usual dtype had
-            float32 where ``model.dtype=auto`` met a CPU.
+    Only ``label`` and ``env`` of `metrics.json` are read. Versions that record no usual dtype had float32 where
+    ``model.dtype=auto`` met a CPU.
     """
     env = run.get("env") or {}
     dtype, usual = env.get("dtype"), env.get("usual_dtype")
@@ -32,10 +31,9 @@ def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
     """Name the runs of a table so that they can be told apart, for example ``kivi int2 residual=64``.
 
     A name consists of the method, the quantizer, and those options in which runs of this method and quantizer differ;
-    control characters in it are escaped.
+    control characters in it are escaped. Only ``label``, ``config`` and ``env`` of `metrics.json` are read.
 
     Args:
-        runs: contents of `metrics.json`; only ``label``, ``config`` and ``env`` are read.
         beside: options never put into names because another column shows them, for example ``model`` or ``dataset``.
     """
     alike: dict[str, list[dict[str, Any]]] = {}

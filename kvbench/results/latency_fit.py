@@ -1,7 +1,7 @@
 """Decode time as a straight line over the length or the bytes of the cache, and the break-even length with fp16.
 
-Model of the time between two tokens: ``ITL = m * L + b`` with L tokens in the cache, and likewise ``T = c0 + D / BW``
-with D bytes in the cache, where BW is the bandwidth at which a step effectively reads the cache and c0 everything else.
+Over the length, the model is that of :mod:`kvbench.results.inter_token`. Over the bytes D of the cache it is
+``T = c0 + D / BW``, where BW is the bandwidth at which a step effectively reads the cache and c0 everything else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ class LatencyFit:
     """A straight line fitted to decode times by least squares.
 
     Args:
-        line: slope, intercept and number of different lengths.
         r2: coefficient of determination: the share of the variance of the times that the line explains.
         slopes, intercepts: the same line fitted to each process alone; empty for a single process.
     """
@@ -34,9 +33,8 @@ class LatencyFit:
 class BreakEven:
     """The length beyond which a method decodes faster than fp16.
 
-    Args:
-        length: tokens in the cache; 0 if the method is faster at any length; None if no such length exists.
-        reason: why `length` is None.
+    `length` counts tokens in the cache; 0 if the method is faster at any length; None if no such length exists, for
+    which `reason` says why.
     """
 
     length: float | None
@@ -44,14 +42,9 @@ class BreakEven:
 
 
 def fit_latency(points: Points, processes: Sequence[Points] = ()) -> LatencyFit | None:
-    """Fit a line to decode times.
+    """Fit a line to pairs of length (or bytes) and seconds, such as medians over processes.
 
-    Args:
-        points: pairs of length (or bytes) and seconds, such as medians over processes.
-        processes: the pairs of each process.
-
-    Returns:
-        The fit; None if there are fewer than two different lengths.
+    `processes` are the pairs of each process. The result is None if there are fewer than two different lengths.
     """
     line = fit(points)
     if line is None:
@@ -72,9 +65,7 @@ def r_squared(points: Points, line: Line) -> float:
 def crossing(method: Line, fp16: Line) -> BreakEven:
     """Return the break-even length ``(b_q - b_f) / (m_f - m_q)`` of a method with fp16.
 
-    Args:
-        method: the method's line, ``m_q`` and ``b_q``.
-        fp16: the line of fp16, ``m_f`` and ``b_f``.
+    The method's line has the slope ``m_q`` and the intercept ``b_q``, that of fp16 ``m_f`` and ``b_f``.
     """
     length = break_even(method, fp16)
     if length is not None:

@@ -24,8 +24,8 @@ class Moment:
     Attributes:
         at: monotonic time in seconds.
         average: load average over the last minute.
-        busy: CPU time in seconds used by all processes since boot, summed over the processors.
-        own: CPU time in seconds used by this process, and by its worker processes if it has any.
+        busy: CPU seconds of all processes since boot, summed over the processors.
+        own: CPU seconds of this process, and of its worker processes if it has any.
         held_back: seconds in total for which this process's container was throttled by its CPU limit.
         mhz: mean clock frequency of the processors in MHz.
     """
@@ -48,17 +48,9 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def between(start: Moment, end: Moment) -> dict[str, Any]:
-    """Compute the load of the machine between two readings, as recorded under ``load`` in `env.json`.
+    """Compute the machine's load between two readings, the content of :class:`kvbench.results.record_machine.Load`.
 
-    Args:
-        start: the first reading.
-        end: the second reading.
-
-    Returns:
-        A dict. ``cpus`` is the number of processors. ``average`` (the load average) and ``mhz`` are pairs of the values
-        at start and end. ``own_cpus`` is how many processors this process kept busy on average, and ``other_cpus`` how
-        many all other processes did. ``held_back`` is the fraction of the time for which the container's CPU limit
-        throttled it. What the system does not report is None.
+    What the system does not report is None.
     """
     seconds = max(end.at - start.at, 1e-3)
     own = (end.own - start.own) / seconds
@@ -77,11 +69,7 @@ def between(start: Moment, end: Moment) -> dict[str, Any]:
 def busyness(load: Mapping[str, Any] | None) -> str | None:
     """Warn if other programs, or a container's CPU limit, slowed a run down so much that its times are not trustworthy.
 
-    Args:
-        load: the load from :func:`between`; None if it was not recorded.
-
-    Returns:
-        The warning; None if there is no such problem, or if the load is unknown.
+    The result is None if there is no such problem, or if the load (:func:`between`) is unknown.
     """
     if not load or not load.get("cpus"):
         return None

@@ -29,14 +29,7 @@ ROUND_NOTE = (
 
 
 def notes(runs: Sequence[Metrics]) -> list[str]:
-    """Write the notes below a table of runs: what its figures mean, and which of them to treat with caution.
-
-    Args:
-        runs: contents of the runs' `metrics.json`.
-
-    Returns:
-        The notes, each of which is shown on a line of its own.
-    """
+    """Write the notes below a table of runs, one per line: what its figures mean, and which to treat with caution."""
     lines = [
         "±: distance to the farther end of the 95 % interval over samples; Δ: paired difference from fp16 on the same"
         " samples"
@@ -122,10 +115,8 @@ def weights(runs: Sequence[Metrics]) -> list[str]:
 def untouched(run: Metrics) -> str:
     """Say that a run quantized and dropped nothing, and which option kept all tokens in full precision.
 
-    An example of such an option is a ``residual`` that is longer than all prompts.
-
-    Args:
-        run: content of a `metrics.json` whose ``untouched`` is not None.
+    An example is a ``residual`` that is longer than all prompts. ``untouched`` of the run's `metrics.json` must not be
+    None.
     """
     reach = run["untouched"]
     return (

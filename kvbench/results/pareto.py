@@ -8,9 +8,8 @@ from collections.abc import Sequence
 def front(points: Sequence[tuple[float, float]], higher: bool = True) -> list[int]:
     """Return the indices of the points on the Pareto front, cheapest first.
 
-    Args:
-        points: cost and quality of each point; a lower cost is better.
-        higher: True if a higher quality is better, as for scores; False for perplexities.
+    A point is a cost, of which less is better, and a quality: with `higher`, more is better, as for scores; else less,
+    as for perplexities.
     """
     sign = -1 if higher else 1
     indices: list[int] = []

@@ -15,13 +15,10 @@ from kvbench.util.cells import Cell, seconds, size
 
 @dataclass(frozen=True)
 class PointLine:
-    """A line of a table with times and memory by prompt length and batch size (``dataset=efficiency``).
+    """A line of a table with times and memory by prompt length in tokens and batch size (``dataset=efficiency``).
 
     Attributes:
         name: name of the run; empty if the line above has the same name.
-        run: the run's figures.
-        prompt: prompt length in tokens.
-        batch: batch size.
         point: figures at this prompt length and batch size; None if the run has none at all.
         fit: line fitted to the inter-token time over length at this batch size, an entry of
             :func:`kvbench.results.inter_token.lines`; None if the run has points of only one length.

@@ -69,8 +69,6 @@ def from_record(
     Args:
         record: the point's dict in the file. Before version 2, some keys were different: ``context`` (now ``prompt``),
             ``steps`` (``new_tokens`` minus one), ``kv`` (``kv_used.total``) and ``peak_decode`` (``peak.decode``).
-        model: name of the model.
-        device: name of the device.
         setting: method, quantizer and their options, as tables show them.
         limit_gb: memory limit of the run in GiB; None without a limit.
         how: other conditions of the measurement as text, from :func:`circumstances`.
@@ -108,12 +106,8 @@ def from_record(
 def circumstances(dtype: str | None, compiled: bool, fill: str | None) -> str:
     """Describe the conditions of a measurement as text: dtype, compilation and content of the cache.
 
-    An example is ``bfloat16, compiled``. Only points with the same conditions should be compared.
-
-    Args:
-        dtype: dtype of the model; None if it is unknown.
-        compiled: True if the model was compiled by torch.
-        fill: ``random`` if the cache was filled with random keys and values instead of a prompt's.
+    An example is ``bfloat16, compiled``. Only points with the same conditions should be compared. `dtype` is None if it
+    is unknown; `fill` is ``random`` if the cache was filled with random keys and values instead of a prompt's.
     """
     parts = (dtype, "compiled" if compiled else None, "random keys and values" if fill == "random" else None)
     return ", ".join(filter(None, parts))
@@ -122,12 +116,8 @@ def circumstances(dtype: str | None, compiled: bool, fill: str | None) -> str:
 def bench_points(path: Path) -> Iterator[Point]:
     """Read the points that ``kvbench.bench tpot`` or ``kvbench.bench memory`` measured from their JSON file.
 
-    Args:
-        path: the file. If another command of ``kvbench.bench`` wrote it, it yields nothing.
-
-    Yields:
-        A :class:`Point` for each setting, prompt length and batch size that was measured or ran out of memory. Points
-        that failed for another reason are left out.
+    Points that neither were measured nor ran out of memory are left out. A file of another command of ``kvbench.bench``
+    yields nothing.
 
     Raises:
         DataError: the file cannot be read, or an entry is not a point.

@@ -1,4 +1,4 @@
-"""Points of time and memory (dataset=efficiency): figures by prompt length and batch size, compared with fp16."""
+"""Points (dataset=efficiency): time and memory measured at one prompt length and batch size, compared with fp16."""
 
 from __future__ import annotations
 
@@ -49,8 +49,6 @@ _COPIED = (
 def points(group: Sequence[Row], baseline: Mapping[str, Row] | None = None) -> Figures | None:
     """Summarize the points of one prompt length: the batch sizes that fitted, the throughput, and ratios to fp16.
 
-    A point is the time and memory measured at one prompt length and batch size (dataset=efficiency).
-
     Args:
         group: the rows of one prompt length, one per batch size.
         baseline: rows of the fp16 run with the same model on the same machine, by sample id; None without such a run.
@@ -80,22 +78,14 @@ def points(group: Sequence[Row], baseline: Mapping[str, Row] | None = None) -> F
 
 
 def each(metrics: Mapping[str, Any]) -> Iterator[tuple[int, int, Figures]]:
-    """Iterate over the points of a run: yield (prompt length in tokens, batch size, figures) for each of them.
-
-    Args:
-        metrics: content of a `metrics.json`.
-    """
+    """Iterate over the points of a run: yield (prompt length in tokens, batch size, figures) for each of them."""
     for key, entry in metrics.get("scores", {}).items():
         for batch, figures in ((entry.get("points") or {}).get("batches") or {}).items():
             yield int(key.rsplit("@", 1)[1]), int(batch), figures
 
 
 def has_points(metrics: Mapping[str, Any]) -> bool:
-    """Return True if a run measured time and memory (dataset=efficiency) instead of answering questions.
-
-    Args:
-        metrics: content of a `metrics.json`.
-    """
+    """Return True if a run measured time and memory (dataset=efficiency) instead of answering questions."""
     entries = list(metrics.get("scores", {}).values())
     return bool(entries) and all(entry.get("points") for entry in entries)
 
@@ -103,12 +93,8 @@ def has_points(metrics: Mapping[str, Any]) -> bool:
 def headline(scores: Mapping[str, Mapping[str, Any]]) -> Figures:
     """Return the overall time and throughput of a run that measured points, for the top level of its `metrics.json`.
 
-    Args:
-        scores: the entry ``scores`` of `metrics.json`.
-
-    Returns:
-        A dict with ``tokens_per_s``, the highest throughput of all points, and, if the run has a single point that
-        fitted into memory, its ``ttft_s`` and ``tpot_s``. Empty if no point fitted.
+    They are ``tokens_per_s``, the highest throughput of all points, and, if the run has a single point that fitted into
+    memory, its ``ttft_s`` and ``tpot_s``. The dict is empty if no point fitted.
     """
     points_ok = [figures for _, _, figures in each({"scores": scores}) if figures["status"] == "ok"]
     if not points_ok:

@@ -27,9 +27,6 @@ def best_first(runs: Sequence[Run]) -> list[Run]:
 
     Incomplete runs come last, because their means are over different samples. If all complete runs use speculative
     decoding, runs are sorted by time per token instead, because the draft does not change their outputs.
-
-    Args:
-        runs: contents of the runs' `metrics.json`.
     """
     done = [run for run in runs if run["status"] in DONE]
     if done and all(run.get("speculation") and run["tpot_s"]["median"] for run in done):
@@ -47,12 +44,7 @@ def _rank(run: Run) -> tuple[bool, int, float, float]:
 
 
 def failed(config: Mapping[str, Any], message: str) -> dict[str, Any]:
-    """Build the content of `metrics.json` for a run that could not start: its options and its error, without figures.
-
-    Args:
-        config: the complete configuration of the run.
-        message: text of the error.
-    """
+    """Build the `metrics.json` of a run that could not start: its options and its error, without figures."""
     quantizer = config.get("quantizer") or {}
     run = Metrics(
         run_id=None,

@@ -35,16 +35,9 @@ Status = Literal["ok", "older", "oom", "error", "interrupted"]
 class Config:
     """The options of a run that tables and reports show.
 
-    Args:
-        model: name of the model.
-        method: options of the method.
-        quantizer: name of the quantizer.
-        formats: packed formats of keys and values; empty if nothing is packed.
-        dataset: name of the data set.
-        decoding: options of decoding.
-        seed: seed of the run.
-        batch_size: number of prompts that are processed together.
-        weights: value of ``model.weights`` if weights were rounded to 4 bits, for example ``int4``; else None.
+    `model`, `quantizer` and `dataset` are names. `formats` are the packed formats of keys and values; empty if nothing
+    is packed. `batch_size` is the number of prompts that are processed together. `weights` is the value of
+    ``model.weights`` if weights were rounded to 4 bits, for example ``int4``; else None.
     """
 
     model: str | None
@@ -68,15 +61,13 @@ class PromptTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Counts of a run's samples: requested, finished, with a shortened prompt, and left out of all figures.
+    """Counts of a run's samples.
 
     Args:
         requested: number of samples that the configuration asks for.
-        done: number of samples that are finished.
         truncated: number of samples whose prompts were shortened to the model's limit.
         left_out: ids of stored results that no figure includes, because the number of samples was reduced after they
             were made.
-        prompt_tokens: lengths of the prompts.
     """
 
     requested: int | None = key(minimum=0)
@@ -93,7 +84,7 @@ class Attention:
     Args:
         reads_packed: True if, for any sample, a kernel read packed codes without unpacking them to memory first; None
             if unknown.
-        path: names of the attention implementations that ran, joined by ``+``.
+        path: their names, joined by ``+``.
     """
 
     reads_packed: bool | None = None
@@ -106,7 +97,6 @@ class Untouched:
 
     Args:
         key: the option, for example ``residual``.
-        value: value of the option.
         exact: number of tokens up to which a sequence stays in full precision as a whole.
         longest: number of tokens in the cache of the longest sample, which is not more than `exact`.
     """
@@ -119,11 +109,9 @@ class Untouched:
 
 @dataclass(frozen=True, kw_only=True)
 class Older:
-    """The samples of a run that were produced by code that has changed since.
+    """The number of samples that were produced by code which has changed since, and the names of the changed parts.
 
-    Args:
-        samples: number of these samples.
-        parts: names of the changed parts of the code; ``unknown`` if the samples do not record their code.
+    The name is ``unknown`` if the samples do not record their code.
     """
 
     samples: int = key(minimum=0)
@@ -134,37 +122,28 @@ class Older:
 class Metrics:
     """Everything that `metrics.json` says about one run: its options, samples, scores, memory, times and errors.
 
+    `older` is None if no samples were produced by older code, and `untouched` unless the method neither quantized nor
+    dropped a token.
+
     Args:
-        schema_version: version of the file's format.
         run_id: id of the run; None if the run could not start.
         status: ``ok``; ``older`` if all samples are finished, but older code produced some of them; ``oom`` if memory
             ran out; ``error``; or ``interrupted``.
-        label: names of method and quantizer, for tables.
-        config: the options that tables show.
         data: identity of the data set and notes about it.
         code: number of samples by version of the code that produced them; a version is named by its digest.
         sources: for each of these versions, a dict from part of the code to the digest of that part.
-        older: the samples that were produced by older code; None if there are none.
-        samples: counts of samples.
         scores: scores by ``task`` or ``task@length``.
-        mean: mean over the entries of `scores`, each with the same weight.
         baseline: id of the fp16 run with which this run is compared; None without one.
         baseline_differs: parts of the code that changed between this run and the fp16 run, so that comparing them may
             be misleading.
-        kv_bytes: size of one sequence's KV cache.
-        peak_bytes: memory peaks.
         ttft_s: time to first token on the device of the last command; if no sample was timed there, on the device with
             the most samples.
         tpot_s: time per output token on the same device.
         tokens_per_s: tokens generated per second of decoding on the same device.
-        timings: timings by name of the device.
-        attention: the attention implementations with which the run read its cache.
-        speculation: figures of speculative decoding; None without it.
-        oom: details if memory ran out, else None.
+        speculation: None without speculative decoding.
+        oom: None unless memory ran out.
         errors: all errors of samples and of the run as a whole.
         error: message of the last error; None without errors.
-        env: machine and software versions.
-        untouched: why the method neither quantized nor dropped a token; None unless that was so.
         inter_token: for each batch size, the line fitted to the time per token over length.
     """
 
@@ -207,9 +186,6 @@ class Metrics:
 def read(content: Any) -> Metrics:
     """Validate the parsed content of a `metrics.json`, from any version of kvbench, and convert it to :class:`Metrics`.
 
-    Args:
-        content: the result of ``json.loads``.
-
     Raises:
         ShapeError: `content` is not valid; the message names the key.
     """
@@ -237,9 +213,6 @@ def checked(content: Mapping[str, Any]) -> dict[str, Any]:
 
     Unlike :func:`read`, this rejects unknown keys. The order is that of :class:`Metrics`.
 
-    Args:
-        content: the content as a dict.
-
     Raises:
         ShapeError: a key is unknown, a required key is missing, or a value has the wrong type.
     """
@@ -248,10 +221,7 @@ def checked(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def filled(content: Any) -> dict[str, Any]:
-    """Return the content of a `metrics.json` as a dict that has every key, whatever version of kvbench wrote it.
-
-    Args:
-        content: the result of ``json.loads``; missing keys get their defaults.
+    """Return the parsed content of a `metrics.json` as a dict that has every key, missing ones with their defaults.
 
     Raises:
         ShapeError: `content` is not valid; the message names the key.
@@ -261,14 +231,7 @@ def filled(content: Any) -> dict[str, Any]:
 
 
 def problem(content: Any) -> str | None:
-    """Say what is wrong with the content of a `metrics.json`, for example ``mean.score is missing``.
-
-    Args:
-        content: the result of ``json.loads``.
-
-    Returns:
-        The first defect that is found; None if `content` is valid.
-    """
+    """Say what is wrong with the parsed content of a `metrics.json`: ``mean.score is missing``; None if it is valid."""
     try:
         read(content)
     except ShapeError as error:

@@ -14,8 +14,6 @@ class Parts:
     """Size of one sequence's cache in bytes, averaged over samples: the total and its parts.
 
     Args:
-        total: sum of the parts.
-        codes: packed codes.
         scales: scales, minima and zero points of the codes.
         window: tokens in full precision.
         index: bookkeeping, such as the positions of tokens.
@@ -37,7 +35,7 @@ class KvBytes:
     Args:
         used: bytes of the tokens that the cache holds.
         reserved: bytes of the buffers allocated for them, which may have room for more tokens.
-        fp16_equivalent: bytes of the same tokens at 16 bits per element.
+        fp16_equivalent: bytes of the same tokens and states at 16 bits per element.
         ratio: bytes that method=fp16 needs for the same tokens in the model's dtype, divided by the total of `used`.
     """
 
@@ -54,10 +52,8 @@ class PeakBytes:
     """Largest memory peaks that any sample of a run reached, in bytes.
 
     Args:
-        prefill: peak during prefill.
-        decode: peak during decoding.
-        kind: how these peaks were measured: ``cuda_allocator``, or ``cpu_live_tensors``, the sizes of live tensors on a
-            CPU.
+        kind: how the peaks of prefill and decoding were measured: ``cuda_allocator``, or ``cpu_live_tensors``, the
+            sizes of live tensors on a CPU.
         rss: peak of the process's resident memory.
         n: number of samples with a measured peak.
     """
@@ -71,13 +67,10 @@ class PeakBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Ttft:
-    """Time to first token in seconds, from the start of prefill, without warm-up samples.
+    """Median time to first token in seconds, from the start of prefill, without warm-up samples.
 
-    Args:
-        median: median over samples.
-        n: number of samples.
-        shared: number of these samples whose prompt was read once for several methods (``runtime.shared_prefill``);
-            their time is that of the shared prefill and of the method's own placing.
+    `shared` is the number of samples whose prompt was read once for several methods (``runtime.shared_prefill``); their
+    time is that of the shared prefill and of the method's own placing.
     """
 
     median: float | None = key(default=None, minimum=0)
@@ -89,11 +82,8 @@ class Ttft:
 class Tpot:
     """Time per output token in seconds, without warm-up samples.
 
-    Args:
-        median: median over decode steps, without the first step of each sample.
-        p99: 99th percentile over the same steps.
-        first_step: median of the samples' first steps.
-        n: number of steps in `median`.
+    `median` and `p99` are over `n` decode steps, without the first step of each sample; `first_step` is the median of
+    these.
     """
 
     median: float | None = key(default=None, minimum=0)
@@ -104,14 +94,7 @@ class Tpot:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Timings of the samples that a run generated on one device.
-
-    Args:
-        ttft_s: time to first token.
-        tpot_s: time per output token.
-        tokens_per_s: tokens generated per second of decoding.
-        n: number of samples.
-    """
+    """Timings of the `n` samples that a run generated on one device; `tokens_per_s` counts decoding time alone."""
 
     ttft_s: Ttft
     tpot_s: Tpot
@@ -135,21 +118,16 @@ class InterToken:
 class Speculation:
     """Acceptance and speed of a run with speculative decoding.
 
+    `acceptance_rate` is accepted divided by drafted tokens, and `stderr` its standard error.
+
     Args:
         gamma: number of tokens drafted per round; ``auto``: chosen for each round.
         draft: the cache that the draft reads, for example ``upper`` (QuantSpec's ``draft`` option).
         draft_weights: the weights that the draft uses, for example ``same`` (the target's).
-        acceptance_rate: number of accepted tokens divided by the number of drafted ones.
-        stderr: standard error of `acceptance_rate`.
         tokens_per_round: mean number of tokens that a round of drafting and verification produces.
-        rounds: number of rounds.
-        drafted: number of drafted tokens.
-        accepted: number of accepted tokens.
         tokens: number of tokens that all rounds produced.
-        n: number of samples.
         speedup: time per token of the fp16 run divided by this run's.
         expected_speedup: time per token of the fp16 run divided by that which `round_times` predicts.
-        round_times: mean times of a round by part, and the time per token that they and the acceptance predict.
     """
 
     gamma: Any = None

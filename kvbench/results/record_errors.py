@@ -9,14 +9,7 @@ from kvbench.results.typed import key
 
 @dataclass(frozen=True, kw_only=True)
 class Oom:
-    """The allocation with which a run ran out of memory.
-
-    Args:
-        bytes_asked: size of the allocation that failed.
-        sample: id of the sample that was running.
-        message: text of the error.
-        code: digests of the code that was running, by part.
-    """
+    """The allocation that failed for lack of memory: its size, the id of the running sample, and the code by part."""
 
     bytes_asked: int | None = key(minimum=0)
     sample: str | None = None
@@ -26,14 +19,7 @@ class Oom:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """An error during a run.
-
-    Args:
-        sample: id of the sample that raised it; None if no sample was running.
-        type: name of the exception's class.
-        message: text of the error.
-        traceback: Python's traceback.
-    """
+    """An error during a run; `type` is the exception's class, and `sample` None if no sample was running."""
 
     sample: str | None = None
     type: str = ""

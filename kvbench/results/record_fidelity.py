@@ -17,7 +17,6 @@ class Divergences:
     Args:
         mean, low, high: mean over positions, and its interval.
         of_prompts: mean over prompts of each prompt's mean.
-        median, p90, p95, p99, p99_9, max, min: percentiles and extremes.
         p99_9_low, p99_9_high: interval of `p99_9`.
         rms: root of the mean square.
     """
@@ -42,9 +41,7 @@ class Divergences:
 class Change:
     """Probability of the true token with the candidate's cache minus that with fp16's.
 
-    Args:
-        mean, low, high: mean over positions, and its interval.
-        rms: root of the mean square.
+    `low` and `high` are the interval of the mean over positions, and `rms` the root of the mean square.
     """
 
     mean: float
@@ -89,7 +86,6 @@ class Departure:
     """The positions at which greedy decoding leaves fp16's answers.
 
     Args:
-        n: number of answers.
         never: share of the answers that stay fp16's to the end.
         median: median of the first differing index, counted from 0; None if more than half of the answers never leave.
         compared: median length of the answers in tokens.
@@ -112,7 +108,6 @@ class Layers:
         own: errors that arise in each layer, with fp16's input to it.
         total: errors as decoded, with those of the layers before.
         worst: index of the layer with the largest error of its own.
-        n: number of samples.
     """
 
     own: list[float]
@@ -143,9 +138,6 @@ class Fidelity:
     """Comparison of the predictions with a cache and with the fp16 cache, over the samples of a task.
 
     Args:
-        kld: KL divergences.
-        change: change of the true token's probability.
-        same_top: share of equal first choices.
         nll_base, nll: mean negative log-likelihood of the true token with the fp16 cache and with this one, in nats.
         positions: number of positions; that of the prompt's last token, which the prefill predicts, is apart.
         prompts: number of samples with at least one position.

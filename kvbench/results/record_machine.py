@@ -13,7 +13,6 @@ class Load:
     """Load of the machine while the samples were run (:func:`kvbench.results.load.between`).
 
     Args:
-        cpus: number of processors.
         average: load average at start and end.
         mhz: mean clock frequency of the processors in MHz, at start and end.
         own_cpus: how many processors this process kept busy on average.
@@ -37,7 +36,6 @@ class Weights:
         source: ``awq`` or ``gptq`` if the checkpoint has 4 bits, ``rounded`` if ``model.weights`` asked for it.
         bits: bits per weight of linear layers, without scales and zero points.
         groups: numbers of input channels that share a scale and a zero point.
-        head: True if the output head has 4 bits too.
         bytes: size of all weights of this process, including those with 16 bits.
     """
 

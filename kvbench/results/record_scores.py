@@ -11,13 +11,9 @@ from kvbench.results.typed import key
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Mean difference between a run and its fp16 run over the samples that both have.
+    """Mean difference, method minus fp16, between a run and its fp16 run over the `n` samples that both have.
 
-    Args:
-        diff: mean of the differences, method minus fp16.
-        stderr: standard error of `diff`.
-        n: number of samples that both runs have.
-        low, high: 95 % interval of `diff` (:mod:`kvbench.metrics.intervals`).
+    `stderr` is its standard error, `low` and `high` its 95 % interval (:mod:`kvbench.metrics.intervals`).
     """
 
     diff: float
@@ -31,12 +27,7 @@ class Pair:
 class Mean:
     """Mean of the scores of all tasks, each with the same weight, with its difference from fp16.
 
-    Args:
-        score: the mean; None if no task has a score.
-        stderr: standard error of the mean.
-        n: number of samples.
-        vs_fp16: mean of the tasks' differences from fp16; None without an fp16 run.
-        low, high: 95 % interval of the mean.
+    The score is None if no task has one; `n` counts samples; `vs_fp16` is None without an fp16 run.
     """
 
     score: float | None
@@ -59,11 +50,8 @@ class Variant:
 class Nll:
     """Mean negative log-likelihood (NLL) per token of the reference answers, in nats.
 
-    Args:
-        mean: mean over the samples of each sample's NLL per token.
-        stderr: standard error of the mean.
-        n: number of samples.
-        vs_fp16: difference from fp16 over the same samples; None without an fp16 run.
+    It is the mean over the samples of each sample's NLL per token. `vs_fp16` is the difference over the same samples;
+    None without an fp16 run.
     """
 
     mean: float | None
@@ -77,14 +65,12 @@ class Perplexity:
     """Perplexity of a text, measured on spans (stretches of consecutive tokens) of it.
 
     Args:
-        ppl: the perplexity.
-        stderr: standard error of `ppl`.
         bits_per_byte: negative log-likelihood in bits per UTF-8 byte of the text.
         mode: ``decode``, ``simulated`` or ``fp16`` (explained in :mod:`kvbench.tasks.perplexity`).
         prefill: number of tokens at the beginning of each span that form a prompt and are not scored.
         chunk: number of tokens per forward pass.
         windows: number of spans.
-        vs_fp16: difference of perplexities from fp16 over the same spans; None without an fp16 run.
+        vs_fp16: difference of perplexities over the same spans; None without an fp16 run.
     """
 
     ppl: float = key(exclusiveMinimum=0)
@@ -118,9 +104,9 @@ class PointTpot:
 class RoundTimes:
     """Mean times of a round of speculation by part, and the time per token that they and the acceptance predict.
 
+    All times are in seconds, `draft_s` for all drafts of a round.
+
     Args:
-        draft_s: seconds of all drafts of a round.
-        verify_s: seconds of the verification.
         sampling_s: the rest of the round: acceptance, choice of tokens, and Python.
         flush_s: seconds of packing or dropping tokens before a round.
         acceptance: a: accepted drafts divided by all decided ones (accepted, or the first refused of a round).
@@ -208,12 +194,10 @@ class Points:
     Args:
         max_batch: largest batch size that fitted into memory.
         oom_batch: smallest batch size that did not fit.
-        best_batch: batch size with the highest throughput.
-        tokens_per_s: the highest throughput.
+        best_batch: batch size with the highest throughput, `tokens_per_s`.
         max_batch_vs_fp16: `max_batch` divided by that of fp16. None unless both runs also tried a batch size that did
             not fit, without which their largest is not known.
         tokens_per_s_vs_fp16: `tokens_per_s` divided by that of fp16.
-        batches: the figures by batch size.
     """
 
     max_batch: int | None = key(default=None, minimum=1)

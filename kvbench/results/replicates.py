@@ -83,14 +83,7 @@ def _check(path: Path, rows: Any) -> None:
 
 
 def fold(contents: Sequence[Mapping[str, Any]]) -> Row:
-    """Fold the points of several processes.
-
-    Args:
-        contents: content of each process's file.
-
-    Returns:
-        A dict with ``points`` (:func:`_point`) and ``fits`` (:func:`_fits`), each a list.
-    """
+    """Fold the points of several processes into the lists ``points`` (:func:`_point`) and ``fits`` (:func:`_fits`)."""
     groups: dict[tuple[Any, ...], list[tuple[int, Mapping[str, Any]]]] = {}
     for number, content in enumerate(contents):
         for row in content["rows"]:
@@ -113,8 +106,8 @@ def _point(numbered: Sequence[tuple[int, Mapping[str, Any]]], full_bits: float) 
     """Return the figures of one point, given the number of each process that measured it, and its row.
 
     ``tpot_s`` is the median of the processes' medians ``medians_s``, and ``measured_by`` their numbers; ``cv`` is their
-    coefficient of variation (standard deviation with n - 1, divided by the mean), None for one process; ``unstable``:
-    `cv` exceeds :data:`UNSTABLE`. Sizes are those of the first process, as they do not depend on it.
+    :func:`variation`; ``unstable``: `cv` exceeds :data:`UNSTABLE`. Sizes are those of the first process, as they do not
+    depend on it.
     """
     rows = [row for _, row in numbered]
     one = rows[0]
@@ -156,10 +149,7 @@ def _point(numbered: Sequence[tuple[int, Mapping[str, Any]]], full_bits: float) 
 
 
 def variation(samples: Sequence[float]) -> float | None:
-    """Return the coefficient of variation of samples: their standard deviation (n - 1) divided by their mean.
-
-    It is None for fewer than two samples.
-    """
+    """Return the standard deviation (n - 1) of samples divided by their mean; None for fewer than two."""
     if len(samples) < 2:
         return None
     mean = sum(samples) / len(samples)
@@ -207,10 +197,8 @@ def _fits(points: Sequence[Row]) -> Iterator[Row]:
 def _fit(group: Sequence[Row], common: Sequence[int], x: Callable[[Row], float]) -> LatencyFit | None:
     """Fit a line to the points of a setting, and one for each process that measured all points.
 
-    Args:
-        group: the points.
-        common: numbers of the processes that measured all points, those of other settings among them.
-        x: function that returns a point's abscissa.
+    `common` are the numbers of the processes that measured all points, those of other settings among them; `x` returns
+    a point's abscissa.
     """
     own = [dict(zip(point["measured_by"], point["medians_s"], strict=True)) for point in group]
     processes = [[(x(point), times[n]) for point, times in zip(group, own, strict=True)] for n in common]

@@ -19,23 +19,14 @@ PARTS = ("draft", "verify", "sampling", "flush")
 
 
 def expected_tokens(acceptance: float, gamma: int) -> float:
-    """Return the expected number of tokens of a round: ``(1 - a^(g+1)) / (1 - a)``.
-
-    Args:
-        acceptance: a, the probability that a draft is accepted.
-        gamma: g, the number of drafts.
-    """
+    """Return the expected number of tokens of a round with g = `gamma` drafts: ``(1 - a^(g+1)) / (1 - a)``."""
     return sum(acceptance**number for number in range(gamma + 1))
 
 
 def summed(totals: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Add up the counts and times of several answers (:func:`kvbench.decoding.round_times.totals`).
+    """Add up the counts and times of answers (:func:`kvbench.decoding.round_times.totals`); None: without rounds.
 
-    Args:
-        totals: those of each answer; None for an answer without rounds.
-
-    Returns:
-        The sums; a time is None if it is None in any answer. None if no answer has rounds.
+    A sum of times is None if any answer's is. The result is None if no answer has rounds.
     """
     entries = [entry for entry in totals if entry]
     if not entries:
@@ -50,14 +41,10 @@ def summed(totals: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
 
 
 def round_times(totals: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the mean times of a round, and expected and measured time per token.
+    """Return the mean times of a round, and expected and measured time per token, from :func:`summed`.
 
-    Args:
-        totals: sums over rounds (:func:`kvbench.decoding.round_times.totals`, :func:`summed`); None: no rounds.
-
-    Returns:
-        The content of :class:`kvbench.results.record_scores.RoundTimes`; None without rounds, or if the parts of the
-        rounds were not timed.
+    They are the content of :class:`kvbench.results.record_scores.RoundTimes`; None without rounds, or if the parts of
+    the rounds were not timed.
     """
     if not totals or totals["draft_s"] is None or not totals["accepted"] + totals["refused"]:
         return None
@@ -84,8 +71,7 @@ def why(parts: Mapping[str, float], tokens: float, expected: float, apart: float
 
     Args:
         parts: seconds of a round by part: ``draft_s``, ``verify_s``, ``sampling_s`` and ``flush_s``.
-        tokens: measured number of tokens of a round.
-        expected: expected number of tokens of a round.
+        tokens: measured number of tokens of a round; `expected` is the expected one.
         apart: measured time per token divided by the expected one, minus 1.
     """
     work = parts["draft_s"] + parts["verify_s"]

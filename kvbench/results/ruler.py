@@ -14,12 +14,7 @@ TASKS = 13
 
 @dataclass(frozen=True)
 class Lengths:
-    """Mean scores by length, and the figures that sum them up.
-
-    Args:
-        means: mean score over the tasks, in 0..1, by length in tokens.
-        tasks: number of tasks in each mean.
-    """
+    """Mean scores over `tasks` tasks, in 0..1, by length in tokens."""
 
     means: Mapping[int, float]
     tasks: int
@@ -43,10 +38,9 @@ class Lengths:
 
 
 def lengths(scores: Mapping[str, Mapping[str, Any]]) -> Lengths | None:
-    """Average a run's scores by length; None if the tasks are not the same at every length, or have no scores.
+    """Average a run's scores, keyed ``task@length``, by length.
 
-    Args:
-        scores: entries of the run's scores by ``task@length``, each with ``score`` in 0..1.
+    The result is None if the tasks are not the same at every length, or have no scores.
     """
     by_length: dict[int, dict[str, float]] = {}
     for key, entry in scores.items():

@@ -11,11 +11,8 @@ from __future__ import annotations
 def nominal_compression(key_bits: float, value_bits: float, full_bits: float = 16.0) -> float:
     """Return r_nom: the full-precision bits of a key and a value divided by those of the formats, without metadata.
 
-    Args:
-        key_bits: mean bits per element of the keys' formats. Layers or tokens in full precision count with their bits,
-            so that 1 / r_nom = f + (1 - f)(q_K + q_V) / 32 with a share f of bf16 layers.
-        value_bits: the same for the values.
-        full_bits: bits per element in full precision.
+    The bits are means per element. Layers or tokens in full precision count with their bits, so that
+    ``1 / r_nom = f + (1 - f)(q_K + q_V) / 32`` with a share f of bf16 layers.
     """
     return 2 * full_bits / (key_bits + value_bits)
 
@@ -23,13 +20,8 @@ def nominal_compression(key_bits: float, value_bits: float, full_bits: float = 1
 def allocated_compression(full_bytes: int, peak: int, weights: int) -> float:
     """Return r_alloc: bytes of the keys and values in full precision divided by all that decoding allocates for them.
 
-    That is the peak of memory while decoding without the weights: codes, metadata, windows, padding, spare room in the
-    buffers, and workspaces of kernels and graphs.
-
-    Args:
-        full_bytes: bytes of the same keys and values in full precision.
-        peak: peak memory of decoding in bytes.
-        weights: bytes of the weights.
+    That is the peak of memory while decoding minus the weights: codes, metadata, windows, padding, spare room in the
+    buffers, and workspaces of kernels and graphs. All are in bytes.
     """
     return full_bytes / (peak - weights)
 

@@ -39,12 +39,7 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class DiskError(KvbenchError):
-    """Error raised if a result cannot be written, for example because the disk is full; earlier ones are kept.
-
-    Args:
-        path: file that could not be written.
-        error: error of the operating system.
-    """
+    """Error raised if a result cannot be written, for example because the disk is full; earlier ones are kept."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         if error.errno == errno.ENOENT:
@@ -68,12 +63,7 @@ class DiskError(KvbenchError):
 
 
 class UnreadableError(KvbenchError):
-    """Error raised if a results file exists but cannot be read, for example for lack of permission.
-
-    Args:
-        path: file that could not be read.
-        error: error of the operating system.
-    """
+    """Error raised if a results file exists but cannot be read, for example for lack of permission."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(
@@ -104,9 +94,6 @@ def read(path: Path) -> Samples:
 
     If a sample has several rows, the last one counts: scoring a stored prediction again appends a row.
 
-    Args:
-        path: path of the file.
-
     Raises:
         UnreadableError: `path` exists but is not a readable file.
     """
@@ -135,24 +122,12 @@ def read(path: Path) -> Samples:
 
 
 def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows to a `samples.jsonl` and wait until they are on disk (fsync).
-
-    Args:
-        path: the file; it is created if it does not exist.
-        rows: the rows, which get a checksum each (:func:`encode`).
-
-    Raises:
-        DiskError: the rows could not be written; the file is unchanged.
-    """
+    """Append rows to a `samples.jsonl`, encoded by :func:`encode`. See :func:`append_bytes`."""
     append_bytes(path, b"".join(encode(row) for row in rows))
 
 
 def append_bytes(path: Path, data: bytes) -> None:
-    """Append encoded rows to a `samples.jsonl` and wait until they are on disk (fsync).
-
-    Args:
-        path: the file; it is created if it does not exist.
-        data: rows, each encoded by :func:`encode`.
+    """Append encoded rows to a `samples.jsonl`, which is created if need be, and wait until they are on disk (fsync).
 
     Raises:
         DiskError: the rows could not be written; the file is unchanged.
@@ -177,14 +152,10 @@ def append_bytes(path: Path, data: bytes) -> None:
 
 
 def repair(path: Path, samples: Samples) -> None:
-    """Move the damaged lines of a `samples.jsonl` to a file with the suffix ``.damaged``.
+    """Move the damaged lines of a `samples.jsonl`, as :func:`read` found them, to a file with the suffix ``.damaged``.
 
     Do this before appending to a file whose last line is incomplete; otherwise the new row would continue that line.
     The file is rewritten with one row per sample.
-
-    Args:
-        path: path of `samples.jsonl`.
-        samples: content of the file, from :func:`read`.
     """
     aside = path.with_suffix(".damaged")
     with aside.open("ab") as handle:
@@ -196,9 +167,6 @@ def encode(row: Mapping[str, Any]) -> bytes:
     """Encode a row as a line of `samples.jsonl`: JSON whose last key, ``crc``, is a checksum of the rest (CRC-32).
 
     The checksum reveals edits and damage that leave the JSON valid.
-
-    Args:
-        row: the row, with or without a checksum.
     """
     body = json.dumps({k: v for k, v in row.items() if k != "crc"}, ensure_ascii=False, allow_nan=False)
     crc = zlib.crc32(body.encode("utf-8", "surrogatepass"))
@@ -211,9 +179,6 @@ def encode(row: Mapping[str, Any]) -> bytes:
 
 def decode(line: bytes) -> Row:
     """Decode one line of `samples.jsonl` after verifying its checksum; return the row without it.
-
-    Args:
-        line: the line, with or without the line break.
 
     Raises:
         ValueError: the line is not JSON, a required key is missing, or the checksum is missing or wrong (the line was

@@ -17,16 +17,11 @@ SETTINGS = ("gamma", "draft", "draft_weights")
 def speculation(rows: Sequence[Row], method: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the acceptance rate and related figures of a run with speculative decoding; None if nothing was drafted.
 
-    Args:
-        rows: the run's rows.
-        method: options of the method.
-
-    Returns:
-        The content of :class:`kvbench.results.record_cost.Speculation`. ``acceptance_rate`` is the number of accepted
-        tokens divided by the number of drafted ones, both summed over all samples (in the paper,
-        accepted / (gamma * rounds)), and ``stderr`` its standard error, clustered by sample. ``round_times`` leaves out
-        warm-up samples, as all times do. ``speedup`` and ``expected_speedup`` are None; the caller sets them
-        (:func:`add_speedups`).
+    They are the content of :class:`kvbench.results.record_cost.Speculation`. ``acceptance_rate`` is the number of
+    accepted tokens divided by the number of drafted ones, both summed over all samples (in the paper, accepted / (gamma
+    * rounds)), and ``stderr`` its standard error, clustered by sample. ``round_times`` leaves out warm-up samples, as
+    all times do. ``speedup`` and ``expected_speedup`` are None; the caller sets them (:func:`add_speedups`). `method`
+    holds the options of the method.
     """
     drafts = [row["speculation"] for row in rows if row.get("speculation") and row["speculation"]["rounds"]]
     if not drafts:
@@ -51,15 +46,9 @@ def speculation(rows: Sequence[Row], method: Mapping[str, Any]) -> dict[str, Any
 def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None:
     """Return the standard error of the ratio ``sum(parts) / sum(wholes)``, to first order (linearised).
 
-    Each pair of a part and a whole belongs to one sample and forms a cluster, because the drafted tokens of one text
-    are not independent.
-
-    Args:
-        parts: the numerator's terms, for example the numbers of accepted tokens of the samples.
-        wholes: the denominator's terms, for example the numbers of drafted tokens of the samples.
-
-    Returns:
-        The standard error; None with fewer than two pairs, or if the denominator is 0.
+    Each pair of a part and a whole, such as accepted and drafted tokens, belongs to one sample and forms a cluster,
+    because the drafted tokens of one text are not independent. The error is None with fewer than two pairs, or if the
+    denominator is 0.
     """
     n, total = len(parts), sum(wholes)
     if n < 2 or not total:
@@ -70,13 +59,10 @@ def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None
 
 
 def add_speedups(metrics: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> None:
-    """Set ``speedup`` and ``expected_speedup`` of a run's speculation.
+    """Set ``speedup`` and ``expected_speedup`` of a run's speculation, in place, from the `metrics.json` of both runs.
 
     The expected speed-up is the measured one times the ratio between the measured and the expected time per token.
-
-    Args:
-        metrics: content of the run's `metrics.json`, which is changed.
-        baseline: content of the fp16 run's `metrics.json`; None if there is no such run.
+    `baseline`, the fp16 run, is None if there is none.
     """
     figures = metrics["speculation"]
     figures["speedup"] = measured = speedup(metrics, baseline)
@@ -88,15 +74,8 @@ def speedup(metrics: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> f
     """Return the speed-up of a run over its fp16 run: fp16's median TPOT divided by the run's median TPOT.
 
     Only times from the same device are compared. If both runs were timed on several devices, the result is the mean of
-    one ratio per device.
-
-    Args:
-        metrics: content of the run's `metrics.json`.
-        baseline: content of the fp16 run's `metrics.json`; None if there is no such run.
-
-    Returns:
-        The ratio, greater than 1 if the run is faster than fp16. None if there is no fp16 run, if it used another batch
-        size, or if no device has timed both runs.
+    one ratio per device. It is None if there is no fp16 run, if it used another batch size, or if no device has timed
+    both runs.
     """
     if not baseline or metrics["config"].get("batch_size") != baseline["config"].get("batch_size"):
         return None

@@ -38,13 +38,13 @@ class RunStore:
     """The directory of one run, with methods that read and write its files.
 
     Reading needs no lock. Write only inside a ``with`` block of :meth:`hold`, which locks the directory, so that two
-    processes do not both compute the same samples.
+    processes do not both compute the same samples. Methods that write raise DiskError if a file cannot be written.
 
     Args:
         results_dir: directory that contains the directories of all runs, for example ``results/runs``.
         run_id: id of the run, which is also the name of its directory (:mod:`kvbench.results.identity`).
-        say: function that is called with one-line messages for the user, for example about a damaged line or about
-            waiting for another process.
+        say: called with one-line messages for the user, for example about a damaged line or about waiting for another
+            process.
         here: True for the directory of this machine, even in a job whose results another machine gathers.
     """
 
@@ -70,12 +70,9 @@ class RunStore:
     def hold(self, timeout_s: float = -1, *, quiet: bool = False) -> Iterator[None]:
         """Hold the run's lock for the duration of a ``with`` block.
 
-        If another process holds the lock, the call shows a message and waits. A process that is killed leaves no lock
-        behind, because the operating system releases it.
-
-        Args:
-            timeout_s: maximum time to wait in seconds; a negative number waits without limit.
-            quiet: True to wait without a message.
+        If another process holds the lock, the call shows a message (unless `quiet`) and waits for at most `timeout_s`
+        seconds; a negative number waits without limit. A process that is killed leaves no lock behind, because the
+        operating system releases it.
 
         Raises:
             KvbenchError: another process still holds the lock after `timeout_s`.
@@ -142,14 +139,8 @@ class RunStore:
     def start(self, config: Mapping[str, Any], environment: Mapping[str, Any] | None = None) -> None:
         """Write `config.yaml`, without which a directory does not count as a run; call this before all other writes.
 
-        Temporary files that an interrupted process has left in the directory are removed.
-
-        Args:
-            config: the resolved configuration.
-            environment: content to write to `env.json`; None to leave that file as it is.
-
-        Raises:
-            DiskError: a file cannot be written.
+        Temporary files that an interrupted process has left in the directory are removed. Without `environment` (None),
+        `env.json` stays as it is.
         """
         text = yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=120)
         atomic.tidy(self.path)
@@ -160,11 +151,8 @@ class RunStore:
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write `env.json`, which describes the machine and the package versions of the latest command for this run.
 
-        An existing `env.json` is replaced. The devices on which earlier samples ran are still known, because each row
-        of `samples.jsonl` records its device.
-
-        Raises:
-            DiskError: the file cannot be written.
+        The devices on which earlier samples ran are still known, because each row of `samples.jsonl` records its
+        device.
         """
         self._write("env.json", _json(environment, sort_keys=True))
 
@@ -173,10 +161,7 @@ class RunStore:
         return _read_json(self.path / "env.json")
 
     def origin(self) -> dict[str, Any]:
-        """Return the content of `origin.json`: commits and checksums of the run's files from the hub.
-
-        The result is empty if the file is missing or unreadable.
-        """
+        """Return `origin.json`, commits and checksums of the run's files from the hub; empty if unreadable."""
         return _read_json(self.path / "origin.json") or {}
 
     def write_origin(self, origin: Mapping[str, Any]) -> None:
@@ -234,10 +219,8 @@ class RunStore:
     def arrange(self, order: Sequence[str]) -> None:
         """Rewrite `samples.jsonl` so that rows which several processes made are in the order of a single process.
 
-        All rows are on disk before and after this; if the file cannot be rewritten, it stays as it is.
-
-        Args:
-            order: sample ids. Rows of these samples follow all others, in this order.
+        Rows of the samples in `order` follow all others. All rows are on disk before and after this; if the file cannot
+        be rewritten, it stays as it is.
         """
         rows = self.samples().rows
         last = {name: rows[name] for name in order if name in rows}
@@ -255,11 +238,7 @@ class RunStore:
             )
 
     def metrics(self) -> dict[str, Any] | None:
-        """Return the content of `metrics.json`, with defaults for the keys that an older version did not write.
-
-        Returns:
-            The content; None if the file is missing or invalid (see :meth:`problem`).
-        """
+        """Return `metrics.json`, with defaults for keys that older versions did not write; None if invalid."""
         return self.read_metrics()[0]
 
     def read_metrics(self) -> tuple[dict[str, Any] | None, str | None]:
@@ -283,8 +262,6 @@ class RunStore:
         """Return which metrics loggers have sent: for each destination, the digest of the metrics last sent there.
 
         A destination on this machine whose folder has been deleted since is left out.
-
-        Destinations are named as in :meth:`record_delivery`. The result is empty if nothing was sent.
         """
         return deliveries.sent(self.path)
 
@@ -292,14 +269,11 @@ class RunStore:
         """Record that a logger has sent the run's metrics, so that it does not send the same metrics there again.
 
         Args:
-            destination: name of the place to which they were sent, for example of a Weights & Biases project
+            destination: name of the place, for example of a Weights & Biases project
                 (:meth:`kvbench.loggers.base.Logger.destination`).
             digest: digest of the metrics that were sent.
             local: folder on this machine that holds what was sent (:attr:`kvbench.loggers.base.Logger.local`); None if
                 a service has it.
-
-        Raises:
-            DiskError: the record cannot be written.
         """
         deliveries.record(self.path, destination, digest, local)
 
@@ -309,11 +283,7 @@ class RunStore:
 
 
 def find_runs(results_dir: Path | str) -> list[RunStore]:
-    """Return a :class:`RunStore` for each run in a directory, ordered by the time of the last change, newest last.
-
-    Args:
-        results_dir: directory that contains the directories of the runs. If it does not exist, the result is empty.
-    """
+    """Return the runs in a directory, ordered by the time of the last change, newest last; none if it is missing."""
     root = Path(results_dir)
     if not root.is_dir():
         return []

@@ -36,19 +36,15 @@ def build(
 
     Args:
         store: the run. The fp16 run to compare it with is looked up in the same results directory.
-        config: the resolved configuration.
         status: ``ok``, ``oom``, ``error`` or ``interrupted``.
         rows: the rows of those requested samples that are finished. Rows of warm-up samples are used only for peak
             memory.
         left_out: ids of samples that are finished but no longer requested, because the limit was reduced. They are
             listed in the result; their rows must not be in `rows`.
         requested: number of requested samples.
-        task_version: version of the task.
-        environment: the result of :func:`kvbench.results.environment.environment`.
         device: name of the device whose times the top-level keys (``ttft_s``, ``tpot_s``, ``tokens_per_s``) report, if
             rows come from several devices. None for the device with the most samples.
         oom: ``{bytes_asked, sample, message, code}`` if the run ended because memory ran out, else None.
-        errors: ``{sample, type, message, traceback}`` of each error.
         code: digest of each part of the current source code (:mod:`kvbench.runner.sources`). If other code produced
             some of the samples, the status ``older`` replaces ``ok``. None skips this comparison.
         data: what the key ``data`` of the result holds: ``identity`` and ``notes`` of the data set, and ``origin`` if
@@ -131,14 +127,9 @@ def baseline(store: RunStore) -> RunStore | None:
 def pair_siblings(store: RunStore) -> int:
     """Add the differences from fp16 to the `metrics.json` of each run that finished before this fp16 run.
 
-    Runs that another process is working on are skipped, because that process adds the differences itself. A run is also
-    skipped, with a message, if its `metrics.json` was not computed from the rows that it has now.
-
-    Args:
-        store: a finished fp16 run; for any other run, nothing is done.
-
-    Returns:
-        The number of `metrics.json` files that were updated.
+    For a run that is not fp16, nothing is done. Runs that another process is working on are skipped, because that
+    process adds the differences itself. A run is also skipped, with a message, if its `metrics.json` was not computed
+    from the rows that it has now. The result is the number of updated files.
     """
     config = store.config()
     if config is None or not is_baseline(config):
@@ -202,16 +193,9 @@ def older_code(
 ) -> dict[str, Any] | None:
     """Return how many samples were produced by other code than the current one, and which parts of the code differ.
 
-    Args:
-        counts: for each version of the code, the number of rows that it produced (:func:`kvbench.results.code.kinds`).
-        parts: for each version of the code, the digests of its parts (:func:`kvbench.results.code.kinds`).
-        oom: record of an out-of-memory error; its key ``code`` holds the digests of the code that ran out of memory.
-            This code is compared too. None if memory did not run out.
-        now: digests of the parts of the current code.
-
-    Returns:
-        A dict with ``samples``, the number of such samples, and ``parts``, the names of the differing parts. None if
-        the current code produced everything.
+    See :func:`kvbench.results.code.older` for the other arguments and the result. `oom` is the record of an
+    out-of-memory error, whose key ``code`` holds the digests of the code that ran; this code is compared too. None if
+    memory did not run out.
     """
     rows = older(counts, parts, now)
     names = changed(oom.get("code"), now) if oom else []

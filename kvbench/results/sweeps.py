@@ -65,7 +65,6 @@ class Manifest:
         command: arguments of ``python -m kvbench``, as typed.
         created: time at which the sweep was first started, in ISO format.
         results_dir: folder of the runs (``runtime.results_dir``), as typed.
-        launcher: value of ``launcher=``.
         jobs: the jobs in the order in which they run, which is by model.
     """
 
@@ -124,13 +123,12 @@ class Progress:
     """State of a job of a sweep, with its results if it has ended.
 
     Args:
-        job: the job.
         state: ``done``, ``running``, ``failed`` or ``missing`` (not started, or started and interrupted).
         status: status of the job's run (``ok``, ``oom``, ``error``, ...); None if it has not ended.
         message: message of the error, if the job has failed; else empty.
         metrics: content of the run's `metrics.json` when the job ended, with the key ``run_dir``; None if there is
             none.
-        run_id: id of the job's run; None if unknown.
+        run_id: None if unknown.
     """
 
     job: Job
@@ -143,12 +141,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep on disk.
-
-    Args:
-        folder: folder of the sweep.
-        manifest: content of its ``manifest.json``.
-    """
+    """A sweep on disk: its folder, and the content of its ``manifest.json``."""
 
     folder: Path
     manifest: Manifest
@@ -222,11 +215,9 @@ def here() -> dict[str, Any]:
 
 
 def refusal(content: Mapping[str, Any], token: str | None) -> str:
-    """Return why an object is not a valid record of a job of a sweep; an empty string if it is one.
+    """Return why the content of a ``job-NNNN.json`` is not a valid record of a job of a sweep; empty if it is one.
 
-    Args:
-        content: JSON object that was read from ``job-NNNN.json``.
-        token: the mark of the sweep's records (:attr:`Manifest.token`).
+    `token` is the mark of the sweep's records (:attr:`Manifest.token`).
     """
     kinds = {"status": str, "number": int, "overrides": list, "message": str}
     if not all(isinstance(content.get(key), kind) for key, kind in kinds.items()):
@@ -243,10 +234,8 @@ def refusal(content: Mapping[str, Any], token: str | None) -> str:
 def named(sweeps: Path, name: str) -> Path:
     """Return the folder of a sweep.
 
-    Args:
-        sweeps: folder of all sweeps.
-        name: id of the sweep, which is the name of its folder in `sweeps`, or the beginning of the id; or the path of
-            a folder with a manifest, for a sweep elsewhere (``hydra.sweep.dir``).
+    The name is its id, which is the name of its folder in `sweeps`, or the beginning of the id; or the path of a folder
+    with a manifest, for a sweep elsewhere (``hydra.sweep.dir``).
 
     Raises:
         KvbenchError: no folder, or more than one, has a name that begins so.
@@ -266,12 +255,7 @@ def named(sweeps: Path, name: str) -> Path:
 
 
 def newest(sweeps: Path, command: Sequence[str]) -> Sweep | None:
-    """Return the latest sweep that was started with the same command; None if there is none.
-
-    Args:
-        sweeps: folder of all sweeps.
-        command: arguments of ``python -m kvbench``, as typed.
-    """
+    """Return the latest sweep in `sweeps` that was started with the same command, as typed; None if there is none."""
     matches = []
     for path in sweeps.glob(f"*/{MANIFEST}"):
         try:
@@ -284,11 +268,7 @@ def newest(sweeps: Path, command: Sequence[str]) -> Sweep | None:
 
 
 def run_ids(folder: Path) -> set[str]:
-    """Return the ids of the runs of a sweep's finished jobs; damaged records are left out.
-
-    Args:
-        folder: folder of the sweep, which needs no manifest.
-    """
+    """Return the ids of the runs of a sweep's finished jobs, without damaged records; the folder needs no manifest."""
     ids = set()
     for path in folder.glob("job-*.json"):
         metrics = (_object(path) or {}).get("metrics")

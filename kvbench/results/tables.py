@@ -36,8 +36,7 @@ def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | 
     """Return the table of one run or of a sweep as text for a terminal, with notes below it.
 
     Args:
-        runs: content of each run's `metrics.json`. If it has the key ``run_dir``, the file in that directory is read
-            again (:func:`reread`).
+        runs: content of each run's `metrics.json`, read again where possible (:func:`reread`).
         width: width in characters; None for the width of the terminal (:func:`kvbench.util.table.fit`).
         color: True or False to force colours on or off; None to use colours only if standard output is a terminal.
     """
@@ -52,12 +51,8 @@ def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | 
 def screen(runs: Sequence[Metrics], width: int = table.WIDTH) -> Group:
     """Return the table of runs as an object that rich prints to a terminal.
 
-    The table has one line per run. A table that is too wide is transposed, so that it has one column per run; if it is
-    still too wide, its columns are divided among several tables.
-
-    Args:
-        runs: content of each run's `metrics.json`.
-        width: available width in characters.
+    A table wider than `width` characters is transposed, so that it has one column per run; if it is still too wide, its
+    columns are divided among several tables.
     """
     header, body = grid(runs)
     return table.Grid(header, body, across=True).fitted(width)
@@ -79,8 +74,7 @@ def markdown(runs: Sequence[Metrics]) -> str:
 def to_csv(runs: Sequence[Metrics]) -> str:
     """Return the table of runs as CSV with plain numbers in bytes and seconds, for a spreadsheet or pandas.
 
-    There is one line per run. If any run measured time and memory (``dataset=efficiency``), there is one line for each
-    of its points instead; a point is a prompt length with a batch size.
+    There are lines for the same runs or points as in :func:`grid`.
     """
     runs = [reread(run) for run in runs]
     lines, chosen = _lines(runs)
@@ -117,13 +111,7 @@ def _lines(runs: Sequence[Metrics], place: str | None = None) -> tuple[Sequence[
 
 
 def _points(line: RunLine, fits: Mapping[int, Any], *, repeat_name: bool) -> list[PointLine]:
-    """Return a line per point of a run, or one line without a point. Unless `repeat_name`, only the first is named.
-
-    Args:
-        line: the run.
-        fits: batch size -> line of inter-token time over length (:func:`kvbench.results.inter_token.lines`).
-        repeat_name: True to name every line.
-    """
+    """Return a line per point of a run, or one line without a point. Unless `repeat_name`, only the first is named."""
     points = [
         PointLine(line.name, line.run, int(key.rsplit("@", 1)[1]), int(batch), point, fits.get(int(batch)))
         for key, entry in line.run.scores.items()
@@ -142,8 +130,7 @@ def reread(run: Metrics) -> dict[str, Any]:
     ``run_dir``, or the file there is invalid or belongs to another run, the result is `run` itself. Keys that older
     versions of kvbench did not write get their defaults.
 
-    Args:
-        run: content of the `metrics.json`, possibly with the added key ``run_dir``, the run's directory.
+    ``run_dir`` is the run's directory, a key that is added to the content of `metrics.json`.
     """
     if run.get("run_dir"):
         try:

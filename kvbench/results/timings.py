@@ -14,12 +14,8 @@ def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """Summarize TTFT, TPOT and decoding speed for each device that ran samples, without warm-up samples.
 
     The median and the p99 of TPOT leave out the first decode step of each sample. That step is reported separately,
-    because it includes work that a method does once after the prompt.
-
-    Returns:
-        A dict from the name of a device to a dict: ``ttft_s`` with ``median`` and ``n``; ``tpot_s`` with ``median``,
-        ``p99``, ``first_step`` (median over the samples) and ``n`` (number of steps); ``tokens_per_s``, the generated
-        tokens divided by the time of decoding; and ``n``, the number of samples.
+    because it includes work that a method does once after the prompt. The result maps the name of a device to the
+    fields of :class:`kvbench.results.record_cost.Times`.
     """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -64,12 +60,7 @@ def no_timings() -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float], q: float) -> float | None:
-    """Return a percentile with linear interpolation, which is numpy's default; None without values.
-
-    Args:
-        values: the values, in any order.
-        q: the percentile, 0 to 100.
-    """
+    """Return a percentile `q` (0 to 100) with linear interpolation, which is numpy's default; None without values."""
     if not values:
         return None
     ordered = sorted(values)

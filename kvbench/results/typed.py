@@ -34,7 +34,6 @@ def key(
     """Declare a dataclass field, with a description and limits that appear in the JSON schema.
 
     Args:
-        about: description of the key.
         default: value of the field if the JSON does not have the key.
         factory: function that returns this value, in place of `default`; needed for lists and dicts.
         optional: True to leave the key out of the JSON if its value is None.
@@ -54,10 +53,8 @@ def read(cls: type[Tree], content: Any, where: str = "", *, strict: bool = False
     """Convert parsed JSON to a dataclass, including nested dataclasses. Missing keys get their defaults.
 
     Args:
-        cls: the outermost dataclass.
-        content: the parsed JSON.
-        where: dotted key of `content` in a larger document, which error messages put before the keys; empty if
-            `content` is a whole document.
+        where: dotted key of `content` in a larger document, which error messages put before the keys; empty for a whole
+            document.
         strict: True to raise an error for unknown keys; False to ignore them.
 
     Raises:
@@ -70,9 +67,7 @@ def read(cls: type[Tree], content: Any, where: str = "", *, strict: bool = False
 def plain(tree: Any, *, complete: bool = False) -> Any:
     """Convert a dataclass, including nested dataclasses, to dicts and lists that can be written as JSON.
 
-    Args:
-        tree: the outermost dataclass.
-        complete: True to include all keys; False to leave out those that were declared ``optional`` and are None.
+    Without `complete`, keys that were declared ``optional`` and are None are left out.
     """
     if tree is None or isinstance(tree, (str, int, float)):
         return tree
@@ -92,12 +87,7 @@ def plain(tree: Any, *, complete: bool = False) -> Any:
 
 
 def schema(cls: type, title: str) -> dict[str, Any]:
-    """Return the JSON schema (draft 2020-12) that describes the output of :func:`plain` for a dataclass.
-
-    Args:
-        cls: the outermost dataclass.
-        title: title of the schema.
-    """
+    """Return the JSON schema (draft 2020-12) that describes the output of :func:`plain` for a dataclass."""
     definitions: dict[str, Any] = {}
     root = _object(cls, definitions)
     return {
@@ -126,10 +116,10 @@ def _hints(cls: type) -> dict[str, Any]:
 
 @cache
 def _shape(kind: Any) -> tuple[bool, Any, Any]:
-    """Return an annotation taken apart, once for each: whether None fits, what else does, and what that is made of.
+    """Take an annotation apart, once for each: does None fit, what else does, and what is that made of.
 
-    The second is a dataclass, ``Literal``, ``dict``, ``list``, a scalar or ``Any``; the third the fields of the class,
-    the literals, or the annotation of the elements.
+    The second result is a dataclass, ``Literal``, ``dict``, ``list``, a scalar or ``Any``; the third is the fields of
+    the dataclass, the literals, or the annotation of the elements.
     """
     choices = _choices(kind)
     null = type(None) in choices
