@@ -1,4 +1,8 @@
-"""Base classes of data sets. A data set (task) yields samples for the runner and scores the answers."""
+"""Base classes of data sets. A data set (task) yields samples for the runner and scores the answers.
+
+An overriding method is documented where it does more than the method of the base class. The identity of a task leaves
+out `limit`, so that a finished run can be extended by more samples.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +23,11 @@ class PromptRules:
     """Rules for turning a sample's prompt into token ids.
 
     Args:
-        chat: whether the prompt is put into the model's chat wrapper.
         system: text of a system turn; it is used only if the chat wrapper is the tokenizer's own template.
         limit: maximum number of prompt tokens. ``fill`` allows as many as fit into ``model.max_length`` together with
             the answer. None applies ``model.prompt_limit``.
         limits: limits for particular models, keyed by the name of the model or of its preset; they override `limit`.
-        ids: token ids of the whole prompt, used unchanged; None to tokenize the prompt's text.
+        ids: token ids of the whole prompt, used unchanged; None to tokenize its text.
         ids_context: half-open token range of the context in `ids`; None if the sample has no context.
     """
 
@@ -46,7 +49,6 @@ class Sample:
     Args:
         id: unique name within the data set, the same in every run, for example ``needle@2048/17``. Results are stored
             by it.
-        task: name of the task, for example ``needle``.
         length: nominal length in tokens if the task is run at several lengths; each length then has its own score,
             ``task@length``. None for other tasks.
         prompt: the whole prompt as text, without a chat wrapper.
@@ -59,14 +61,12 @@ class Sample:
         target: the first reference answer exactly as it would follow the prompt, for example with a leading space; None
             if it would follow unchanged.
         answer_ids: token ids of the first reference answer; None to tokenize its text.
-        max_new_tokens: maximum number of tokens to generate.
         stop: strings at which generation ends; they are not part of the answer.
         end_text: text whose last token ends the answer, in addition to the model's end-of-sequence tokens.
         say_something: True to prevent empty answers: the first token may then not be one that ends the answer.
         truncation: treatment of a prompt that is too long. ``middle`` removes tokens from the middle of the prompt.
             ``longbench`` also does so, but as LongBench does: before the chat wrapper is added, and by decoding the
             remaining tokens to text. ``refuse`` raises an error.
-        rules: rules for turning the prompt into token ids.
         work: what the runner does with the sample, for example generate an answer or measure the likelihood of a text.
         warm_up: True for a sample that only warms up the device; only its peak memory appears in the results.
         meta: JSON data for the scorer and for analyses; the runner never reads it.
@@ -155,31 +155,18 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__}.samples")
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that identifies what the samples contain; it is hashed into the run id.
-
-        The number of samples is not part of it, so a run can be extended by more samples.
-        """
+        """Return JSON data that identifies what the samples contain, not their number; hashed into the run id."""
         raise NotImplementedError(f"{type(self).__name__}.identity")
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return the scores of one answer by name.
+        """Return the scores of one answer by name; empty if the task does not score answers.
 
-        Args:
-            sample: the sample that was run.
-            prediction: the text that the model generated.
-
-        Returns:
-            ``score``, between 0 and 1, and any variants of it, for example ``strict`` and ``flexible``. Empty if the
-            task does not score answers.
+        They are ``score``, between 0 and 1, and any variants of it, for example ``strict`` and ``flexible``.
         """
         raise NotImplementedError(f"{type(self).__name__}.score")
 
     def score_questions(self, sample: Sample, predictions: Sequence[str]) -> dict[str, float]:
-        """Score the answers to all questions of a sample whose work is :class:`AskQuestions`.
-
-        Args:
-            sample: the sample with the questions.
-            predictions: the text that the model generated for each question, in the order of the questions.
+        """Score the answers to all questions of a sample whose work is :class:`AskQuestions`, in their order.
 
         Returns:
             ``score``, the mean of the questions' scores (:meth:`score`), and ``all``, which is 1.0 if every question
@@ -196,13 +183,10 @@ class Task:
         return {"score": sum(scores) / len(scores), "all": float(all(score == 1.0 for score in scores))}
 
     def next_samples(self, rows: Mapping[str, Row]) -> Iterator[Sample]:
-        """Yield all samples that are known so far, including those already run.
+        """Yield all samples that are known so far, including those already run, whose rows are `rows` by sample id.
 
         If :attr:`adaptive` is set, later samples depend on results of earlier ones, and the runner calls this method
         again after every sample.
-
-        Args:
-            rows: stored rows of the samples already run, by sample id.
         """
         return self.samples()
 
@@ -210,11 +194,7 @@ class Task:
         """Raise ConfigError if an option of the data set is invalid, whatever the model and the method are."""
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError if the data set cannot be run with the configured model, method, decoding and runtime.
-
-        Args:
-            config: the run's configuration.
-        """
+        """Raise ConfigError if the data set cannot be run with the configured model, method, decoding and runtime."""
 
     def packages(self) -> tuple[Package, ...]:
         """Return the optional Python packages that the data set needs with its current options."""
@@ -237,13 +217,8 @@ class Task:
     def machine_identity(self, runtime: Any, device: Callable[[], str]) -> dict[str, Any] | None:
         """Return the facts about the machine that affect the results; scores have none, but times and memory do.
 
-        Args:
-            runtime: options of the `runtime` group.
-            device: function that returns the name of the device; calling it imports torch.
-
-        Returns:
-            The device's name and runtime options as JSON data, which is hashed into the run id. None if the results do
-            not depend on the machine.
+        They are the device's name and runtime options as JSON data, which is hashed into the run id, or None. Calling
+        `device`, which returns the name, imports torch.
         """
         return None
 
@@ -271,10 +246,7 @@ class TokenTask(Task):
 def check_shots(shots: int, train: Sequence[Any], place: object) -> None:
     """Raise ConfigError if there are too few training records for the configured number of few-shot examples.
 
-    Args:
-        shots: number of few-shot examples per prompt.
-        train: the records from which the examples are taken.
-        place: file of the records, for the message.
+    `place` is the file of the records, for the message.
     """
     if len(train) < shots:
         raise ConfigError(

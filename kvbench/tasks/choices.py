@@ -17,10 +17,8 @@ def options(value: Any, field: str, place: str) -> list[Option]:
     """Return the options of a multiple-choice question, each as a pair of its label and its text.
 
     Args:
-        value: the options as the record holds them: a list of texts, which get the labels A, B, ...; a list of
-            ``{"label", "text"}``; or ``{"label": [...], "text": [...]}``, the form of ARC and OpenBookQA.
-        field: name of the record's field that holds `value`, for messages.
-        place: file and line of the record, for messages.
+        value: a list of texts, which get the labels A, B, ...; a list of ``{"label", "text"}``; or
+            ``{"label": [...], "text": [...]}``, the form of ARC and OpenBookQA.
 
     Raises:
         DataError: `value` does not have one of these forms, has fewer than 2 or more than 26 options, or has an option
@@ -63,8 +61,6 @@ def correct(value: Any, offered: Sequence[Option], field: str, place: str) -> st
         value: the right option as the record gives it: its label, its text, or its index from 0 (an integer). If
             `offered` is empty, it must be the letter itself.
         offered: label and text of each option; empty if the record's prompt already contains the options.
-        field: name of the record's field that holds `value`, for messages.
-        place: file and line of the record, for messages.
 
     Raises:
         DataError: `value` does not identify exactly one option.

@@ -170,12 +170,8 @@ class Continuation(TokenTask):
 def check_fits(config: Setup, lengths: tuple[int, ...], max_new_tokens: int) -> None:
     """Raise ConfigError if the longest prompt and its answer exceed what the model accepts.
 
-    Prompts of a fixed length are never truncated, so all of them must fit.
-
-    Args:
-        config: the run's configuration.
-        lengths: prompt lengths in tokens.
-        max_new_tokens: number of tokens to generate; ``decoding.max_new_tokens`` overrides it.
+    Prompts of a fixed length are never truncated, so all of them must fit. ``decoding.max_new_tokens`` overrides
+    `max_new_tokens`.
     """
     model, new = config.model, config.decoding.max_new_tokens or max_new_tokens
     most = min(model.max_length - new, model.prompt_limit or model.max_length)
@@ -206,13 +202,8 @@ def check_lengths(lengths: tuple[int, ...]) -> None:
 def check_warm_up(name: str, count: int, length: int, warm_up: int, more: str = "") -> None:
     """Raise DataError if all prompts of one length are used for warm-up, so that none is left to measure.
 
-    Args:
-        name: the data set's name, for the message.
-        count: number of prompts that the data provides at this length.
-        length: prompt length in tokens.
-        warm_up: configured number of warm-up prompts.
-        more: for the hint, a command-line override with which the data would provide more prompts; empty if there is
-            none.
+    `count` is the number of prompts that the data provides at this length. `more` is a command-line override with which
+    it would provide more, for the hint; empty if there is none.
     """
     if count <= warm_up:
         raise DataError(

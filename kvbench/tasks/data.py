@@ -63,16 +63,16 @@ def find(
 ) -> Found:
     """Return the file that holds the records of a task. It is downloaded from the hub if necessary.
 
+    `what` names the data set in messages; `remedy` is the hint if the file cannot be downloaded.
+
     Args:
         source: the file on the hub.
-        task: name of the task or split. It replaces ``{task}`` in `source`; in a local folder, the file has this name.
+        task: name of the task or split, which replaces ``{task}`` in `source`, and names the file in a local folder.
         path: value of the option ``dataset.path``: a folder, a .zip archive or a single file. None reads the file from
             the hub's cache, or downloads it.
-        what: the data set's name in messages.
         endings: endings of the file names that are considered in a local folder.
         others: for the error if a local folder does not have the file: explanations of files with similar names that
             belong to other tasks, keyed by file name without ending.
-        remedy: hint of the error if the file cannot be downloaded.
 
     Raises:
         DataError: the file is neither on this machine nor available from the hub, or several local files match.
@@ -88,13 +88,9 @@ def find(
 
 
 def check_split(key: str, name: str) -> None:
-    """Raise ConfigError unless the name of a split can be that of a file in a folder of the data set, or below it.
+    """Raise ConfigError unless `name`, the value of the option `key`, can be that of a file in or below a folder.
 
     It is checked also where it is not needed, because `path` is a single file: it is part of a run's configuration.
-
-    Args:
-        key: name of the option, for the message.
-        name: its value.
     """
     if not _SPLIT.fullmatch(name) or ".." in name.split("/"):
         raise ConfigError(
@@ -113,15 +109,9 @@ def is_single(path: str) -> bool:
 
 
 def local(path: str, what: str, key: str = "dataset.path") -> tuple[Path, bool]:
-    """Check a path from the configuration, and return it with ``~`` expanded.
+    """Check a path from the configuration, the option `key`, and expand ``~``; return it, and True for a file.
 
-    Args:
-        path: value of the option; ``~`` is the home folder.
-        what: the data set's name in messages.
-        key: name of the option, for messages.
-
-    Returns:
-        The path, and True if it is a file or False if it is a folder.
+    For a folder, the second result is False. `what` names the data set in messages.
 
     Raises:
         DataError: the path is empty, does not exist, or is neither a file nor a folder.
@@ -141,13 +131,9 @@ def local(path: str, what: str, key: str = "dataset.path") -> tuple[Path, bool]:
 
 
 def fingerprint(records: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
-    """Return the checksum of a data set: 16 hex digits of the SHA-256 over the given fields of all records.
+    """Return the checksum of a data set: 16 hex digits of the SHA-256 over the given fields of all records, in order.
 
     The format of the file that held the records does not affect it.
-
-    Args:
-        records: the records, in order.
-        fields: names of the fields to include.
     """
     digest = hashlib.sha256()
     for record in records:

@@ -137,18 +137,15 @@ class Efficiency(Task):
         Batch sizes may depend on earlier measurements: after one that ran out of memory, larger ones are left out, and
         `bisect` adds sizes in between. With ``batches=grow``, each size is known only once the previous one has been
         measured.
-
-        Args:
-            rows: stored rows of the points already measured, by sample id.
         """
         for prompt in dict.fromkeys(self.prompts):
             for batch in self._batches(prompt, rows):
                 yield self._sample(prompt, batch)
 
     def identity(self) -> dict[str, Any]:
-        """Return the options that affect the figures of a point; they are hashed into the run id.
+        """Return the options that affect the figures of a point; prompt lengths and batch sizes are not among them.
 
-        The prompt lengths and batch sizes are not among them, so a larger grid adds points to the same run.
+        A larger grid therefore adds points to the same run.
         """
         settings = {key: getattr(self, key) for key in ("new_tokens", *SETTINGS)}
         settings = {key: value for key, value in settings.items() if key not in LATER or value != LATER[key]}
@@ -200,12 +197,7 @@ class Efficiency(Task):
 
 
 def point_id(prompt: int, batch: int) -> str:
-    """Return the sample id of a point, for example ``efficiency@4096/b8``.
-
-    Args:
-        prompt: prompt length in tokens.
-        batch: batch size.
-    """
+    """Return the sample id of a point, for example ``efficiency@4096/b8``."""
     return f"efficiency@{prompt}/b{batch}"
 
 

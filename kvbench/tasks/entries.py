@@ -17,7 +17,6 @@ class Entry:
         context: half-open character range of the context in `prompt`; None if the data set does not define a context.
         query: the question, with which a retriever searches the context; may be empty.
         answers: reference answers.
-        record: the record as read from the file.
         options: number of options of a multiple-choice question (metric ``choice``); 0 for other metrics.
     """
 

@@ -91,11 +91,7 @@ class Fidelity(TokenTask):
             raise ConfigError("dataset.probe", self.probe, "needs dataset.mode=decode", hint="dataset.probe=0")
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError for sampling, for tensor parallelism, or if the data set in `over` does not fit.
-
-        Args:
-            config: the run's configuration.
-        """
+        """Raise ConfigError for sampling, for tensor parallelism, or if the data set in `over` does not fit."""
         if config.decoding.temperature:
             raise ConfigError(
                 "decoding.temperature",

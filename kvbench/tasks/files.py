@@ -81,8 +81,7 @@ class Found:
         """Return the whole content of the file, unpacked.
 
         Raises:
-            DataError: the file is damaged, cannot be read, exceeds the limit :data:`MAX_FILE`, or does not fit into
-                memory.
+            DataError: as for :func:`pieces`, or the content does not fit into memory.
         """
         try:
             return b"".join(pieces(self))
@@ -98,9 +97,7 @@ class Found:
 def is_file(path: Path, what: str) -> bool | None:
     """Return True if `path` is a file, False if it is a folder, and None if it does not exist.
 
-    Args:
-        path: the path to check.
-        what: text with which error messages begin, before the path.
+    Error messages begin with `what`, before the path.
 
     Raises:
         DataError: `path` is not accessible, or is neither a file nor a folder but, for example, a fifo or a device.
@@ -121,10 +118,7 @@ def is_file(path: Path, what: str) -> bool | None:
 
 
 def limit(name: str) -> int:
-    """Return a size limit in bytes: the value of an environment variable, which is in MiB, or its default.
-
-    Args:
-        name: name of the variable, :data:`MAX_FILE` or :data:`MAX_LINE`.
+    """Return a size limit in bytes: the value of :data:`MAX_FILE` or :data:`MAX_LINE`, which is in MiB, or its default.
 
     Raises:
         ConfigError: the variable's value is not a positive whole number.
@@ -140,12 +134,8 @@ def limit(name: str) -> int:
 def utf8(content: bytes, place: str) -> str:
     """Decode UTF-8 text without the byte order mark that some editors write at the beginning of a file.
 
-    Args:
-        content: the bytes to decode.
-        place: file, or file and line, for the message.
-
     Raises:
-        DataError: `content` is not UTF-8.
+        DataError: `content` is not UTF-8; the message names `place`.
     """
     try:
         return content.decode("utf-8-sig")

@@ -25,10 +25,7 @@ LEAST = 64
 class Filled:
     """Prompts of the same length for the sequences of one batch.
 
-    Args:
-        ids: token ids of each prompt.
-        contexts: half-open token range of the context in each prompt.
-        queries: text of the question about each prompt.
+    Each has token ids, the half-open token range of its context, and the text of the question.
     """
 
     ids: list[list[int]]
@@ -43,7 +40,6 @@ def filled(tokenizer: Any, count: int, rows: int, seed: int = 0) -> Filled:
     `queries`. The last quarter of such a prompt does not count as context.
 
     Args:
-        tokenizer: the model's tokenizer.
         count: number of tokens per prompt, including the beginning-of-sequence token.
         rows: number of prompts. A larger number only adds prompts at the end.
         seed: seed of the random sentences and their order.

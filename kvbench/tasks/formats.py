@@ -30,15 +30,12 @@ def read_records(
     """Return the records of a file: JSON lines, a JSON list, CSV, or parquet.
 
     Args:
-        file: the file.
         fields: names of the fields that every record must have. If this is a mapping from names to kinds of values, the
             values are checked too, and the returned records contain only these fields.
-        problem: an additional check: a function of a record that returns a description of what is wrong with it, or
-            None.
+        problem: an additional check: it returns what is wrong with a record, or None.
 
     Raises:
-        DataError: the file is damaged or has no records, or a record is malformed, lacks a field, has a value of the
-            wrong kind, or fails the check `problem`.
+        DataError: the file is damaged or has no records, or a record is malformed or fails a check.
     """
     records = []
     for place, record in placed_records(file):
@@ -50,9 +47,10 @@ def read_records(
 
 
 def placed_records(file: Found) -> Iterator[tuple[str, Record]]:
-    """Yield all records of a file, each with its place for error messages, as pairs ``(place, record)``.
+    """Yield all records of a file as pairs ``(place, record)``.
 
-    The place is a text: the file with the number of the line, or with the number of the record, counted from 0.
+    The place is a text for error messages: the file with the number of the line, or with the number of the record,
+    counted from 0.
 
     Raises:
         DataError: the file is damaged, too large or without records, or a record is malformed.
@@ -145,10 +143,6 @@ def _lines(file: Found) -> Iterator[bytes]:
 
 def _json(text: str, place: str) -> Any:
     """Return the value of a JSON text.
-
-    Args:
-        text: the text.
-        place: file, or file and line, for messages.
 
     Raises:
         DataError: the text is not JSON, or has NaN or Infinity, which Python's parser takes although JSON has no such

@@ -238,10 +238,6 @@ class Records(Task):
     def entry(self, record: Record, place: str) -> Entry:
         """Convert one record to a prompt without few-shot examples.
 
-        Args:
-            record: the record as read from the file.
-            place: file and line of the record, for messages.
-
         Raises:
             DataError: a field is missing or has a value of the wrong kind.
         """
@@ -305,10 +301,10 @@ class Records(Task):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return the JSON data that is hashed into the run's id: checksums of the records, and the prompt's options.
+        """Return checksums of the records, and the prompt's options.
 
         Each split has one checksum, over the prompts, contexts, queries, answers and numbers of options made from its
-        records. `limit` is left out, so a finished run can be extended by more samples.
+        records.
         """
         keys = ("name", "metric", "pattern", "shots", "max_new_tokens", "chat", "system", "truncation")
         drawn = ("examples", "order", "shots_seed", "separator") if self.shots else ()
@@ -330,15 +326,9 @@ class Records(Task):
         return {"records": counts, **({"repeated": repeated} if repeated else {})}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Score a generated answer with the configured metric.
+        """Score an answer with the configured metric; ``rouge`` adds one score per kind of ROUGE.
 
-        Args:
-            sample: the sample that was run.
-            prediction: the text that the model generated.
-
-        Returns:
-            ``score``, between 0 and 1. The metric ``rouge`` adds one entry per kind of ROUGE, and ``gsm8k`` adds
-            ``strict`` and ``flexible``.
+        The metric ``gsm8k`` adds ``strict`` and ``flexible``.
         """
         options = sample.meta.get("options", 0)
         return answers.score(self.metric, prediction, sample.answers, pattern=self.pattern, options=options)

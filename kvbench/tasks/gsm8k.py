@@ -102,7 +102,7 @@ class GSM8K(Records):
 
     @cached_property
     def entries(self) -> dict[str, list[Entry]]:
-        """The questions to ask and the pool of few-shot examples: a list of entries for each split, read on first use.
+        """The questions to ask and the pool of few-shot examples, without examples of their own: entries by split.
 
         An entry is one record made into a prompt without examples (:class:`kvbench.tasks.entries.Entry`).
 
@@ -125,11 +125,7 @@ class GSM8K(Records):
         return splits
 
     def entry(self, record: Record, place: str) -> Entry:
-        """Return one record as a prompt with its reference answer, before few-shot examples are added.
-
-        Args:
-            record: the record as read from the file.
-            place: file and line of the record, for error messages.
+        """See :meth:`Records.entry`.
 
         Raises:
             DataError: the question or the answer is missing, empty or not a string, or the answer has no final number.
@@ -175,10 +171,7 @@ class GSM8K(Records):
         return smallest <= len(self._tokenizer(prompt, verbose=False)["input_ids"]) <= largest
 
     def identity(self) -> dict[str, Any]:
-        """Return the JSON data that is hashed into the run's id: checksums of both splits, and the prompt's options.
-
-        `limit` is left out, so a finished run can be extended by more samples.
-        """
+        """Return checksums of both splits, and the prompt's options."""
         return {
             "target": "gsm8k",
             "version": self.version,
@@ -201,10 +194,6 @@ class GSM8K(Records):
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
         """Score a generated answer by the number that it ends with.
 
-        Args:
-            sample: the sample that was run.
-            prediction: the text that the model generated.
-
         Returns:
             ``strict``, ``flexible`` and ``score``, each 1 if right and 0 if wrong; with ``style=logquant`` also
             ``digits``. ``score`` equals ``digits`` with ``style=logquant``, and ``strict`` otherwise.
@@ -223,7 +212,6 @@ def logquant_prompt(train: Sequence[Record], question: str) -> str:
 
     Args:
         train: all records of the train split; the examples are those at the indices :data:`LOGQUANT_SHOTS`.
-        question: the question to answer.
     """
     indent = " " * 8
     lines = ["Please answer the following question by the format, mark the final answer by ####."]

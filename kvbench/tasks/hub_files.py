@@ -1,4 +1,9 @@
-"""Files of a data set on the hub: in the cache of this machine, or downloaded into it."""
+"""Files of a data set on the hub: in the cache of this machine, or downloaded into it.
+
+Of a source, the repository and the revision count; `name` replaces its `file`: the path of a file in the repository, a
+pattern with ``*``, or a split (``@CONFIG/SPLIT``). `what` is the data set's name in messages, and `remedy` a hint for
+the user if the hub does not have the file or cannot be reached.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +25,6 @@ def cached(source: HubSource, name: str, what: str) -> list[Path] | None:
     """Return the local paths of a data file or its shards if all of them have been downloaded, else None.
 
     This makes no network request; it only looks into the hub's cache on this machine.
-
-    Args:
-        source: repository and revision. Its `file` is ignored in favour of `name`.
-        name: what to look for: the path of a file in the repository, a pattern with ``*``, or a split
-            (``@CONFIG/SPLIT``).
-        what: the data set's name, for error messages.
 
     Raises:
         DataError: the cached files are from another commit than the one recorded when this revision was first fetched.
@@ -58,13 +57,6 @@ def cached(source: HubSource, name: str, what: str) -> list[Path] | None:
 def download(source: HubSource, name: str, what: str, remedy: str) -> list[Path]:
     """Download a data file or all shards of a split into the hub's cache, and return their local paths.
 
-    Args:
-        source: repository and revision. Its `file` is ignored in favour of `name`.
-        name: what to download: the path of a file in the repository, a pattern with ``*``, or a split
-            (``@CONFIG/SPLIT``).
-        what: the data set's name, for error messages.
-        remedy: hint for the user, added to the error if the hub does not have the file or it cannot be reached.
-
     Raises:
         DataError: no repository is named; the repository, revision or file does not exist or is not accessible; the
             network fails or the disk is full; the download is incomplete or its checksum is wrong; the revision no
@@ -88,12 +80,6 @@ def download(source: HubSource, name: str, what: str, remedy: str) -> list[Path]
 
 def sizes(source: HubSource, name: str, what: str, remedy: str) -> tuple[int, int | None]:
     """Return the size of a data file and the number of bytes still to be downloaded, without downloading it.
-
-    Args:
-        source: repository and revision. Its `file` is ignored in favour of `name`.
-        name: which file: its path in the repository, a pattern with ``*``, or a split (``@CONFIG/SPLIT``).
-        what: the data set's name, for error messages.
-        remedy: hint for the user, added to the error if the hub does not have the file or it cannot be reached.
 
     Returns:
         The total size in bytes of the file or its shards, and the number of these bytes that are not in the local
@@ -122,12 +108,7 @@ def sizes(source: HubSource, name: str, what: str, remedy: str) -> tuple[int, in
 def refusal(source: HubSource, name: str, what: str, error: HubError, remedy: str) -> DataError:
     """Convert a failed hub request into a DataError that says which file is unavailable, why, and what the user can do.
 
-    Args:
-        source: repository and revision.
-        name: path, pattern or split that was asked for.
-        what: the data set's name, for the message.
-        error: the failure of the request, with its own reason and hint.
-        remedy: further hint, shown only if `error` says that the file is absent from this machine; may be empty.
+    `remedy` is shown only if `error` says that the file is absent from this machine; it may be empty.
     """
     head = f"{source.hub_id}/{name} is not on this machine, and " if error.absent else ""
     hints = [hint for hint in (error.remedy, remedy if error.absent else "") if hint]

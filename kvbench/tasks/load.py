@@ -14,9 +14,7 @@ from kvbench.util.schema import build, load_class
 def load(config: Mapping[str, Any]) -> Task:
     """Construct the task (data set) that the configuration group `dataset` describes, and check its options.
 
-    Args:
-        config: the group's keys and values. ``_target_`` is the full name of the task's class; all other keys are
-            fields of that dataclass.
+    ``_target_`` is the full name of the task's class; all other keys are fields of that dataclass.
 
     Raises:
         ConfigError: the class does not exist or is not a task, a key is unknown, or a value is invalid.

@@ -41,10 +41,7 @@ FIELDS = {"input": TEXT, "context": FILLED_TEXT, "answers": TEXTS, "length": COU
 
 @cache
 def templates() -> dict[str, dict[str, Any]]:
-    """Return LongBench's official prompt templates and answer lengths, keyed by task in the official order.
-
-    The value of each task is a dict with the keys ``prompt`` (the template) and ``max_new_tokens``.
-    """
+    """Return LongBench's official ``prompt`` templates and answer lengths (``max_new_tokens``) by task, in order."""
     path = Path(__file__).with_name("longbench.json")
     tasks: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["tasks"]
     return tasks
@@ -105,10 +102,7 @@ class LongBench(Task):
         self.source.check()
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the package jieba, which splits Chinese text into words for scoring, if a Chinese task is selected.
-
-        The result is empty otherwise.
-        """
+        """Return jieba, which splits Chinese text into words for scoring, if a Chinese task is selected."""
         chinese = next((name for name in self.names if metric.base_name(name) in CHINESE), None)
         hint = "run pip install 'kvbench[longbench]', or set dataset=longbench_en"
         return () if chinese is None else (Package("jieba", "dataset.tasks", chinese, hint),)
@@ -158,10 +152,7 @@ class LongBench(Task):
         return {name: data.fingerprint(records, tuple(FIELDS)) for name, records in self.records.items()}
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the hub files of the selected tasks, for download: pairs of the source and a task's name.
-
-        The name replaces ``{task}`` in the source's `file`.
-        """
+        """Yield the hub files of the selected tasks. See :meth:`Task.files`."""
         return ((self.source, name) for name in self.names)
 
     def samples(self) -> Iterator[Sample]:
@@ -208,10 +199,7 @@ class LongBench(Task):
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return the JSON data that is hashed into the run's id: each task's checksum, and the prompt's options.
-
-        `limit` is left out, so a finished run can be extended by more samples.
-        """
+        """Return each task's checksum, and the prompt's options."""
         return {
             "target": "longbench",
             "version": self.version,
@@ -229,10 +217,6 @@ class LongBench(Task):
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
         """Score a generated answer with the official metric of the sample's task.
-
-        Args:
-            sample: the sample that was run.
-            prediction: the text that the model generated.
 
         Returns:
             ``score``, between 0 and 1. Tasks scored by ROUGE add ``rouge_1_0_1``, the score that the official code

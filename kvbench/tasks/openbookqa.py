@@ -46,11 +46,7 @@ class OpenBookQA(Records):
         return (self.examples, self.split)
 
     def entry(self, record: Record, place: str) -> Entry:
-        """Return one record as a prompt with its reference answer, before few-shot examples are added.
-
-        Args:
-            record: the record, with the field names of the authors' files or with those of the hub's files.
-            place: file and line of the record, for error messages.
+        """See :meth:`Records.entry`. The fields have the names of the authors' files or of the hub's files.
 
         Raises:
             DataError: the question, an option or the answer is missing or empty, or the options are not labelled A to
@@ -64,10 +60,9 @@ class OpenBookQA(Records):
         return super().entry(record, place)
 
     def identity(self) -> dict[str, Any]:
-        """Return the JSON data that is hashed into the run's id: checksums of both splits, and the prompt's options.
+        """Return checksums of both splits, and the prompt's options.
 
-        The authors' files and the hub's files name their fields differently, but give the same checksums. `limit` is
-        left out, so a finished run can be extended by more samples.
+        The authors' files and the hub's files name their fields differently, but give the same checksums.
         """
         return {
             "target": "openbookqa",

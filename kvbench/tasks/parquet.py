@@ -23,8 +23,7 @@ _ROWS = 16
 def parquet_records(file: Found) -> Iterator[Record]:
     """Yield the rows of a parquet file, or of all shards of a split in order, as dicts.
 
-    Args:
-        file: the file or shards, possibly gzipped or inside an archive.
+    The files may be gzipped or inside an archive.
 
     Raises:
         DataError: the package `datasets` is not installed, a shard cannot be read, the shards have different columns,

@@ -101,11 +101,7 @@ class Perplexity(TokenTask):
             )
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError if a span is longer than ``model.max_length``, or if the method does not support `mode`.
-
-        Args:
-            config: the run's configuration.
-        """
+        """Raise ConfigError if a span is longer than ``model.max_length``, or if the method does not support `mode`."""
         longest = config.model.max_length
         if self.window > longest:
             raise ConfigError(
@@ -132,10 +128,7 @@ class Perplexity(TokenTask):
         return data.fingerprint(({"text": text} for text in self.documents), ("text",))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the hub file to download, as a pair of the source and the split ``test``; nothing without a repository.
-
-        The split replaces ``{task}`` in the source's `file`.
-        """
+        """Yield the hub file as a pair of the source and the split ``test``; nothing without a repository."""
         return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
     def samples(self) -> Iterator[Sample]:
@@ -156,10 +149,9 @@ class Perplexity(TokenTask):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return the JSON data that is hashed into the run's id: the texts' checksum, and options that shape the spans.
+        """Return the texts' checksum, and the options that shape the spans.
 
-        `limit` is left out, so a finished run can be extended by more spans. The tokenizer also affects the spans, but
-        it is part of the model's identity.
+        The tokenizer also affects the spans, but it is part of the model's identity.
         """
         settings = {key: getattr(self, key) for key in ("text", "mode", "window", "stride", "skip", "prefill", "bos")}
         return {

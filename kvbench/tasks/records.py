@@ -1,4 +1,8 @@
-"""Checks of a record's fields. Without them, a text in place of a list of texts would be scored letter by letter."""
+"""Checks of a record's fields. Without them, a text in place of a list of texts would be scored letter by letter.
+
+In this package, `place` is the file and line of a record, and `field` the name of one of its fields, for error
+messages.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +18,13 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """A type check for a field of a record, with the words that describe it in error messages.
-
-    Args:
-        name: what the field must be, for example "a list of strings".
-        allows: function that returns True for a valid value.
-    """
+    """A type check for a field of a record; `name` is what the field must be, for example "a list of strings"."""
 
     name: str
     allows: Callable[[Any], bool]
 
     def check(self, value: Any, field: str, place: str) -> None:
-        """Raise DataError if a value is not of this kind.
-
-        Args:
-            value: the value to check.
-            field: name of the field, for the error message.
-            place: file and line of the record, for the error message.
-        """
+        """Raise DataError if a value is not of this kind."""
         if not self.allows(value):
             raise DataError(f"{place}: field '{field}' is {_shown(value)}; expected {self.name}.")
 
@@ -74,10 +67,7 @@ COUNT = Kind(
 def check_record(record: Record, fields: Iterable[str] | Mapping[str, Kind], place: str) -> None:
     """Raise DataError if a record lacks a required field, or if such a field has a value of the wrong kind.
 
-    Args:
-        record: one record of a file.
-        fields: names of the required fields. With a mapping from names to kinds, the values are checked as well.
-        place: file and line of the record, for error messages.
+    Kinds are checked if `fields` maps names to kinds.
     """
     for field in fields:
         if field not in record:

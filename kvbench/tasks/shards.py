@@ -17,13 +17,8 @@ _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d+)-of-(?P<count>\d+)(-[0-9a-f]+)
 def whole_split(files: Sequence[str], wanted: str, what: str, place: object) -> list[str]:
     """Return the files that a name or pattern has matched, sorted, if they are one file or all shards of one split.
 
-    Shards are numbered files such as ``test-00000-of-00002.parquet``.
-
-    Args:
-        files: paths of the matching files; at least one.
-        wanted: the name or pattern, for error messages.
-        what: the data set's name, for error messages.
-        place: the folder or repository that was searched, for error messages.
+    There must be at least one. `wanted` (the name or pattern), `what` (the data set) and `place` (the folder or
+    repository that was searched) are for error messages.
 
     Raises:
         DataError: there are several files that are not the shards of one split, or one of the shards is missing.

@@ -26,10 +26,6 @@ class HubSource:
     file: str = "{task}.jsonl"
 
     def check(self, key: str = "dataset.source") -> None:
-        """Raise ConfigError if a repository is named, but not in the form ``OWNER/NAME``.
-
-        Args:
-            key: name of the option that holds this source, for the error message.
-        """
+        """Raise ConfigError, which names the option `key`, if a repository is not named in the form ``OWNER/NAME``."""
         if self.hub_id is not None and self.hub_id.count("/") != 1:
             raise ConfigError(f"{key}.hub_id", self.hub_id, "is not a valid repository name", hint="write OWNER/NAME")

@@ -24,18 +24,12 @@ def is_split(name: str) -> bool:
 
 
 def split_files(name: str, names: Sequence[str], readme: Path | None) -> list[str]:
-    """Return the paths of the files that hold a split of a repository, as the package `datasets` would find them.
-
-    No network is used: `datasets` sees a temporary folder of empty files with the repository's file names, and its
-    README.
+    """Return the paths of the files that hold a split of a repository, in the order of the split's rows.
 
     Args:
         name: the split, as ``@CONFIG/SPLIT``, or ``@/SPLIT`` for the repository's default configuration.
         names: paths of all files of the repository.
         readme: a local copy of the repository's README.md, which may define configurations; None if it has none.
-
-    Returns:
-        The paths in the repository, in the order of the split's rows.
 
     Raises:
         HubError: the repository does not have this configuration or split, can be read only by a script of its own, or

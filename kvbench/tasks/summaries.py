@@ -73,11 +73,7 @@ class Summaries(TokenTask):
         return (Package("rouge_score", "dataset", self.name, "run pip install rouge-score"),)
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError if the longest prompt and its summary exceed the number of tokens that the model accepts.
-
-        Args:
-            config: the run's configuration.
-        """
+        """See :func:`check_fits`."""
         check_fits(config, self.lengths, self.max_new_tokens)
 
     @cached_property
@@ -121,18 +117,13 @@ class Summaries(TokenTask):
         return data.fingerprint(({"text": t, "answers": a} for t, a in self.records), ("text", "answers"))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the hub files to download: pairs of the source and a name that replaces ``{task}`` in its `file`.
-
-        The names are the split and, for Multi-LexSum, ``sources``, the file of the court documents.
-        """
+        """Yield the split and, for Multi-LexSum, ``sources``, the court documents. See :meth:`Task.files`."""
         yield self.source, self.split
         if self.kind == "multi_lexsum":
             yield self.source, "sources"
 
     def samples(self) -> Iterator[Sample]:
         """Yield, for each length, the warm-up prompts and then up to `limit` scored prompts.
-
-        Records that are too short for a length are skipped at this length.
 
         Raises:
             DataError: every record is too short for a length, or all prompts of a length are used up by the warm-up.
@@ -152,10 +143,9 @@ class Summaries(TokenTask):
             check_warm_up(self.name, count, length, self.warm_up)
 
     def identity(self) -> dict[str, Any]:
-        """Return the JSON data that is hashed into the run's id: the records' checksum, and the prompt's options.
+        """Return the records' checksum, and the prompt's options.
 
-        `limit` is left out, so a finished run can be extended by more prompts. The tokenizer also affects the prompts,
-        but it is part of the model's identity.
+        The tokenizer also affects the prompts, but it is part of the model's identity.
         """
         return {
             "target": self.kind,
@@ -171,15 +161,9 @@ class Summaries(TokenTask):
         return {"records": len(self.records), "warm_up": self.warm_up, "rouge": "rouge-score, stemmed, Lsum"}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Score a generated summary against the reference summaries by ROUGE.
+        """Score a summary against the references by each kind of ROUGE (:data:`kvbench.metrics.summary.KINDS`).
 
-        Args:
-            sample: the sample that was run.
-            prediction: the summary that the model generated.
-
-        Returns:
-            ``score``, which is ROUGE-Lsum, and each kind of ROUGE by its name (:data:`kvbench.metrics.summary.KINDS`),
-            all between 0 and 1.
+        ``score`` is ROUGE-Lsum. All are between 0 and 1.
         """
         scores = rouge(prediction, sample.answers)
         return {"score": scores["rougeLsum"], **scores}
@@ -255,9 +239,7 @@ def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str,
     or ``document`` and ``summary``.
 
     Args:
-        record: the record as read from the file.
         documents: the release's court documents, keyed by the ids that ``case_documents`` lists; empty for other forms.
-        where: file and line of the record, for error messages.
 
     Returns:
         The text, with several documents joined by blank lines, and the summaries that are not blank. Either may be

@@ -25,7 +25,6 @@ class Template:
     ``}}``.
 
     Args:
-        key: option that holds the template, for error messages.
         parts: the template as pairs: a literal text, and the name of the field after it. The name is None at the end of
             a template that ends with literal text.
     """
@@ -39,10 +38,6 @@ class Template:
 
         A backslash followed by ``n`` or ``t`` becomes a line break or a tab, because Hydra's command line leaves them
         as two characters.
-
-        Args:
-            text: the template as the user wrote it.
-            key: option that holds the template, for error messages.
 
         Raises:
             ConfigError: braces are unbalanced or empty, or a placeholder has a conversion or a format, as in ``{x!r}``
@@ -67,11 +62,7 @@ class Template:
 
     @classmethod
     def of(cls, text: str, key: str) -> Template:
-        """Parse a template, or a bare field name as a template of that field alone: ``question`` means ``{question}``.
-
-        Args:
-            text: the template or the name as the user wrote it; a text without braces is a name.
-            key: option that holds the template, for error messages.
+        """Parse a template, or a text without braces as the name of a field: ``question`` means ``{question}``.
 
         Raises:
             ConfigError: as for :meth:`parse`.
@@ -84,12 +75,9 @@ class Template:
         return [field for _, field in self.parts if field is not None]
 
     def render(self, record: Record, place: str, given: Mapping[str, str]) -> tuple[str, dict[str, Span]]:
-        """Fill the template with the fields of one record.
+        """Fill the template with the fields of one record, which must be strings or numbers.
 
-        Args:
-            record: the record; the fields that the template names must be strings or numbers.
-            place: file and line of the record, for error messages.
-            given: texts to use instead of the record's values, keyed by the name in the placeholder.
+        `given` has texts to use instead of the record's values, keyed by the name in the placeholder.
 
         Returns:
             The filled text, and a dict from the name in each placeholder to the half-open character range of its value
@@ -111,10 +99,7 @@ class Template:
 def lookup(record: Record, field: str, place: str) -> Any:
     """Return the value of a record's field, which may be nested or have alternative names.
 
-    Args:
-        record: the record as read from the file.
-        field: name of the field. ``a.b`` is the field b inside the field a. ``a|b`` is a, or b if the record has no a.
-        place: file and line of the record, for error messages.
+    ``a.b`` is the field b inside the field a; ``a|b`` is a, or b if the record has no a.
 
     Raises:
         DataError: the record has no field of this name, or of any of the alternative names.
@@ -144,11 +129,6 @@ TEXT_OR_NUMBER = Kind("a string or a number", lambda value: is_text(value) or _i
 
 def text_of(value: Any, field: str, place: str) -> str:
     """Convert a field's value, which must be a string or a number, to a string.
-
-    Args:
-        value: the value of a record's field.
-        field: name of the field, for the error message.
-        place: file and line of the record, for the error message.
 
     Raises:
         DataError: `value` is neither a string nor a number, or is NaN or infinite.

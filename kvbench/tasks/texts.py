@@ -1,4 +1,7 @@
-"""Texts for perplexity and continuation: WikiText-2, C4 and PG-19 as papers use them, any files, and Python's own."""
+"""Texts for perplexity and continuation: WikiText-2, C4 and PG-19 as papers use them, any files, and Python's own.
+
+`path` is a local file, or a folder that contains it; None downloads from the hub.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,6 @@ def wikitext2(source: HubSource, path: str | None) -> list[str]:
     """Read the test split of WikiText-2 (raw) as a list with one text.
 
     As in GPTQ, Atom and KVQuant, the lines of the split are joined by two line feeds.
-
-    Args:
-        source: the file on the hub.
-        path: a local file, or a folder that contains it; None downloads from the hub.
 
     Raises:
         DataError: the file is missing, damaged or blank, or the folder contains several files that could be it.
@@ -44,10 +43,6 @@ def wikitext2(source: HubSource, path: str | None) -> list[str]:
 def c4(source: HubSource, path: str | None) -> list[str]:
     """Read the documents of C4's first validation shard.
 
-    Args:
-        source: the file on the hub.
-        path: a local file, or a folder that contains it; None downloads from the hub.
-
     Raises:
         DataError: the file is missing, damaged or blank.
     """
@@ -57,7 +52,7 @@ def c4(source: HubSource, path: str | None) -> list[str]:
 def c4_joined(source: HubSource, path: str | None) -> list[str]:
     """Read the first 1,100 documents of C4's first validation shard, joined by spaces, as a list with one text.
 
-    GPTQ's code calls this text "c4_new". Arguments and errors are those of :func:`c4`.
+    GPTQ's code calls this text "c4_new". Errors are those of :func:`c4`.
     """
     return [" ".join(c4(source, path)[:1100])]
 
@@ -66,11 +61,7 @@ def pg19(source: HubSource, path: str | None) -> list[str]:
     """Read books, one text each: the test split of PG-19, or the text files of a local folder, sorted by name.
 
     If a folder holds other editions of the same books, set ``dataset.name`` to a name of its own: results on them are
-    only close to those on PG-19, and should not be reported as such.
-
-    Args:
-        source: the file on the hub.
-        path: a local file in PG-19's format, or a folder of text files; None downloads from the hub.
+    only close to those on PG-19, and should not be reported as such. A local file has PG-19's format.
 
     Raises:
         DataError: a file is missing, damaged or blank.
@@ -83,10 +74,7 @@ def pg19(source: HubSource, path: str | None) -> list[str]:
 def files(path: str | None, what: str = "dataset text", key: str = "dataset.path") -> list[str]:
     """Read a local text file, or all text files of a folder sorted by name, as one text per file.
 
-    Args:
-        path: the file or folder.
-        what: the data set's name, for error messages.
-        key: name of the option that holds `path`, for error messages.
+    `what`, the data set's name, and `key`, the option that holds `path`, are for error messages.
 
     Raises:
         ConfigError: `path` is None.

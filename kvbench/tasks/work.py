@@ -27,7 +27,6 @@ class Question:
     Args:
         prompt: the question as it stands after the shared text.
         query: the bare question, as input for methods that search the context for relevant passages; may be empty.
-        answer: reference answer.
         target: the answer exactly as it would follow `prompt`, for example with a leading space; None if that is
             `answer` itself.
         meta: JSON data for the scorer and for analyses; the runner never reads it.
@@ -90,8 +89,8 @@ class CompareTokens(Work):
         ids: token ids of a span of text, whose beginning is the prompt. None: the sample's prompt is the prompt, and an
             answer follows it.
         prefill: number of tokens of `ids` that are the prompt.
-        mode: ``decode``: one token at a time through the cache; ``simulated``: one pass in which all tokens attend to
-            quantized keys and values (:mod:`kvbench.tasks.perplexity`). Only a span of text can be simulated.
+        mode: ``decode``, one token at a time through the cache, or ``simulated`` (:mod:`kvbench.tasks.perplexity`),
+            which only a span of text can be.
         answers: the answer that is decoded if `ids` is None: ``fp16`` for the full-precision cache's own greedy answer,
             ``task`` for the sample's reference answer.
         statistics: ``exact``, or ``llamacpp`` for the rounding of llama.cpp.
@@ -111,20 +110,9 @@ class CompareTokens(Work):
 
 @dataclass(frozen=True)
 class MeasurePoint(Work):
-    """Measure time and memory at one prompt length and batch size.
+    """Measure time and memory at one prompt length in tokens and batch size.
 
-    Args:
-        prompt: prompt length in tokens.
-        batch: batch size.
-        repeats: number of timed prefills, of whose times the median is reported.
-        warm_up: number of tokens to generate once, before the first measurement of a run.
-        seed: seed of the random words in the prompts.
-        untimed: number of prefills to run before the timed ones.
-        fill: ``prefill`` to run the prompt through the model; ``random`` to fill the cache with random keys and values
-            instead, without timing a prefill.
-        compare: number of tokens to generate a second time without CUDA graphs, to check that both ways give the same
-            tokens; 0 for no comparison.
-        stock: names of caches of unmodified transformers to measure as well (:data:`kvbench.tasks.efficiency.STOCK`).
+    The other fields are those of :class:`kvbench.tasks.efficiency.Efficiency`.
     """
 
     prompt: int

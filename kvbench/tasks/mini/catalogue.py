@@ -14,11 +14,10 @@ class Entry:
     """Generator and scores of one task of `mini`.
 
     Args:
-        make: function that generates the task's part of a sample (a draft): the texts that hold the answers, and the
-            questions. Filler is added later, by :func:`kvbench.tasks.mini.compose.compose`.
+        make: generates the task's part of a sample (a draft): the texts that hold the answers, and the questions.
+            Filler is added later, by :func:`kvbench.tasks.mini.compose.compose`.
         max_new_tokens: number of tokens that the longest answer and the line break after it may take, counted with the
             bundled model's tokenizer.
-        scorer: name of the scorer in :data:`kvbench.tasks.mini.scoring.SCORERS`.
         shortest: shortest sample, in tokens, at which the task still makes sense.
         all_right: True if a sample with several questions scores 1 only where every answer is right, else 0; False if
             it scores the mean of its questions.

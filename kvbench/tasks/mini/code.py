@@ -111,10 +111,7 @@ def call(rng: Rng) -> Call:
 def function(rng: Rng, inside: Call | None = None) -> str:
     """Return the source code of a random Python function of 4 to 14 lines.
 
-    Args:
-        rng: source of random numbers.
-        inside: an assignment to insert between two statements of the function's body, at its top level; None to insert
-            nothing.
+    `inside` is an assignment to insert between two statements of its body, at its top level; None to insert nothing.
     """
     arguments = [name(rng) for _ in range(rng.between(1, 3))]
     variables = list(arguments)

@@ -46,12 +46,7 @@ class Document:
 
 
 def tails(draft: Draft, wrapper: Wrapper) -> list[str]:
-    """Return, for each question of a sample, the text that follows the context: a second instruction and the question.
-
-    Args:
-        draft: the sample's questions; its records are not used.
-        wrapper: the instructions; the second one may be empty.
-    """
+    """Return, for each question, the text that follows the context: a second instruction, if any, and the question."""
     tail = f"\n\n{wrapper.tail}" if wrapper.tail else ""
     return [tail + question.prompt for question in draft.questions]
 
@@ -60,15 +55,8 @@ def compose(draft: Draft, wrapper: Wrapper, filler: Filler, encode: Encode, rng:
     """Build a sample's prompts of a given length by inserting its records between paragraphs of filler.
 
     Every place between two paragraphs, and before the first and after the last, is equally likely for a record. Unless
-    the draft fixes the order of the records, it is random as well.
-
-    Args:
-        draft: the records and questions of the sample.
-        wrapper: instructions to put before and after the context.
-        filler: source of the paragraphs.
-        encode: function that tokenizes texts, to measure their lengths.
-        rng: source of random numbers for the places and the order of the records.
-        room: number of tokens that the first instruction and the context may take together.
+    the draft fixes the order of the records, it is random as well. The first instruction and the context may take
+    `room` tokens together, measured with `encode`.
 
     Raises:
         TooShort: the first instruction and the records alone exceed `room` tokens.

@@ -41,14 +41,14 @@ class Question:
 class Draft:
     """Content of a sample without its filler: texts with the answers (records), and questions about them.
 
+    The first question ends the sample's own prompt. `meta` becomes part of the finished sample's.
+
     Args:
         style: key in :data:`kvbench.tasks.mini.templates.WRAPPERS` of the instructions around the context.
         records: texts to scatter among the filler. Each begins on a new line, and has no whitespace at either end.
-        questions: the questions; the first one ends the sample's own prompt.
         ordered: True to keep the records in this order in the context, False to shuffle them.
         closing: text that ends the context, after all records and filler. It is empty or begins with whitespace.
         code: True for generated code as filler, False for prose.
-        meta: further JSON data for the field `meta` of the finished sample.
     """
 
     style: str
@@ -77,8 +77,6 @@ class Setting:
     """Input from which a task generates one sample: its random numbers, its length, and whether it is for training.
 
     Args:
-        rng: the sample's own stream of random numbers.
-        writer: generator of sentences.
         length: the sample's length in tokens, which bounds the number of records.
         vary: True for training samples, whose records vary in number and size at random. False for evaluation samples,
             where both are fixed.
@@ -98,9 +96,7 @@ class Setting:
         training sample gets a random number between a third of that (but at least `least`) and all of it.
 
         Args:
-            most: largest number of records.
             tokens_each: tokens of the sample's length to allow for each record; the record itself may take fewer.
-            least: smallest number of records.
         """
         n = max(least, min(most, self.length // tokens_each))
         return self.rng.between(max(least, n // 3), n) if self.vary else n

@@ -33,15 +33,10 @@ class Filler(Protocol):
     """Interface of the generators of irrelevant text, which brings samples to their length."""
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
-        """Generate filler that takes nearly `budget` tokens, and never more.
+        """Generate filler that takes nearly `budget` tokens, and never more, with `sentences` sentences per paragraph.
 
-        Args:
-            budget: number of tokens that all paragraphs together may take.
-            sentences: number of sentences per paragraph.
-
-        Returns:
-            The paragraphs, each a list of pieces, such as sentences. The first piece of a paragraph begins with a line
-            break, and the others with a space.
+        Each paragraph is a list of pieces, such as sentences. The first begins with a line break, the others with a
+        space.
         """
         ...
 
@@ -49,25 +44,15 @@ class Filler(Protocol):
 class ProseFiller:
     """Filler of generated English sentences; no sentence occurs twice in a sample.
 
-    Args:
-        prose: generator of the sentences. It must be the one from which the task takes the sentences of its records, so
-            that the filler repeats none of these either.
-        encode: function that tokenizes texts, to measure their lengths.
+    `prose` must be the generator from which the task takes the sentences of its records, so that the filler repeats
+    none of these either. `encode` measures lengths.
     """
 
     def __init__(self, prose: Prose, encode: Encode) -> None:
         self._prose, self._encode = prose, encode
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
-        """Generate paragraphs of prose that take nearly `budget` tokens together, and never more.
-
-        Args:
-            budget: number of tokens that all paragraphs together may take.
-            sentences: number of sentences per paragraph. The last paragraph may have fewer or more.
-
-        Returns:
-            The paragraphs, each a list of sentences.
-        """
+        """See :meth:`Filler.paragraphs`. The last paragraph may have fewer or more sentences."""
         paragraphs: list[list[Piece]] = []
         count = 0
         while budget > 64:
@@ -96,12 +81,7 @@ class ProseFiller:
 
 
 class CodeFiller:
-    """Filler of generated Python functions and constants, each preceded by a blank line.
-
-    Args:
-        rng: source of random numbers.
-        encode: function that tokenizes texts, to measure their lengths.
-    """
+    """Filler of generated Python functions and constants, each preceded by a blank line; `encode` measures lengths."""
 
     def __init__(self, rng: Rng, encode: Encode) -> None:
         self._rng, self._encode = rng, encode
@@ -110,15 +90,7 @@ class CodeFiller:
         return f"{code.name(self._rng).upper()} = {names.digits(self._rng, 3)}"
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
-        """Generate functions and constants that take nearly `budget` tokens together, and never more.
-
-        Args:
-            budget: number of tokens that all of them together may take.
-            sentences: ignored, since code has no sentences.
-
-        Returns:
-            One paragraph per function or constant, each a list with a single piece.
-        """
+        """See :meth:`Filler.paragraphs`. A paragraph is one piece, a function or constant; `sentences` is ignored."""
         paragraphs: list[list[Piece]] = []
         while budget > 400:
             texts = ["\n\n" + code.function(self._rng) for _ in range(max(1, budget // 400))]

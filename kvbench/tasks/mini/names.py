@@ -9,15 +9,9 @@ from kvbench.tasks.mini.rng import Rng
 
 
 def distinct(n: int, make: Callable[[], str]) -> list[str]:
-    """Draw random names until `n` different ones have occurred, and return these.
+    """Draw random names until `n` different ones have occurred, and return these, in the order of their first draw.
 
-    Args:
-        n: number of names.
-        make: function that returns one random name. It must be able to return at least `n` different ones, or this
-            never returns.
-
-    Returns:
-        The names in the order in which they were first drawn.
+    If `make` cannot return `n` different ones, this never returns.
     """
     names: dict[str, None] = {}
     while len(names) < n:

@@ -134,11 +134,7 @@ def sentence(rng: Rng) -> str:
 
 
 class Prose:
-    """Generator of a sample's sentences; it remembers those that it has returned, and never returns one twice.
-
-    Args:
-        rng: source of random numbers.
-    """
+    """Generator of a sample's sentences; it remembers those that it has returned, and never returns one twice."""
 
     def __init__(self, rng: Rng) -> None:
         self.rng = rng

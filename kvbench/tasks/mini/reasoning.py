@@ -122,12 +122,8 @@ _NOUNS = tuple(noun for noun in words.TOOLS if len(noun) < 8 and noun not in ("s
 def problem(rng: Rng, steps: int) -> tuple[str, str]:
     """Return the text of a random word problem, and its solution, for example ``12 + 9 = 21. 21 - 5 = 16. #### 16``.
 
-    The final number stands after ``####``, as in GSM8K.
-
-    Args:
-        rng: source of random numbers.
-        steps: number of calculations in the solution. A quarter of the problems ask for two people's things together,
-            which takes one more calculation.
+    The final number stands after ``####``, as in GSM8K. The solution has `steps` calculations; a quarter of the
+    problems ask for two people's things together, which takes one more.
     """
     who, friend = rng.sample(words.FIRST_NAMES, 2)
     things = _plural(rng.choice(_NOUNS))

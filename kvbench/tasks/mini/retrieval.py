@@ -11,25 +11,13 @@ from kvbench.tasks.mini.prose import article
 def ask(query: str, answer: str, *evidence: tuple[int, int, int], parts: tuple[str, ...] = ()) -> Question:
     """Return a question whose prompt has the usual form: ``Question: ...`` on one line and ``Answer:`` on the next.
 
-    Args:
-        query: text of the question.
-        answer: the right answer.
-        evidence: places of the answer in the context, in the form that :func:`find` returns.
-        parts: the single values in the answer if each is scored by itself.
+    `evidence` are places as :func:`find` returns them.
     """
     return Question(f"\n\nQuestion: {query}\nAnswer:", query, answer, evidence, parts=parts)
 
 
 def find(record: str, index: int, value: str) -> tuple[int, int, int]:
-    """Locate the last occurrence of a value in a record, as an entry for :attr:`Question.evidence`.
-
-    Args:
-        record: text of the record.
-        index: index of the record among the sample's records; it is returned unchanged.
-        value: the text to find.
-
-    Returns:
-        `index`, and the beginning and end of the half-open character range of `value` in `record`.
+    """Locate the last occurrence of a value in the record with this index, as an entry for :attr:`Question.evidence`.
 
     Raises:
         ValueError: `record` does not contain `value`.

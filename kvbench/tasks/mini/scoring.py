@@ -12,21 +12,14 @@ Scorer = Callable[[str, str, Mapping[str, Any]], dict[str, float]]
 
 
 def exact(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Score a short answer.
-
-    Returns:
-        Two scores, each 1 or 0: ``score`` is 1 if the prediction equals the answer, ``contained`` is 1 if the
-        prediction contains the answer.
-    """
+    """Score a short answer: ``score`` is 1 if the prediction equals it, ``contained`` is 1 if it contains it."""
     return {"score": exact_match(prediction, [answer]), "contained": contains(prediction, [answer])}
 
 
 def words(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Score a copied text.
+    """Score a copied text: ``score`` is 1 if the prediction equals it, else 0.
 
-    Returns:
-        Two scores: ``score`` is 1 if the prediction equals the text, else 0; ``words`` is the share of the text's words
-        that the prediction copies before its first wrong word.
+    ``words`` is the share of the text's words that the prediction copies before its first wrong word.
     """
     return {"score": exact_match(prediction, [answer]), "words": prefix_share(prediction, answer)}
 
@@ -34,9 +27,8 @@ def words(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, fl
 def values(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
     """Score a list of values.
 
-    Returns:
-        Two scores: ``score`` is RULER's recall, the share of the values in ``meta["parts"]`` that the prediction
-        contains; ``exact`` is 1 if the prediction equals the whole answer, else 0.
+    ``score`` is RULER's recall, the share of the values in ``meta["parts"]`` that the prediction contains; ``exact`` is
+    1 if the prediction equals the whole answer, else 0.
     """
     return {"score": recall(prediction, meta["parts"]), "exact": exact_match(prediction, [answer])}
 
@@ -44,9 +36,8 @@ def values(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, f
 def number(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
     """Score the solution of a word problem, which should end with ``####`` and the result.
 
-    Returns:
-        Three scores, each 1 if right and 0 if wrong. ``score`` judges the number after ``####``, ``flexible`` the last
-        number of the prediction, and ``steps`` whether the whole solution matches exactly.
+    Of three scores, each 1 if right and 0 if wrong, ``score`` judges the number after ``####``, ``flexible`` the last
+    number of the prediction, and ``steps`` whether the whole solution matches exactly.
     """
     wanted = marked_number(answer)
     return {

@@ -78,8 +78,7 @@ class Mini(Task):
         The limit is exact for the bundled model, whose tokenizer counts the lengths. Other tokenizers may need fewer
         tokens for the same text, so for other models only lengths above twice ``model.max_length`` are refused here.
 
-        Args:
-            config: the run's configuration. Nothing is checked if the model has random weights.
+        Nothing is checked if the model has random weights.
         """
         model = config.model
         if model.random:
@@ -112,10 +111,7 @@ class Mini(Task):
     def sample(self, task: str, length: int, index: int) -> Sample:
         """Generate one sample, always the same for the same arguments and seed.
 
-        Args:
-            task: name of the task.
-            length: nominal length in tokens.
-            index: 0-based index of the sample among those of its task and length.
+        `length` is nominal, and `index` counts from 0 among the samples of this task and length.
 
         Raises:
             TooShort: `length` cannot hold the task's records.
@@ -148,10 +144,7 @@ class Mini(Task):
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return the JSON data that is hashed into the run's id: tasks, lengths, seed and the tokenizer's checksum.
-
-        `limit` is left out, so a finished run can be extended by more samples.
-        """
+        """Return tasks, lengths, seed and the tokenizer's checksum."""
         return {
             "target": "mini",
             "version": self.version,
@@ -162,28 +155,14 @@ class Mini(Task):
         }
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Score the first line of a generated answer with the scorer of the sample's task.
-
-        Args:
-            sample: the sample that was run.
-            prediction: the text that the model generated.
-
-        Returns:
-            ``score``, between 0 and 1, and further scores that depend on the task (:mod:`kvbench.tasks.mini.scoring`).
-        """
+        """Score the first line of an answer with the scorer of its task (:mod:`kvbench.tasks.mini.scoring`)."""
         return _score(sample.task, prediction, sample.answers[0], sample.meta)
 
     def score_questions(self, sample: Sample, predictions: Sequence[str]) -> dict[str, float]:
-        """Score the answers to all questions of a sample.
+        """See :meth:`Task.score_questions`.
 
-        Args:
-            sample: the sample with the questions.
-            predictions: the text that the model generated for each question, in the order of the questions.
-
-        Returns:
-            ``all``, which is 1.0 if every question has the score 1 and 0.0 otherwise, ``questions``, the mean of the
-            questions' scores, and ``score``, which is one of these two
-            (:attr:`kvbench.tasks.mini.catalogue.Entry.all_right`).
+        For tasks with :attr:`kvbench.tasks.mini.catalogue.Entry.all_right`, ``score`` is ``all``, and ``questions`` is
+        the mean.
         """
         scores = super().score_questions(sample, predictions)
         if not TASKS[sample.task].all_right:

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 class Wrapper:
     """The instructions that a prompt puts before and after its context, without whitespace at their ends.
 
-    Args:
-        head: the instruction before the context.
-        tail: a second instruction, between the context and the question; empty for none.
+    `tail`, between the context and the question, is empty for none.
     """
 
     head: str

@@ -21,7 +21,6 @@ class Document:
         name: ``topics`` for Python's help texts, the path of a module in the standard library, or the name of a user's
             file.
         kind: ``prose`` or ``code``.
-        text: the text itself.
         sha256: SHA-256 of the text in UTF-8, as hexadecimal digits.
     """
 
@@ -38,12 +37,9 @@ def _document(name: str, kind: str, text: str) -> Document:
 def documents(library: Path | None = None) -> list[Document]:
     """Read the texts of `mini_text` from the Python installation.
 
-    Args:
-        library: folder of a standard library from which to read source files; None for that of the running Python.
-
-    Returns:
-        First all of Python's help texts as one document, then one document for each module that was kept out of the
-        bundled model's training data (:data:`kvbench.tasks.mini.heldout.MODULES`).
+    First come all of Python's help texts as one document, then one document for each module that was kept out of the
+    bundled model's training data (:data:`kvbench.tasks.mini.heldout.MODULES`). `library` is the folder of a standard
+    library for the source files; None for that of the running Python.
 
     Raises:
         DataError: the installation lacks the source files or the help texts, as some distributions of Python do.
@@ -98,11 +94,9 @@ def own(path: Path) -> Document:
 
 
 def identity(texts: list[Document]) -> dict[str, str]:
-    """Return the data by which results record which texts were used.
+    """Return what results record about the texts: ``sha256``, a checksum over all, and ``python``, the running version.
 
-    Returns:
-        ``sha256``, a checksum over all texts, and ``python``, the version of the running Python, with which the texts
-        of `mini_text` change.
+    The texts of `mini_text` change with the version of Python.
     """
     joined = hashlib.sha256("".join(document.sha256 for document in texts).encode())
     return {"sha256": joined.hexdigest(), "python": platform.python_version()}

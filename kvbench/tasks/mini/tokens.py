@@ -18,10 +18,7 @@ TOKENIZER = Path(__file__).resolve().parents[2] / "models" / "tiny" / "tokenizer
 def encoder(path: Path = TOKENIZER) -> Encode:
     """Load a tokenizer, and return a function from a list of texts to a list of token ids for each.
 
-    No special tokens are added.
-
-    Args:
-        path: a ``tokenizer.json`` of the library `tokenizers`; by default that of the bundled model.
+    No special tokens are added. The file is a ``tokenizer.json`` of the library `tokenizers`.
 
     Raises:
         DataError: the file is missing, or is not a tokenizer.
@@ -46,9 +43,6 @@ def fingerprint(path: Path = TOKENIZER) -> str:
     """Return a checksum of a tokenizer file: the first 16 hexadecimal digits of its SHA-256.
 
     It is part of the identity of `mini`, because the tokenizer decides how much filler fits into a sample.
-
-    Args:
-        path: the tokenizer file; by default that of the bundled model.
 
     Raises:
         DataError: the file cannot be read.

@@ -25,8 +25,6 @@ class CommonWords:
     """Generator of cwe at one length; every prompt begins with a worked example.
 
     Args:
-        kind: the task's settings.
-        stream: random numbers and tokenizer.
         chat: chat format with the placeholder ``{task}``. The worked example is inside it and has no format of its own.
         words: the words to draw from, shuffled.
         more: a longer list, for prompts that need more words than `words` has.
@@ -81,13 +79,7 @@ def numbered(words: Sequence[str]) -> str:
 
 
 class FrequentWords:
-    """Generator of fwe at one length: random words whose counts follow a zeta distribution with exponent 2.
-
-    Args:
-        kind: the task's settings.
-        stream: random numbers and tokenizer.
-        chat: chat format with the placeholder ``{task}``.
-    """
+    """Generator of fwe at one length: random words whose counts follow a zeta distribution with exponent 2."""
 
     def __init__(self, kind: Kind, stream: Stream, chat: str) -> None:
         self.kind, self.stream = kind, stream

@@ -19,12 +19,7 @@ STEP = 10
 class Documents:
     """Generator of one qa task at one length; sample i asks question i.
 
-    Args:
-        kind: the task's settings.
-        stream: random numbers and tokenizer.
-        chat: chat format with the placeholder ``{task}``.
-        documents: all documents of the data set.
-        questions: its questions.
+    `documents` and `questions` are all those of the data set.
     """
 
     def __init__(
@@ -36,7 +31,7 @@ class Documents:
         self.units = largest(self.make, stream, STEP, kind.budget)
 
     def next(self) -> tuple[Draft, int]:
-        """Make the next sample's prompt; return it with its number of tokens, answer included.
+        """See :meth:`kvbench.tasks.ruler.task.Generator.next`.
 
         Raises:
             DataError: the data set has no further question.

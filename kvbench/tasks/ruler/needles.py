@@ -26,12 +26,10 @@ class Needles:
     """Generator of one niah task at one length.
 
     Args:
-        kind: the task's settings.
-        stream: random numbers and tokenizer.
-        chat: chat format with the placeholder ``{task}`` (:data:`kvbench.tasks.ruler.frame.CHAT`).
+        chat: chat format with the placeholder ``{task}`` (:data:`kvbench.tasks.ruler.frame.CHAT`), as other generators
+            take it.
         pairs: the adjective-noun pairs from which keys are drawn.
         text: the essays, for the haystack ``essay``.
-        sentences: function that splits a text into sentences.
     """
 
     def __init__(
@@ -60,10 +58,7 @@ class Needles:
         return fitting(self.make, self.stream, self.units, self.step, self.kind.budget)
 
     def make(self, units: int) -> Draft:
-        """Make a prompt.
-
-        Args:
-            units: size of the haystack: words of essays, noise paragraphs, or other needles.
+        """Make a prompt whose haystack has `units` words of essays, noise paragraphs, or other needles.
 
         Raises:
             ValueError: there are fewer units than needles.

@@ -21,10 +21,9 @@ SEED = 42
 
 @dataclass(frozen=True)
 class Draft:
-    """One prompt, as a generator makes it.
+    """One prompt, as a generator makes it, chat formatting and answer prefix included.
 
     Args:
-        prompt: the prompt, chat formatting and answer prefix included.
         prefix: the answer prefix, with which the prompt ends.
         answers: strings that the answer must contain (any one of them for the two question-answering tasks).
         question: what is asked for, for example the keys of the needles.
@@ -79,19 +78,14 @@ def largest(
 ) -> int:
     """Search for the largest number of units with which a prompt fits, as RULER does: by bisection, from one probe.
 
+    The prompt with an answer of `budget` tokens, and with `extra` tokens that will be added, must fit into `length`
+    tokens; None for that of `stream`. If nothing fits, the result is `step`.
+
     Args:
-        make: generator of a prompt with a given number of units.
-        stream: random numbers and tokenizer.
         step: smallest number of units, and by how many units a prompt is shortened that is too long.
-        budget: number of tokens of the answer.
-        length: number of tokens that prompt and answer may have; None for that of `stream`.
-        extra: number of tokens that will be added to the prompt.
         first: number of units of the first probe, from which the tokens per unit are estimated; None for `step`.
         upper: function that returns the upper end of the search for a number of tokens per unit; None for three times
             the estimate, at least 2 * `step`.
-
-    Returns:
-        The number of units; `step` if nothing fits.
     """
     length, first = length or stream.length, first or step
     per_unit = stream.count(make(first).prompt) / first
@@ -108,15 +102,8 @@ def largest(
 def fitting(make: Callable[[int], Draft], stream: Stream, units: int, step: int, budget: int) -> tuple[Draft, int]:
     """Make a prompt with `units` units; while one is too long, draw it anew with `step` units fewer.
 
-    Args:
-        make: generator of a prompt with a given number of units; it may raise ValueError if there are too few.
-        stream: random numbers and tokenizer.
-        units: number of units of the first attempt.
-        step: number of units to leave out at a time; no prompt has fewer.
-        budget: number of tokens of the answer.
-
-    Returns:
-        The prompt, and its length in tokens, with `budget`.
+    `make` may raise ValueError if there are too few units. The result is the prompt, and its length in tokens together
+    with the `budget` tokens of the answer.
 
     Raises:
         DataError: even the smallest prompt is too long.

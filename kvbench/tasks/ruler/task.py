@@ -125,11 +125,7 @@ class Ruler(TokenTask):
         return (Package("wonderwords", "dataset.tasks", name, hint),)
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError if a length exceeds ``model.max_length``.
-
-        Args:
-            config: the run's configuration.
-        """
+        """Raise ConfigError if a length exceeds ``model.max_length``."""
         if max(self.lengths) > config.model.max_length:
             fitting = [length for length in self.lengths if length <= config.model.max_length]
             raise ConfigError(
@@ -159,10 +155,7 @@ class Ruler(TokenTask):
     def sample(self, name: str, length: int, index: int) -> Sample:
         """Make one sample; those before it are made too, as they draw from the same random numbers.
 
-        Args:
-            name: name of the task.
-            length: tokens of prompt and answer together.
-            index: 0-based index of the sample.
+        `length` counts tokens of prompt and answer together, and `index` from 0.
 
         Raises:
             DataError: a text that the task needs is missing, or the length is too short for the task.
@@ -231,10 +224,7 @@ class Ruler(TokenTask):
         return sums
 
     def identity(self) -> dict[str, Any]:
-        """Return the JSON data that is hashed into the run's id: tasks, lengths, seed, format and texts.
-
-        `limit` is left out, so a finished run can be extended by more samples.
-        """
+        """Return tasks, lengths, seed, format and texts."""
         return {
             "target": "ruler",
             "version": self.version,
@@ -267,15 +257,7 @@ class Ruler(TokenTask):
         }
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Score an answer by RULER's rule for the sample's task.
-
-        Args:
-            sample: the sample that was run.
-            prediction: the text that the model generated.
-
-        Returns:
-            ``score``: the share of references in the answer; for the two qa tasks, 1 if any reference is in it.
-        """
+        """Score an answer by RULER's rule: the share of references in it; for the qa tasks, 1 if any is in it."""
         match = metric.match_part if KINDS[sample.task].generator == "qa" else metric.match_all
         return {"score": match(prediction, sample.answers)}
 

@@ -1,4 +1,7 @@
-"""Texts and questions that RULER takes from elsewhere: essays, SQuAD 2.0 and HotpotQA, and their sentences."""
+"""Texts and questions that RULER takes from elsewhere: essays, SQuAD 2.0 and HotpotQA, and their sentences.
+
+A `path` of None takes the data from the hub.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,6 @@ class Question:
     """One question with its documents.
 
     Args:
-        text: the question.
         answers: accepted answers, repeats included.
         own: indices of the documents that it is about, among all documents of the data set.
         more: indices of related documents, which are taken first when more are needed.
@@ -38,9 +40,10 @@ class Question:
 def essays(path: str | None, source: HubSource) -> str:
     """Return the text in which needles are hidden.
 
+    Essays from the hub are the field ``text`` of its records, joined by blanks.
+
     Args:
-        path: a text file, or a JSON file with the field ``text`` (as RULER's own script writes it); None for the hub.
-        source: essays on the hub, with the field ``text``; they are joined by blanks.
+        path: a text file, or a JSON file with the field ``text``, as RULER's own script writes it.
 
     Raises:
         DataError: the file is missing or damaged, or holds no words.
@@ -63,9 +66,7 @@ def essays(path: str | None, source: HubSource) -> str:
 def squad(path: str | None, source: HubSource) -> tuple[list[str], list[Question]]:
     """Return the documents and the answerable questions of SQuAD 2.0's dev split, in the order of its file.
 
-    Args:
-        path: the authors' dev-v2.0.json, or records with the fields of the hub's file; None for the hub.
-        source: the data set on the hub.
+    The file is the authors' dev-v2.0.json, or has records with the fields of the hub's file.
 
     Raises:
         DataError: the file is missing or damaged.
@@ -120,10 +121,7 @@ def _squad_rows(path: str | None, source: HubSource) -> list[tuple[str, str, str
 def hotpotqa(path: str | None, source: HubSource) -> tuple[list[str], list[Question]]:
     """Return the documents and the questions of HotpotQA's dev split (distractor), in the order of its file.
 
-    Args:
-        path: the authors' hotpot_dev_distractor_v1.json, or records with the fields of the hub's file; None for the
-            hub.
-        source: the data set on the hub.
+    The file is the authors' hotpot_dev_distractor_v1.json, or has records with the fields of the hub's file.
 
     Raises:
         DataError: the file is missing or damaged.
@@ -151,9 +149,8 @@ def hotpotqa(path: str | None, source: HubSource) -> tuple[list[str], list[Quest
 def splitter(kind: str) -> Callable[[str], list[str]]:
     """Return the function that splits a text into sentences.
 
-    Args:
-        kind: ``punkt`` for NLTK's model, as in RULER; ``simple`` for a split after closing punctuation. They place
-            needles at slightly different words.
+    It is NLTK's model for ``punkt``, as in RULER, or a split after closing punctuation for ``simple``. They place
+    needles at slightly different words.
 
     Raises:
         DataError: NLTK or its model is not installed.
@@ -189,12 +186,7 @@ def english_words(path: str) -> Sequence[str]:
 
 @contextmanager
 def _laid_out(name: str, layout: str) -> Iterator[None]:
-    """Raise DataError in place of errors that come from records in another layout than expected.
-
-    Args:
-        name: the file or the data set on the hub, for the message.
-        layout: what the records should be.
-    """
+    """Raise DataError in place of errors that come from records in another layout than expected."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:

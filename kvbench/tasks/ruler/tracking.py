@@ -20,10 +20,7 @@ EXAMPLE_LENGTH, EXAMPLE_VALUE = 500, "12345"
 class Tracking:
     """Generator of variable tracking at one length; every prompt begins with a worked example.
 
-    Args:
-        kind: the task's settings.
-        stream: random numbers and tokenizer.
-        chat: chat format with the placeholder ``{task}``. The worked example is inside it and has no format of its own.
+    The example is inside the chat format `chat` and has no format of its own.
     """
 
     def __init__(self, kind: Kind, stream: Stream, chat: str) -> None:

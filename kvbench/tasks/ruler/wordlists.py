@@ -20,10 +20,7 @@ VERSION = "3.0.1"
 
 @cache
 def words(kind: str) -> tuple[str, ...]:
-    """Return the words of one list of wonderwords.
-
-    Args:
-        kind: ``noun``, ``adjective`` or ``verb``.
+    """Return the words of one list of wonderwords: ``noun``, ``adjective`` or ``verb``.
 
     Raises:
         DataError: another version of wonderwords is installed.
@@ -42,10 +39,6 @@ class Pairs(Sequence[str]):
 
     Pairs of one adjective follow each other, unless it begins like another one that ends there with a hyphen (``well``
     and ``well-known``): the pairs of such adjectives are sorted together.
-
-    Args:
-        adjectives: the first words.
-        nouns: the second words.
     """
 
     def __init__(self, adjectives: Iterable[str], nouns: Iterable[str]) -> None:
