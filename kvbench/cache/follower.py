@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvbench.cache import rope
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.segments.base import Side
 
@@ -25,7 +24,7 @@ def copy_newest(layer: KVLayer, source: KVLayer, counts: Sequence[int]) -> None:
             if source_transform is not transform and source_transform is not None:
                 newest = source_transform.back(newest)
             if side == "key":
-                newest = rope.handed_on(source, one, newest, source.seen - count)
+                newest = source.handed_on(one, newest, source.seen - count)
             if source_transform is not transform and transform is not None:
                 newest = transform.keys(newest)
             store.tail.append(one, newest)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from kvbench.cache.progress import Progress
 from kvbench.cache.segments.codebook import NuqSegment
 from kvbench.cache.segments.packed import PackedSegment
-from kvbench.cache.state import LayerState
+from kvbench.cache.store import Store
 from kvbench.cache.watch import Place
 from kvbench.errors import NonFiniteError
 
@@ -19,7 +21,23 @@ NARROW = "\n  hint: load the model with a dtype of larger range: model.dtype=bfl
 WIDE = "\n  hint: download the weights again, since they may be damaged"
 
 
-def watch_segments(layer: LayerState) -> None:
+class _Holder(Protocol):
+    """What these functions read of a layer (:class:`kvbench.cache.layer.KVLayer`)."""
+
+    index: int
+    batch: int
+    heads: int
+    dtype: torch.dtype
+    device: torch.device
+    progress: Progress
+    keys_store: Store | None
+
+    def stores(self) -> tuple[Store, Store]: ...
+
+    def positions(self, row: int) -> Tensor: ...
+
+
+def watch_segments(layer: _Holder) -> None:
     """Prepare a layer so that an error about a NaN or Inf in packed tokens names layer, position, head and channel.
 
     Each packed segment of the layer, newly created, is registered with the device's :class:`Watch`, into which kernels
@@ -36,7 +54,7 @@ def watch_segments(layer: LayerState) -> None:
                 segment.watch = (watch, tag)
 
 
-def described(owner: weakref.ref[LayerState], index: int, side: str, number: int, place: Place) -> str:
+def described(owner: weakref.ref[_Holder], index: int, side: str, number: int, place: Place) -> str:
     """Return the error message for a NaN or Inf that was packed into segment `number` of a layer's store.
 
     The message omits the position if the layer (`owner`) no longer exists or no longer holds the token.
@@ -54,7 +72,7 @@ def described(owner: weakref.ref[LayerState], index: int, side: str, number: int
     )
 
 
-def located_in_tails(layer: LayerState, error: NonFiniteError, rows: slice) -> NonFiniteError:
+def located_in_tails(layer: _Holder, error: NonFiniteError, rows: slice) -> NonFiniteError:
     """Return a replacement for an error about NaN or Inf in tokens to pack, which names the layer and the position.
 
     As packing failed, the tokens are still among the layer's full-precision tokens, and the NaN or Inf is found there.
@@ -77,7 +95,7 @@ def located_in_tails(layer: LayerState, error: NonFiniteError, rows: slice) -> N
 
 
 def located(
-    layer: LayerState, error: NonFiniteError, rows: slice, keys: Tensor, values: Tensor, positions: Tensor
+    layer: _Holder, error: NonFiniteError, rows: slice, keys: Tensor, values: Tensor, positions: Tensor
 ) -> NonFiniteError:
     """Return an error that names the layer and position of the first NaN or Inf in given keys and values.
 
@@ -98,7 +116,7 @@ def located(
     return error
 
 
-def _hint(layer: LayerState | None) -> str:
+def _hint(layer: _Holder | None) -> str:
     if layer is None:
         return ""
     return NARROW if layer.dtype == torch.float16 else WIDE

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvbench.cache.state import LayerState
+from kvbench.cache.layer import KVLayer
 from kvbench.errors import CacheError
 
 
-def rotated_prompt(layer: LayerState, keys: Tensor) -> Tensor:
+def rotated_prompt(layer: KVLayer, keys: Tensor) -> Tensor:
     """Return the keys of a prompt, ``[B, H, T, D]`` including padding, after RoPE."""
     if layer.rope is None:
         return keys
@@ -23,7 +23,7 @@ def rotated_prompt(layer: LayerState, keys: Tensor) -> Tensor:
     return layer.rope(keys, _stacked(layer, range(layer.batch), [columns] * layer.batch))
 
 
-def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: Tensor) -> Tensor:
+def rotated_slots(layer: KVLayer, rows: slice, start: int, stop: int, keys: Tensor) -> Tensor:
     """Return the keys read from the slots ``[start, stop)``, ``[rows, H, stop - start, D]``, after RoPE.
 
     Raises:
@@ -44,30 +44,12 @@ def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: T
     return layer.rope(keys, _stacked(layer, numbers, columns))
 
 
-def rotated_columns(layer: LayerState, first: int, keys: Tensor) -> Tensor:
+def rotated_columns(layer: KVLayer, first: int, keys: Tensor) -> Tensor:
     """Return the keys ``[B, H, n, D]`` of the columns from `first` on after RoPE; the layer stores them before it."""
     assert layer.rope is not None
     columns = torch.arange(first, first + keys.shape[2])
     return layer.rope(keys, _stacked(layer, range(layer.batch), [columns] * layer.batch))
 
 
-def handed_on(layer: LayerState, rows: slice, keys: Tensor, first: int) -> Tensor:
-    """Convert keys for the follower of a layer: apply or undo RoPE if only one of the two stores keys before it.
-
-    The follower is the same layer in the cache of a draft model, which gets its tokens from this one. The keys,
-    ``[rows, H, n, D]``, are those of consecutive columns from `first` on.
-    """
-    assert layer.follower is not None
-    mine, other = layer.rope, layer.follower.rope
-    if (mine is None) == (other is None):
-        return keys
-    columns, numbers = torch.arange(first, first + keys.shape[2]), range(*rows.indices(layer.batch))
-    positions = _stacked(layer, numbers, [columns] * len(numbers))
-    if mine is not None:
-        return mine(keys, positions)
-    assert other is not None
-    return other(keys.float(), positions, inverse=True).to(keys.dtype)
-
-
-def _stacked(layer: LayerState, numbers: Sequence[int], columns: Sequence[Tensor]) -> Tensor:
+def _stacked(layer: KVLayer, numbers: Sequence[int], columns: Sequence[Tensor]) -> Tensor:
     return torch.stack([layer.progress.positions.at(row, c) for row, c in zip(numbers, columns, strict=True)])

@@ -109,7 +109,7 @@ class StateLayer(LinearAttentionLayer):
 class KVStateLayer(StateLayer, KVLayer):
     """A layer with both attention and a state of fixed size (Falcon-H1, Zamba2).
 
-    The arguments are those of :class:`~kvbench.cache.state.LayerState` and :class:`StateLayer`; `index` counts only the
+    The arguments are those of :class:`~kvbench.cache.layer.KVLayer` and :class:`StateLayer`; `index` counts only the
     layers with keys and values, `place` all layers of the model.
     """
 

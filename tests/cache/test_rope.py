@@ -105,13 +105,13 @@ def test_keys_are_converted_only_where_one_cache_stores_them_before_rope_and_the
     layer.follower = zoo.new_layer(load_method("fp16"))
     second = slice(1, 2)
     part = keys[second, :, 4:7].half()
-    after = rope.handed_on(layer, second, part, 4)
+    after = layer.handed_on(second, part, 4)
     assert torch.equal(after, part + torch.tensor([1.0, 2.0, 3.0]).half()[:, None])
     layer.rope, layer.follower.rope = None, rotated
-    before = rope.handed_on(layer, second, part, 4)
+    before = layer.handed_on(second, part, 4)
     assert before.dtype == torch.float16
     assert torch.equal(before, (part.float() - torch.tensor([1.0, 2.0, 3.0])[:, None]).half())
     layer.rope = rotated
-    assert rope.handed_on(layer, second, part, 4) is part
+    assert layer.handed_on(second, part, 4) is part
     layer.rope = layer.follower.rope = None
-    assert rope.handed_on(layer, second, part, 4) is part
+    assert layer.handed_on(second, part, 4) is part
