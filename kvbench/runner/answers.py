@@ -41,13 +41,10 @@ class PromptBatch:
     """The prompts of a batch of samples.
 
     Args:
-        samples: the samples.
-        prompts: the prompt of each sample in token ids.
-        input_ids: the same, padded on the left, ``[B, T]``.
+        input_ids: the prompts' token ids, padded on the left, ``[B, T]``.
         mask: attention mask ``[B, T]``; None if no row is padded.
         padded: what methods may need to know about the prompts.
         new_tokens: maximum number of tokens of an answer.
-        pad_id: token id of the padding.
     """
 
     samples: list[Sample]
@@ -61,15 +58,7 @@ class PromptBatch:
 
 @dataclass(frozen=True)
 class Answers:
-    """Strategy that generates answers and scores them, for samples whose work is :class:`kvbench.tasks.work.Generate`.
-
-    Args:
-        config: configuration of the run.
-        loaded: the loaded model.
-        task: the data set, which scores the answers.
-        machine: names of the device and the dtype, which are copied into each row.
-        options: kernels and back ends that the caches use.
-    """
+    """Strategy that generates and scores answers, for samples whose work is :class:`kvbench.tasks.work.Generate`."""
 
     config: RunConfig
     loaded: LoadedModel
@@ -106,8 +95,7 @@ class Answers:
         """Generate and score the answers of a batch, and return its rows.
 
         Args:
-            batch: the prompts.
-            cache: an empty cache for them (:meth:`cache`).
+            cache: an empty cache for the prompts (:meth:`cache`).
             first: True for the first batch of the session (:meth:`kvbench.runner.strategy.Strategy.rows`).
             prompt: the prompts, if they were read for several methods at once; None to read them now.
         """
@@ -172,13 +160,7 @@ def generation_figures(
 ) -> dict[str, Any]:
     """Return the figures that are measured once per batch and copied into each row: times, memory, attention path.
 
-    Args:
-        machine: names of the device and the dtype.
-        cache: the batch's cache after generation.
-        peaks: peak memory of prefill and of decoding.
-        warm_up: True for a warm-up batch, whose times are left out of all results.
-        rows: number of rows in the batch.
-        generation: the generated tokens of the batch, with times.
+    `cache` is the batch's after generation. The times of a warm-up batch are left out of all results.
     """
     return machine.measured(
         rows,
@@ -203,11 +185,6 @@ def shared_figures(prompt: ReadPrompt, peaks: dict[str, Any], device: torch.devi
     The row is marked with ``shared_prefill``: the number of methods, and the seconds of the prefill, which are part of
     its time to first token. The peak of prefill is unknown, because no single method had it; that of decoding is
     without the prompt that is kept for the other methods.
-
-    Args:
-        prompt: the prompt.
-        peaks: peak memory by phase, as measured.
-        device: device of the model.
     """
     decode = peaks["decode"]
     return {
@@ -232,9 +209,6 @@ def answer_row(
     """Return the result row of one sample: its answer, scores, KV-cache bytes and measured figures.
 
     Args:
-        task: the data set, which scores the answer.
-        sample: the sample.
-        prompt: the prompt of the sample in token ids.
         generation: the generated tokens of the whole batch, with times.
         index: index of the sample in the batch.
         bill: bytes of the cache that belong to the sample (:func:`kvbench.runner.rows.row_bill`).

@@ -15,10 +15,6 @@ def plan(samples: Sequence[Sample], size: int) -> list[list[Sample]]:
     The batch with the longest prompt (in characters) runs first, because the first batch is a warm-up, and its peak
     memory is measured in detail. If the task has its own warm-up samples, their batches run first instead. The other
     batches keep the order of the samples.
-
-    Args:
-        samples: samples of one data set.
-        size: maximum number of samples per batch.
     """
     planned = list(batches(samples, size))
     warming = [batch for batch in planned if batch[0].warm_up]
@@ -30,14 +26,10 @@ def plan(samples: Sequence[Sample], size: int) -> list[list[Sample]]:
 
 
 def batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
-    """Yield batches of consecutive samples that can run together.
+    """Yield batches of at most `size` consecutive samples that can run together.
 
     The samples of a batch have the same kind of work, the same `max_new_tokens`, `stop`, `end_text` and
     `say_something`, and are either all warm-up samples or none of them is.
-
-    Args:
-        samples: samples of one data set.
-        size: maximum number of samples per batch.
     """
     batch: list[Sample] = []
     for sample in samples:
@@ -69,12 +61,7 @@ def check_ids(samples: Iterable[Sample]) -> None:
 
 
 def check_any(samples: Sequence[Sample], dataset: Mapping[str, Any]) -> None:
-    """Raise DataError if there are no samples.
-
-    Args:
-        samples: the samples of the run.
-        dataset: configuration of the data set, for the message.
-    """
+    """Raise DataError, whose message has the configuration of the data set, if there are no samples."""
     if samples:
         return
     hint = (

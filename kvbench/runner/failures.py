@@ -20,11 +20,10 @@ class Failures:
     """Records of the errors and of the out-of-memory error that occurred in a run so far.
 
     Args:
-        label: short name of the run, for messages.
         code: digests of the current code (:mod:`kvbench.runner.sources`).
         errors: ``{sample, type, message, traceback}`` of each error; ``sample`` is None for an error outside a sample.
         oom: ``{bytes_asked, sample, message, code}`` of the out-of-memory error; ``sample`` is None if memory ran out
-            while the model was being loaded. None if memory did not run out.
+            while the model was being loaded. None if memory sufficed.
     """
 
     label: str
@@ -44,13 +43,8 @@ class Failures:
     def add(self, sample: str, error: Exception, show: Callable[[str], None]) -> bool:
         """Record the error of a sample, and show it unless an earlier error had the same message.
 
-        Args:
-            sample: id of the sample.
-            error: the error.
-            show: function that shows a message to the user.
-
-        Returns:
-            True if the run can go on; False if :data:`MAX_ERRORS` samples have failed, at which the run must end.
+        The result is True if the run can go on; False if :data:`MAX_ERRORS` samples have failed, at which the run must
+        end.
         """
         shown = [entry["message"] for entry in self.errors]
         self.errors.append({"sample": sample, **describe(error)})
@@ -63,9 +57,7 @@ class Failures:
     def ran_out(self, error: BaseException, sample: str | None) -> None:
         """Record and show an out-of-memory error. It gives the run the status ``oom``, a result rather than a failure.
 
-        Args:
-            error: the out-of-memory error.
-            sample: id of the sample that ran out of memory; None if the model was being loaded.
+        `sample` is None if the model was being loaded.
         """
         asked = bytes_asked(error)
         self.oom = {"bytes_asked": asked, "sample": sample, "message": str(error)[:1000], "code": self.code}
@@ -94,9 +86,7 @@ class Failures:
 def lost(failure: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None, dict[str, Any] | None]:
     """Return how to record a run that ends because another rank failed.
 
-    Args:
-        failure: a dict that describes the failure: ``rank``, ``kind`` (name of the exception's class), ``message``, and
-            ``oom`` (True if memory ran out).
+    `failure` has ``rank``, ``kind`` (name of the exception's class), ``message``, and ``oom`` (True if memory ran out).
 
     Returns:
         The status of the run (``interrupted``, ``oom`` or ``error``), the record of the out-of-memory error or None,

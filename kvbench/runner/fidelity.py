@@ -38,14 +38,8 @@ DIGITS = 9
 class Comparisons:
     """Strategy that compares predictions, for samples whose work is :class:`kvbench.tasks.work.CompareTokens`.
 
-    fp16's predictions are read from a file if they have been stored before; otherwise fp16 decodes the batch first.
-
-    Args:
-        config: configuration of the run. If the method is speculative, its cache is used without drafting.
-        loaded: the loaded model.
-        task: the data set. Its scorer is called with empty predictions.
-        machine: names of the device and the dtype, which are copied into each row.
-        options: kernels and back ends that the caches use.
+    fp16's predictions are read from a file if they have been stored before; otherwise fp16 decodes the batch first. The
+    cache of a speculative method is used without drafting. The task's scorer is called with empty predictions.
     """
 
     config: RunConfig
@@ -59,9 +53,6 @@ class Comparisons:
 
         Prompts run ``runtime.batch_size`` at a time. Windows of a text all have the same length, so more of them run
         together, because a step takes hardly longer: ``runtime.span_rows``, or :data:`WINDOWS` for ``auto``.
-
-        Args:
-            samples: the samples that are going to run.
         """
         runtime = self.config.runtime
         works = [sample.work for sample in samples if isinstance(sample.work, CompareTokens)]
@@ -73,7 +64,7 @@ class Comparisons:
         return max(runtime.batch_size, min(WINDOWS, TOGETHER // longest))
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
-        """Compare the predictions for a batch; arguments as for :meth:`kvbench.runner.strategy.Strategy.rows`.
+        """Compare the predictions for a batch. See :meth:`kvbench.runner.strategy.Strategy.rows`.
 
         Raises:
             ConfigError: a window of text is longer than the model's limit.
@@ -140,10 +131,7 @@ class Comparisons:
 def figures(compared: Comparison, work: CompareTokens, prompt: int) -> dict[str, Any]:
     """Return what a row holds under the key ``fidelity`` (:mod:`kvbench.results.fidelity` folds it).
 
-    Args:
-        compared: the comparison at all positions of a sample.
-        work: the sample's work.
-        prompt: number of tokens of the exact prefill.
+    `prompt` is the number of tokens of the exact prefill.
     """
     positions, decoded = compared.positions, work.mode == "decode"
     begin = 1 if decoded else 0  # position 0 was predicted by the prefill

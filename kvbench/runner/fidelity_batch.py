@@ -39,21 +39,12 @@ class Batch:
     new_tokens: int
 
     def name(self, index: int) -> str:
-        """Return the digest of a row's prompt, and of the tokens after it if these are given.
-
-        Args:
-            index: row of the batch.
-        """
+        """Return the digest of a row's prompt, and of the tokens after it if these are given."""
         given = self.tokens[index] if self.tokens is not None else []
         return digest(self.input_ids[index, self._padding(index) :].tolist(), given)
 
     def alone(self, index: int, new_tokens: int) -> Batch:
-        """Return one row as a batch of its own, without padding and without tokens after the prompt.
-
-        Args:
-            index: row of the batch.
-            new_tokens: largest number of tokens after the prompt.
-        """
+        """Return one row as a batch of its own, without padding and without tokens after the prompt."""
         ids = self.input_ids[index : index + 1, self._padding(index) :]
         return Batch(ids, None, _one_prompt(self.prompts, index, ids), None, new_tokens)
 
@@ -67,11 +58,6 @@ class Batch:
 
 def batch_of(samples: Sequence[Sample], config: RunConfig, loaded: LoadedModel) -> Batch:
     """Return the batch of samples of one kind: windows of a text, or prompts.
-
-    Args:
-        samples: the samples.
-        config: configuration of the run.
-        loaded: the loaded model, which gives tokenizer, device and limit.
 
     Raises:
         ConfigError: a window of text is longer than the model's limit.
@@ -119,13 +105,7 @@ def _prompts(samples: Sequence[Sample], config: RunConfig, loaded: LoadedModel) 
 
 
 def _one_prompt(prompts: Prompts | None, index: int, ids: Tensor) -> Prompts | None:
-    """Return the facts about one prompt of a batch.
-
-    Args:
-        prompts: the batch's prompts; None without prompts.
-        index: row of the prompt.
-        ids: the prompt without padding, ``[1, T]``.
-    """
+    """Return the facts about one prompt of a batch; None without prompts. Its `ids`, ``[1, T]``, have no padding."""
     if prompts is None:
         return None
 

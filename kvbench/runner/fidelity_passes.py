@@ -25,13 +25,7 @@ from kvbench.tasks.work import CompareTokens
 
 @dataclass
 class Passes:
-    """Passes of a model over a batch, with the cache of any method.
-
-    Args:
-        runtime: runtime options of the run.
-        loaded: the loaded model.
-        options: kernels and back ends that the caches use.
-    """
+    """Passes of a model over a batch, with the cache of any method."""
 
     runtime: RuntimeConfig
     loaded: LoadedModel
@@ -55,8 +49,6 @@ class Passes:
         """Return the final hidden states at all positions of a batch, ``[B, n, d]``, and the method's cache.
 
         Args:
-            method: the method.
-            batch: the prompts.
             tokens: for each row, the tokens after the prompt; the last one is predicted, not decoded.
             work: how the batch is decoded: token by token, or in one simulated pass.
             report: function that shows the progress, or None.
@@ -93,15 +85,9 @@ class Passes:
         return states, cache
 
     def layer_errors(self, method: Method, batch: Batch, tokens: Sequence[int]) -> dict[str, list[float]]:
-        """Return the errors of each layer's attention in a batch of one row, by kind of error.
+        """Return the fields of :class:`kvbench.decoding.probe.LayerErrors` for a batch of one row without padding.
 
-        Args:
-            method: the method.
-            batch: the prompt, without padding.
-            tokens: the tokens after the prompt; the last one is not decoded.
-
-        Returns:
-            The fields of :class:`kvbench.decoding.probe.LayerErrors`; empty lists if no token is decoded.
+        The last of the tokens after the prompt is not decoded. The lists are empty if no token is decoded.
         """
         given = torch.tensor([list(tokens[:-1])], dtype=torch.long, device=batch.input_ids.device)
         if not given.shape[1]:
@@ -116,13 +102,7 @@ class Passes:
         return {"own": list(errors.own), "total": list(errors.total)}
 
     def new_cache(self, method: Method, batch: Batch, new_tokens: int) -> Any:
-        """Return an empty cache for a batch.
-
-        Args:
-            method: the method.
-            batch: the prompts.
-            new_tokens: number of tokens that are decoded after them.
-        """
+        """Return an empty cache for a batch, after whose prompts `new_tokens` tokens are decoded."""
         length = batch.input_ids.shape[1] + new_tokens
         cache = method.new_cache(self.loaded.model, batch.prompts, max_length=length)
         cache.options = self.options

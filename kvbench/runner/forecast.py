@@ -20,11 +20,8 @@ def peak_bytes(checked: RunConfig) -> int | None:
     """Return the bytes of GPU memory that a run is expected to take at most; None if its model is not known.
 
     They are those of the weights, the keys and values of the longest possible prompt with its answer, the activations
-    of the largest forward pass (:mod:`kvbench.profiling.roofline`), and the CUDA context. The
-    cache of a method without a formula for its bytes counts as one in full precision.
-
-    Args:
-        checked: configuration of the run.
+    of the largest forward pass (:mod:`kvbench.profiling.roofline`), and the CUDA context. The cache of a method without
+    a formula for its bytes counts as one in full precision.
     """
     shape = _shape(checked)
     if shape is None:
@@ -43,9 +40,6 @@ def check_fits(checked: RunConfig) -> None:
 
     Nothing is refused where the size of the weights is not known: no sizes are on this machine, a checkpoint is
     quantized, or the weights are spread over several devices.
-
-    Args:
-        checked: configuration of the run.
     """
     limit, model, runtime = checked.runtime.memory_limit_gb, checked.model, checked.runtime
     if limit is None or runtime.device_map is not None or runtime.tensor_parallel is not None:
@@ -86,11 +80,7 @@ def _weights(checked: RunConfig, shape: roofline.Shape) -> int:
 
 
 def longest(checked: RunConfig) -> tuple[int, int, int]:
-    """Return the tokens of the longest possible prompt, those of an answer, and the largest batch of a run.
-
-    Args:
-        checked: configuration of the run.
-    """
+    """Return the tokens of the longest possible prompt, those of an answer, and the largest batch of a run."""
     data, most = checked.dataset, checked.model.max_length
     new = checked.decoding.max_new_tokens or _largest(data, ("max_new_tokens", "new_tokens")) or ANSWER
     wanted = _largest(data, ("lengths", "prompts", "window", "length"))

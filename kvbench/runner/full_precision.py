@@ -1,4 +1,4 @@
-"""fp16's predictions for samples of ``dataset=fidelity``: read from files, or decoded with the full-precision cache."""
+"""fp16's predictions for samples of ``dataset=fidelity``."""
 
 from __future__ import annotations
 
@@ -36,15 +36,7 @@ from kvbench.util.progress import say
 
 @dataclass
 class FullPrecision:
-    """fp16's predictions: read from files if they have been stored before, otherwise decoded.
-
-    Args:
-        config: configuration of the run.
-        loaded: the loaded model.
-        task: the data set.
-        machine: names of the device and the dtype.
-        passes: passes of the model, with the output head.
-    """
+    """fp16's predictions: read from files if they have been stored before, otherwise decoded with the exact cache."""
 
     config: RunConfig
     loaded: LoadedModel
@@ -57,10 +49,7 @@ class FullPrecision:
     ) -> list[tuple[Any, Tensor, dict[str, Any]]]:
         """Return for each sample the tokens at its positions, fp16's states there, and where these come from.
 
-        Args:
-            samples: samples of one kind.
-            batch: their batch.
-            report: function that shows the progress, or None.
+        The samples are of one kind; `batch` is theirs. `report` shows the progress, or is None.
         """
         work = work_of(samples[0])
         names = [batch.name(index) for index in range(len(samples))]

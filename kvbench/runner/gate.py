@@ -64,12 +64,10 @@ def entered(
     A run that needs more than the whole device enters once it would be alone there.
 
     Args:
-        device: name of the device, the same in all processes that use it.
-        capacity: memory of the device in bytes.
+        device: name of the device, the same in all processes that use it; `capacity` is its memory in bytes.
         needed: predicted bytes of the run.
         say: function that is called with a line for the user if the run has to wait.
         ledgers: folder of the ledgers; None for :func:`folder`.
-        poll_s: seconds between two looks at the ledger.
     """
     ledger = _Ledger(ledgers or folder(), device)
     mark, announced = ledger.join(needed), False
@@ -85,12 +83,7 @@ def entered(
 
 
 class _Ledger:
-    """The ledger of one device: entries of processes, in the order in which they came.
-
-    Args:
-        place: folder of the ledgers.
-        device: name of the device.
-    """
+    """The ledger of one device: entries of processes, in the order in which they came."""
 
     def __init__(self, place: Path, device: str) -> None:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -28,9 +28,7 @@ _QUANTIZER_METHODS = ({"encode", "decode"}, {"quantize", "dequantize"}, {"encode
 
 @dataclass(frozen=True)
 class Module:
-    """Facts about a Python module, read from its source file without importing it.
-
-    Imports inside ``if TYPE_CHECKING:`` are ignored.
+    """Facts about a Python module. Imports inside ``if TYPE_CHECKING:`` are ignored.
 
     Attributes:
         digest: digest of the source without comments, docstrings and formatting, and of the data files in the module's
@@ -57,10 +55,7 @@ class Module:
 
 
 def load(name: str) -> Module | None:
-    """Analyse the source file of a module and return the facts about it.
-
-    The result is None if the module has no file, as in a notebook or for a namespace package.
-    """
+    """Return the facts about a module, or None if it has no file, as in a notebook or for a namespace package."""
     stamps = _stamps(name)
     return _read(name, *stamps) if stamps else None
 
@@ -108,7 +103,7 @@ def _data_files(stamp: Stamp) -> tuple[str, ...]:
 def find(name: str) -> ModuleSpec | None:
     """Return the import spec of a module, without importing the module or the package that contains it.
 
-    The result is None if the module is not found or has no file.
+    It is None if the module is not found or has no file.
     """
     top, _, rest = name.partition(".")
     try:

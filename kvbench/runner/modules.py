@@ -17,19 +17,14 @@ from kvbench.runner.module_facts import digest_of_file as digest_of_file
 
 
 def submodules(package: str) -> list[str]:
-    """Return the dotted names of a package and of all modules in it; empty if the package is not found.
-
-    Args:
-        package: dotted name of the package. If it is a plain module, only this name is returned.
-    """
+    """Return the dotted names of a package and of all modules in it. See :func:`files`."""
     return list(files(package))
 
 
 def files(package: str) -> dict[str, Path]:
     """Return the files of a package and of all modules in it, by dotted name; empty if the package is not found.
 
-    Args:
-        package: dotted name of the package. If it is a plain module, only its own file is returned.
+    Of a plain module, only its own file is returned.
     """
     spec = find(package)
     if spec is None or spec.origin is None:
@@ -47,11 +42,9 @@ def files(package: str) -> dict[str, Path]:
 def lineage(target: str) -> list[str]:
     """Return the names of the modules in which a class and its base classes are defined, the class's own module first.
 
-    Modules of the standard library are left out. If no ``class`` statement for the class is found, for example because
-    a function call creates it, only the module named in `target` is returned.
-
-    Args:
-        target: dotted path of the class. Its module may define the class or only import it.
+    The module in the path `target` may define the class or only import it. Modules of the standard library are left
+    out. If no ``class`` statement for the class is found, for example because a function call creates it, only the
+    module named in `target` is returned.
     """
     module, _, cls = target.rpartition(".")
     modules: dict[str, None] = {}
@@ -87,12 +80,8 @@ def _origins(name: str, content: Module, base: str) -> Iterator[tuple[str, str]]
 def is_quantizer(name: str, package: str) -> bool:
     """Return True if a module contains a quantizer.
 
-    A quantizer is a class that derives from a class in `package`, or that defines the methods of a quantizer, such as
-    `encode` and `decode`.
-
-    Args:
-        name: dotted name of the module.
-        package: dotted name of the package with kvbench's quantizers.
+    A quantizer is a class that derives from a class in `package`, that of kvbench's quantizers, or that defines the
+    methods of a quantizer, such as `encode` and `decode`.
     """
     content = load(name)
     if content is None:
@@ -104,10 +93,8 @@ def is_quantizer(name: str, package: str) -> bool:
 def closure(names: Iterable[str], follow: Callable[[str], bool], closed: Collection[str] = ()) -> dict[str, Module]:
     """Return the given modules and all modules that they import, directly or indirectly, as a dict by name.
 
-    Args:
-        names: names of the modules with which to begin; those without a file are left out.
-        follow: function that is called with the name of an imported module, and returns True to include it.
-        closed: names of modules that are included without the modules that they import.
+    Modules without a file are left out. An imported module is included if `follow` returns True for its name; those in
+    `closed` are included without the modules that they import.
     """
     modules: dict[str, Module] = {}
     waiting = list(names)

@@ -30,11 +30,8 @@ def settle(store: RunStore, checked: RunConfig) -> None:
     """Compare the model's weights with those of the run's first samples; the first call records their origin instead.
 
     The origin (`origin.json`) is the repository, commit and checksums of the model, the encoder and the data, if they
-    came from the hub (:func:`of`). Weights that are not in the hub's cache are neither compared nor recorded.
-
-    Args:
-        store: files of the run, whose lock this process must hold.
-        checked: configuration of the run.
+    came from the hub (:func:`of`). Weights that are not in the hub's cache are neither compared nor recorded. This
+    process must hold the lock of `store`.
 
     Raises:
         ModelError: the checksums of the model's weights differ from the recorded ones; the message names both commits.
@@ -57,9 +54,6 @@ def settle(store: RunStore, checked: RunConfig) -> None:
 def of(checked: RunConfig) -> dict[str, Any]:
     """Return repository, commit and checksums of those files of model, encoder and data that are in the hub's cache.
 
-    Args:
-        checked: configuration of the run.
-
     Returns:
         ``model`` and ``encoder`` with ``hub_id``, ``revision`` and ``sha256``, and ``data`` with a list of the same
         entries. A key is absent if the files are local or not complete yet, and ``encoder`` if the method has none.
@@ -68,10 +62,7 @@ def of(checked: RunConfig) -> dict[str, Any]:
 
 
 def noted(store: RunStore) -> dict[str, Any]:
-    """Return ``{"origin": ...}``, the recorded origin of model, encoder and data, for `metrics.json`.
-
-    The result is an empty dict if nothing came from the hub.
-    """
+    """Return ``{"origin": ...}``, the recorded origin, for `metrics.json`; empty if nothing came from the hub."""
     origin = store.origin()
     return {"origin": origin} if origin else {}
 

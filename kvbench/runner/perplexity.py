@@ -32,12 +32,10 @@ from kvbench.util.failures import is_out_of_memory
 class TextSpans:
     """Strategy that measures the likelihood of texts, for samples whose work is :class:`kvbench.tasks.work.ScoreText`.
 
+    The cache of a speculative method is used without drafting. The task's scorer is called with empty predictions,
+    because nothing is generated.
+
     Args:
-        method: the configured method. If it is speculative, its cache is used without drafting.
-        loaded: the loaded model.
-        task: the data set. Its scorer is called with empty predictions, because nothing is generated.
-        machine: names of the device and the dtype, which are copied into each row.
-        options: kernels and back ends that the caches use.
         rows_at_once: number of spans per batch; ``auto``: on a GPU as many as fit (:mod:`kvbench.runner.span_rows`),
             elsewhere `batch_size`.
         batch_size: number of spans per batch where `rows_at_once` does not determine it.
@@ -58,11 +56,7 @@ class TextSpans:
     compile: bool = False
 
     def size(self, samples: Sequence[Sample]) -> int:
-        """Return the largest number of spans per batch, which divides the samples evenly if it is chosen here.
-
-        Args:
-            samples: all samples that are going to run.
-        """
+        """Return the largest number of spans per batch, which divides the samples evenly if it is chosen here."""
         if self.rows_at_once != "auto":
             return self.rows_at_once
         if self.loaded.device.type != "cuda" or not self._alone:
@@ -77,9 +71,7 @@ class TextSpans:
         return self.loaded.layout != "tensor_parallel"
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
-        """Measure the likelihood of each text of a batch, and return one row per text.
-
-        The arguments are those of :meth:`kvbench.runner.strategy.Strategy.rows`.
+        """Measure the likelihood of each text of a batch. See :meth:`kvbench.runner.strategy.Strategy.rows`.
 
         Raises:
             ConfigError: the method would have no effect in this mode or cannot run in it, or a text is longer than the
@@ -196,11 +188,7 @@ def _kind(sample: Sample) -> tuple[object, ...]:
 def check_mode(method: Method, mode: str, prompt: int) -> None:
     """Raise ConfigError if a method would have no effect on perplexity, or cannot run, in the given mode.
 
-    Args:
-        method: the method of the run.
-        mode: how perplexity is measured: ``decode``, ``simulated`` or ``fp16`` (explained in
-            :meth:`Method.check_windows`).
-        prompt: number of tokens at the start of each span of text that are read as a prompt and not scored.
+    See :meth:`Method.check_windows`.
     """
     method.check_windows(mode, prompt)
 

@@ -25,16 +25,7 @@ from kvbench.tasks.work import MeasurePoint
 class Points:
     """Strategy that measures time and memory, for samples whose work is :class:`kvbench.tasks.work.MeasurePoint`.
 
-    These are the samples of ``dataset=efficiency``. Each is a point: a prompt length with a batch size.
-
-    Args:
-        method: the method whose caches are measured.
-        decoding: number of new tokens, and options of sampling.
-        runtime: options of the runtime, such as CUDA graphs, compilation, and the chunk size of a prefill.
-        loaded: the loaded model.
-        task: the data set. Its scorer is called with empty answers, because the content of answers does not matter.
-        machine: names of the device and the dtype, which are copied into each row.
-        options: kernels and back ends that the caches use.
+    The task's scorer is called with empty answers, because their content does not matter.
     """
 
     method: Method

@@ -38,15 +38,15 @@ def encode(
 ) -> EncodedPrompt:
     """Convert a sample's prompt to token ids, with its chat wrapper, and truncate it if it exceeds `limit`.
 
-    The sample's `truncation` says how a long prompt is treated. With ``middle``, tokens are removed from the middle of
-    the sample's own text, never from the wrapper. With ``longbench``, the text is cut by :func:`longbench_cut` before
-    it is wrapped. With ``refuse``, an error is raised.
+    With the sample's ``truncation="middle"``, tokens are removed from the middle of its own text, never from the
+    wrapper. With ``longbench``, the text is cut by :func:`longbench_cut` before it is wrapped. With ``refuse``, an
+    error is raised.
 
     The context span of the result takes the wrapper and the removed tokens into account. A token that crosses the
     border of the context counts as outside, so that no part of the question is inside.
 
     Args:
-        sample: the sample; its `rules` may omit the wrapper, add a system turn, or give the prompt in token ids.
+        sample: its `rules` may omit the wrapper, add a system turn, or give the prompt in token ids.
         tokenizer: a fast Hugging Face tokenizer, which can return character offsets.
         chat: the chat wrapper: ``none``, ``template`` (the tokenizer's own template with one user turn), or a text that
             contains ``{prompt}``.
@@ -107,11 +107,6 @@ def longbench_cut(prompt: str, tokenizer: Any, limit: int) -> tuple[str, int, in
     Special tokens count towards the limit but do not appear in the result. If the result is tokenized again, its length
     may differ slightly from `limit`.
 
-    Args:
-        prompt: the text.
-        tokenizer: the model's tokenizer.
-        limit: maximum number of tokens to keep.
-
     Returns:
         The truncated text, the number of its characters before the cut, and the number of tokens removed. A text of at
         most `limit` tokens is returned unchanged, with its own length and 0.
@@ -150,16 +145,14 @@ def _longbench(sample: Sample, tokenizer: Any, chat: str, limit: int, room: int 
 
 
 def wrapper(chat: str, tokenizer: Any, system: str | None = None) -> tuple[str, str, bool]:
-    """Return the text that a chat wrapper puts before a prompt, and the text that it puts after it.
+    """Return the text that a chat wrapper puts before a prompt, the text after it, and whether to add special tokens.
 
     Args:
-        chat: ``none``, ``template`` or a text that contains ``{prompt}``, as for :func:`encode`.
-        tokenizer: the model's tokenizer.
+        chat: as for :func:`encode`.
         system: text of a system turn before the user's turn; used only with ``chat="template"``. None for no such turn.
 
     Returns:
-        The text before the prompt, the text after it, and True if the tokenizer has to add its special tokens to the
-        wrapped prompt; False if the chat template already contains them.
+        The third value is False if the chat template already contains the tokenizer's special tokens.
 
     Raises:
         ModelError: with ``chat="template"``, the tokenizer has no template, or the template rejects a turn or changes
@@ -199,20 +192,17 @@ def pad(
     decode: Callable[[Sequence[int]], str] | None = None,
     query_sources: Sequence[str | None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, Prompts]:
-    """Combine prompts into a batch, padded on the left to the length of the longest.
+    """Combine B prompts into a batch, padded on the left to the length of the longest.
 
     Args:
-        prompts: the B prompts.
         queries: the question of each prompt, with which Cocktail searches the context; may be empty.
-        pad_id: token id of the padding.
-        device: device of the tensors.
         decode: function that converts token ids to text, for methods that read the text of the context; None if the
             method does not.
         query_sources: for each prompt, what to search with if the question is empty (``Sample.query_source``).
 
     Returns:
-        Three values: the token ids ``[B, T]``; the attention mask ``[B, T]``, 1 at real tokens, or None if no row is
-        padded; and the facts about the prompts that ``method.new_cache`` takes.
+        The token ids ``[B, T]``; the attention mask ``[B, T]``, 1 at real tokens, or None if no row is padded; and the
+        facts about the prompts that ``method.new_cache`` takes.
     """
     width = max(len(prompt.ids) for prompt in prompts)
     starts = [width - len(prompt.ids) for prompt in prompts]
@@ -229,10 +219,8 @@ def pad(
 def prompt_limit(configured: int | None, max_length: int | None, max_new_tokens: int) -> int | None:
     """Return the largest number of tokens that a prompt may have; None if there is no limit.
 
-    Args:
-        configured: limit from the configuration; None for no limit.
-        max_length: largest number of tokens that the model accepts, prompt and answer together; None for no limit.
-        max_new_tokens: number of tokens to reserve for the answer.
+    `configured` and `max_length`, the number of tokens that the model accepts, prompt and answer together, are None
+    without a limit. `max_new_tokens` tokens are reserved for the answer.
     """
     limits = [max_length - max_new_tokens] if max_length else []
     if configured:
@@ -241,9 +229,9 @@ def prompt_limit(configured: int | None, max_length: int | None, max_new_tokens:
 
 
 def own_limit(sample: Sample, model: ModelConfig) -> int | None:
-    """Return the configured limit on prompt tokens: the sample's own limit, or else the model's ``prompt_limit``.
+    """Return the sample's own limit on prompt tokens, or else the model's ``prompt_limit``.
 
-    The result is None if neither is set, or if the sample is to fill the model's context.
+    It is None if neither is set, or if the sample is to fill the model's context.
     """
     by_model, rules = sample.rules.limits, sample.rules
     limit = by_model.get(model.name, by_model.get(model.preset or "", rules.limit))
@@ -251,20 +239,14 @@ def own_limit(sample: Sample, model: ModelConfig) -> int | None:
 
 
 def end_ids(sample: Sample, tokenizer: Any) -> list[int]:
-    """Return the tokens that end the answer to a sample, in addition to the model's end-of-sequence tokens.
-
-    The list has one element, the last token of the sample's `end_text`. It is empty if the sample has no `end_text`.
-    """
+    """Return the last token of a sample's `end_text`, which ends its answer too; empty if there is no such text."""
     if not sample.end_text:
         return []
     return list(tokenizer(sample.end_text, add_special_tokens=False)["input_ids"])[-1:]
 
 
 def answer_ids(sample: Sample, tokenizer: Any) -> list[int]:
-    """Return the token ids of a sample's first reference answer, as they would follow the prompt.
-
-    The list is empty if the sample has no reference answer.
-    """
+    """Return the token ids of a sample's first reference answer, as they would follow the prompt; empty without one."""
     if sample.answer_ids is not None:
         return list(sample.answer_ids)
     text = sample.continuation

@@ -1,4 +1,4 @@
-"""Several questions on one cache: the shared text is cached once, and each question is answered on a copy."""
+"""Several questions on one cache."""
 
 from __future__ import annotations
 
@@ -26,13 +26,6 @@ class SharedTexts:
     """Strategy that asks several questions about one text, for samples with :class:`kvbench.tasks.work.AskQuestions`.
 
     The text is cached once, and each question is answered on a copy of this cache.
-
-    Args:
-        config: configuration of the run.
-        loaded: the loaded model.
-        task: the data set, which scores the answers.
-        machine: names of the device and the dtype, which are copied into each row.
-        options: kernels and back ends that the caches use.
     """
 
     config: RunConfig

@@ -89,13 +89,8 @@ def terminated_as_interrupt() -> Iterator[None]:
 def follow(checked: RunConfig, team: Team) -> dict[str, Any]:
     """On a rank other than 0, run the batches that rank 0 has planned. No results are written.
 
-    Args:
-        checked: configuration of the run.
-        team: the ranks of the run.
-
-    Returns:
-        A dict with ``status`` and ``rank``, the number of this rank. The status is ``oom`` if a rank ran out of memory,
-        else ``ok``, even if single samples failed; rank 0 records their errors.
+    The result is ``status`` and the number ``rank`` of this rank. The status is ``oom`` if a rank ran out of memory,
+    else ``ok``, even if single samples failed; rank 0 records their errors.
     """
     wanted, task = team.hear(), checked.task
     if not wanted:
@@ -125,12 +120,8 @@ def follow(checked: RunConfig, team: Team) -> dict[str, Any]:
 def opened(checked: RunConfig, team: Team | None) -> Iterator[Session]:
     """Load the model inside a ``with`` block, and free its memory at the end of the block; yields a session.
 
-    The run may not use more memory than ``runtime.memory_limit_gb``, if that is set. Torch is imported only here, so a
-    run without missing samples never imports it.
-
-    Args:
-        checked: configuration of the run.
-        team: the ranks of the run, which load the model at the same time; None for a single process.
+    The run may not use more memory than ``runtime.memory_limit_gb``, if that is set. The ranks of a team load the model
+    at the same time. Torch is imported only here, so a run without missing samples never imports it.
     """
     from kvbench.models.devices import homes
     from kvbench.profiling import onednn
@@ -160,9 +151,7 @@ def opened(checked: RunConfig, team: Team | None) -> Iterator[Session]:
 def together(team: Team | None, act: Callable[[], Any]) -> Any:
     """Call a function on every rank, and return its value on this rank. If it fails on any rank, raise an error on all.
 
-    Args:
-        team: the ranks, all of which must call :func:`together`; None for a single process.
-        act: function to call.
+    All ranks of the team must call :func:`together`; None stands for a single process.
     """
     if team is None:
         return act()
@@ -178,10 +167,7 @@ def together(team: Team | None, act: Callable[[], Any]) -> Any:
 def batch(team: Team | None, session: Session, samples: list[Sample]) -> list[Row]:
     """Run a batch on every rank, and return its rows, with bytes summed over the ranks (:func:`merged`).
 
-    Args:
-        team: the ranks, all of which must call this function with the same batch; None for a single process.
-        session: session of this rank.
-        samples: the samples of the batch.
+    All ranks of the team must call this function with the same batch; None stands for a single process.
 
     Raises:
         PeerError: another rank failed.
@@ -202,14 +188,10 @@ def batch(team: Team | None, session: Session, samples: list[Sample]) -> list[Ro
 
 
 def merged(own: Row, everyone: Sequence[Row]) -> Row:
-    """Return a row with KV-cache bytes and peak memory summed over all ranks.
+    """Return a row with KV-cache bytes and peak memory summed over `everyone`, the rows of all ranks for its sample.
 
     Under ``measured``, the row also lists the bytes of each rank, as ``ranks``. All other entries are those of this
-    rank.
-
-    Args:
-        own: this rank's row.
-        everyone: the rows of all ranks for the same sample.
+    rank's row, `own`.
 
     Raises:
         KvbenchError: the ranks did not generate the same tokens.

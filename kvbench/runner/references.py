@@ -64,10 +64,8 @@ class References:
     """The stored predictions of fp16 for one model and data set.
 
     Args:
-        folder: folder of the files.
         stamp: what the predictions depend on: digests of head and norm, dtype, device, digest of the code. A file with
             another stamp is stale.
-        say: function that shows a line to the user.
     """
 
     def __init__(self, folder: Path, stamp: Mapping[str, Any], say: Callable[[str], None]) -> None:
@@ -84,9 +82,7 @@ class References:
     def read(self, sample: str, prompt: str) -> Reference | None:
         """Return the stored predictions of a sample; None, after a message, if they are stale or damaged.
 
-        Args:
-            sample: id of the sample.
-            prompt: digest of the prompt, and of the tokens after it if these are given (:func:`digest`).
+        `prompt` is the digest of the prompt, and of the tokens after it if these are given (:func:`digest`).
         """
         path = self.path(sample)
         try:
@@ -113,7 +109,7 @@ class References:
         return Reference(arrays["tokens"], arrays["states"], int(meta["batch_rows"]), meta.get("how") or {})
 
     def write(self, sample: str, prompt: str, reference: Reference) -> None:
-        """Store the predictions of a sample; arguments as for :meth:`read`.
+        """Store the predictions of a sample, with the digest `prompt` of :meth:`read`.
 
         Raises:
             DiskError: the file cannot be written.

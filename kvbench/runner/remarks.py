@@ -17,16 +17,8 @@ def untouched(method: Method, rows: Sequence[Row]) -> dict[str, Any] | None:
     """Return the hyper-parameter that kept the method from having any effect, because all samples were too short.
 
     A method has an effect as soon as it packs or drops a token. Many methods keep a number of tokens in full precision;
-    if no sample has more, nothing is packed.
-
-    Args:
-        method: the method of the run.
-        rows: the rows of the run.
-
-    Returns:
-        None if the method may have had an effect. Otherwise a dict: ``key`` and ``value`` of the hyper-parameter;
-        ``exact``, the number of tokens up to which all stay in full precision with this value; and ``longest``, the
-        largest number of tokens that a sample had in the cache.
+    if no sample has more, nothing is packed. The result has the fields of :class:`kvbench.results.record.Untouched`;
+    None if the method may have had an effect.
     """
     reach = method.reach()
     cached = [

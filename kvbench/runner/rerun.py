@@ -64,10 +64,7 @@ class Rerun:
     def split(self, rows: Mapping[str, Row], now: codes.Code, label: str) -> tuple[dict[str, Row], set[str]]:
         """Return the rows that stay, and the ids of those among them that are to be repeated.
 
-        Args:
-            rows: stored rows by sample id.
-            now: digests of the current code (:mod:`kvbench.runner.sources`).
-            label: short name of the run, for messages.
+        `now` holds the digests of the current code (:mod:`kvbench.runner.sources`).
 
         Raises:
             KvbenchError: only times are to be made, but older code made some answers, and new times are not theirs.
@@ -85,12 +82,7 @@ class Rerun:
         return dict(rows), set() if self.ended else set(rows) - set(mine)
 
     def row(self, before: Row | None, row: Row) -> Row:
-        """Return the row to store for a sample that has run.
-
-        Args:
-            before: the stored row; None if there was none.
-            row: the new row.
-        """
+        """Return the row to store for a sample that has run; `before` is the stored one, None if there was none."""
         row = {**row, MEASURED: {**row[MEASURED], MARK: self.token}}
         if before is None or self._anew:
             return row

@@ -15,7 +15,7 @@ from kvbench.util.progress import say
 
 
 def material(checked: RunConfig) -> dict[str, Any]:
-    """Return the JSON data from which the run id is computed: everything that determines the outputs of a run.
+    """Return the JSON data of which the run id is a hash: everything that determines the outputs of a run.
 
     If the results of the data set depend on the machine, the machine is part of it. See
     :func:`kvbench.results.identity.identity`.

@@ -51,7 +51,6 @@ class Machine:
         """Return what a row holds under the key ``measured``: figures that vary between repetitions and machines.
 
         Args:
-            batch_rows: number of rows in the batch.
             peak_bytes: peak memory by phase; None if it was not measured.
             attention: attention path, and whether it reads packed codes; None if nothing ran.
             warm_up: True for a warm-up batch, whose times are left out of all results.
@@ -84,13 +83,9 @@ def head(
     """Return the entries with which every row begins: they identify the sample and hold the generated answer.
 
     Args:
-        sample: the sample.
-        prompt_tokens: number of tokens of the prompt.
         finish: why the answer ended: ``eos``, ``stop`` or ``length``. ``window`` if the likelihood of a text was
             measured instead, and ``oom`` if a measurement of time and memory ran out of memory.
         truncated: number of tokens that truncation removed from the prompt.
-        prediction: text of the answer.
-        tokens: token ids of the answer.
     """
     return {
         "id": sample.id,
@@ -105,16 +100,10 @@ def head(
 
 
 def row_bill(cache: Any, row: int, rows: int) -> dict[str, Any]:
-    """Return the bytes of the cache that belong to one row of a batch.
+    """Return ``cache.bill(row)``, the bytes of the cache that belong to one of `rows` rows of a batch, as a dict.
 
-    Args:
-        cache: the cache of the batch.
-        row: index of the row.
-        rows: number of rows in the batch.
-
-    Returns:
-        The content of ``cache.bill(row)`` as a dict. ``used`` holds the bytes of this row's tokens, and ``reserved`` an
-        equal share of the bytes of all buffers; both are divided by part of the cache (codes, scales, ...).
+    ``used`` holds the bytes of this row's tokens, and ``reserved`` an equal share of the bytes of all buffers; both are
+    divided by part of the cache (codes, scales, ...).
     """
     bill = cache.bill(row).as_dict()
     return {**bill, "reserved": {part: count // rows for part, count in bill["reserved"].items()}}

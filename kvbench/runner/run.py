@@ -45,7 +45,7 @@ def run(config: RunConfig | Mapping[str, Any], begun: Callable[[str], None] | No
     Args:
         config: the configuration, checked or as plain data: `model`, `method`, `quantizer`, `dataset`, `decoding`,
             `runtime`, `logger`.
-        begun: function that is called with the id of the run before it starts; None for none.
+        begun: called with the id of the run before it starts.
 
     Returns:
         The content of `metrics.json`, and the directory of that file as ``run_dir``. ``status`` is ``ok``; ``older`` if
@@ -85,8 +85,7 @@ class RunSteps(RunState):
     def steps(self) -> Steps:
         """Run the missing samples, and return the content of `metrics.json`.
 
-        Yields:
-            Each batch of samples whose rows the caller must compute and send (:mod:`kvbench.runner.steps`).
+        It yields each batch of samples whose rows the caller must compute and send (:mod:`kvbench.runner.steps`).
         """
         before = dict(self.store.metrics() or {})
         if before.get("env"):  # optional keys are read as None where they are missing
@@ -191,8 +190,7 @@ class RunSteps(RunState):
     def _final_oom(self, before: Mapping[str, Any]) -> bool:
         """Return True, after a message, if an earlier run ran out of memory and is not to be tried again.
 
-        Args:
-            before: the stored `metrics.json` of the run, empty if there is none.
+        `before` is the stored `metrics.json` of the run, empty if there is none.
         """
         runtime = self.checked.runtime
         if before.get("status") != "oom" or runtime.retry == "oom":

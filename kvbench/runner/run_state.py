@@ -1,4 +1,4 @@
-"""State of one run, and everything that it writes: rows, the load of the machine and, at its end, `metrics.json`."""
+"""The state of one run, and all that it writes: rows, the load of the machine and, at its end, `metrics.json`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,9 @@ if TYPE_CHECKING:
 
 
 class RunState:
-    """The state of one run while its directory is locked, and everything that it writes there.
+    """The state of one run while its directory, `store`, is locked by the caller.
 
-    Args:
-        checked: the configuration, with the group sizes that are really used.
-        store: the run's directory, locked by the caller.
-        team: the ranks of the run; None for a single process.
+    `checked` is the configuration with the group sizes that are really used; `team` is None for a single process.
     """
 
     def __init__(self, checked: RunConfig, store: RunStore, team: Team | None) -> None:
@@ -66,12 +63,7 @@ class RunState:
         return self.checked.task
 
     def _keep(self, outcome: Outcome, bar: Progress) -> bool:
-        """Store the rows of a batch, or record its exception; return False if the run must end.
-
-        Args:
-            outcome: the samples of the batch, and their rows or the exception.
-            bar: the run's progress bar.
-        """
+        """Store the rows of a batch, or record its exception; return False if the run must end."""
         batch, rows = outcome
         if isinstance(rows, Exception):
             if is_out_of_memory(rows):
@@ -95,9 +87,7 @@ class RunState:
     def _note_load(self, start: load.Moment, session: Session | Workers) -> None:
         """Record how busy the machine was since `start`; the notes below a table say if that distorts times.
 
-        Args:
-            start: state of the machine when the session began.
-            session: the session; worker processes count as part of the run.
+        The worker processes of a session count as part of the run.
         """
         end, pids = load.Moment(), []
         if isinstance(session, workers.Workers):
@@ -108,11 +98,7 @@ class RunState:
             self.store.write_environment(self.environment)
 
     def _lost(self, failure: Mapping[str, Any]) -> None:
-        """Record that another rank failed; this process then ends, as its main thread would wait for that rank forever.
-
-        Args:
-            failure: see :func:`kvbench.runner.failures.lost`.
-        """
+        """Record that another rank failed; this process then ends, as its main thread would wait for it forever."""
         self._finish(*lost(failure))
 
     def _finish(
@@ -120,12 +106,8 @@ class RunState:
     ) -> dict[str, Any]:
         """Write the end of the run on the first call; later calls return what that one wrote.
 
-        Both the main thread and the one that watches the other ranks may call this.
-
-        Args:
-            status: the run's status.
-            oom: record of memory that ran out on another rank, if any.
-            error: record of an error on another rank, if any.
+        Both the main thread and the one that watches the other ranks may call this. `oom` and `error` are records of
+        what happened on another rank, if anything did.
         """
         with self._ending:
             if self._ended is None:

@@ -15,12 +15,7 @@ from kvbench.tasks.work import AskQuestions
 def scored(task: Task, sample: Sample, prediction: str) -> dict[str, Any]:
     """Score an answer, and return the entries ``scores`` and ``scorer_version`` of its row.
 
-    A score that is NaN or infinite is recorded as None.
-
-    Args:
-        task: the data set, which scores the answer.
-        sample: the sample.
-        prediction: the generated answer. For a sample with several questions, it has one line per question.
+    A score that is NaN or infinite is recorded as None. The prediction for several questions has one line per question.
     """
     if isinstance(sample.work, AskQuestions):  # one answer per line
         scores = task.score_questions(sample, prediction.split("\n"))
@@ -35,12 +30,8 @@ def scored(task: Task, sample: Sample, prediction: str) -> dict[str, Any]:
 def rescored(task: Task, samples: Iterable[Sample], rows: Mapping[str, Row], code: str | None = None) -> list[Row]:
     """Score stored answers again if another version of the scorer has scored them, and return the changed rows.
 
-    Args:
-        task: the data set, which scores the answers.
-        samples: the samples whose rows are checked; those without a row are skipped.
-        rows: stored rows by sample id.
-        code: digest of the scorer's current source code; a row that records a different digest is scored again even if
-            the version is the same. None to compare only versions.
+    Samples without a row are skipped. A row that records another digest of the scorer's source than `code` is scored
+    again even if the version is the same; None compares only versions.
     """
     version = int(task.scorer_version)
     fresh = []

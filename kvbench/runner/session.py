@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 class Session:
     """The loaded model of a run, and the strategies that run batches of samples with it.
 
-    Args:
-        config: the checked configuration.
-
     Attributes:
         device: device of the model's inputs.
         machine: names of the device and the dtype, which are copied into each row.
@@ -67,10 +64,9 @@ class Session:
     def layout(self) -> dict[str, Any]:
         """Return the devices of the model, how the model is distributed over them, and the form of its weights.
 
-        Returns:
-            A dict: ``devices``, torch's names of all devices including those of other ranks, and ``layout``, for
-            example ``tensor_parallel``; and ``weights``, a description of 4-bit weights, if the model has them
-            (:class:`kvbench.models.load.LoadedModel`).
+        They are ``devices``, torch's names of all devices including those of other ranks; ``layout``, for example
+        ``tensor_parallel``; and ``weights``, a description of 4-bit weights, if the model has them
+        (:class:`kvbench.models.load.LoadedModel`).
         """
         assert self._loaded is not None
         layout = {"devices": list(self._loaded.devices), "layout": self._loaded.layout}
@@ -97,9 +93,6 @@ class Session:
 
     def rows(self, samples: Sequence[Sample]) -> list[Row]:
         """Run one batch of samples with the strategy for their kind of work, and return one row per sample.
-
-        Args:
-            samples: the samples, which all have the same kind of work.
 
         Raises:
             ConfigError: there is no strategy for that kind of work.

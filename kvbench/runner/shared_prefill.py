@@ -31,13 +31,10 @@ Result = list[Row] | Exception
 def rows(sessions: Sequence[Session], samples: Sequence[Sample]) -> list[Result]:
     """Run a batch for several methods, and return for each its rows or its error.
 
-    Every session runs its first batch by itself, which warms up and measures the peak memory of prefill. So do samples
-    that are not answered (perplexity, points of time and memory), and batches for which memory does not suffice. Only
-    sessions that compute in the same dtype share a prefill.
-
-    Args:
-        sessions: the sessions of the runs, which share a model and a data set, and whose methods can share a prefill.
-        samples: the samples.
+    The sessions share a model and a data set, and their methods can share a prefill. Every session runs its first batch
+    by itself, which warms up and measures the peak memory of prefill. So do samples that are not answered (perplexity,
+    points of time and memory), and batches for which memory does not suffice. Only sessions that compute in the same
+    dtype share a prefill.
     """
     ready: dict[str, list[int]] = {}
     for place, session in enumerate(sessions):
@@ -122,10 +119,6 @@ def place(strategies: Sequence[Answers], batch: PromptBatch) -> tuple[torch.devi
     They stay on the model's device if its free memory is predicted to suffice for them together with the prefill's
     activations, or with the largest cache. Otherwise they go to the host, if its memory suffices.
 
-    Args:
-        strategies: the strategies of the methods.
-        batch: the prompts.
-
     Returns:
         The device, None for that of the model; and an empty text, or the reason why neither has enough memory.
     """
@@ -144,10 +137,6 @@ def place(strategies: Sequence[Answers], batch: PromptBatch) -> tuple[torch.devi
 
 def predicted(strategies: Sequence[Answers], batch: PromptBatch) -> tuple[int, int]:
     """Predict the bytes that a shared prefill takes in addition to the weights.
-
-    Args:
-        strategies: the strategies of the methods.
-        batch: the prompts.
 
     Returns:
         The bytes of what is kept for all methods; and those of either the prefill's activations or the largest cache,

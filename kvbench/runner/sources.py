@@ -84,9 +84,8 @@ SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def code(config: Mapping[str, Any]) -> Code:
     """Return the digest of each part of the source code on which the outputs of a run depend.
 
-    Args:
-        config: the composed configuration. Only four things matter: the class of `method`, the class of `dataset`,
-            whether there is a quantizer, and whether ``model.dtype`` is ``auto``.
+    Of `config`, only four things matter: the class of `method`, the class of `dataset`, whether there is a quantizer,
+    and whether ``model.dtype`` is ``auto``.
 
     Returns:
         Digests by part of the code. ``method`` covers the method's class and base classes, and the modules of kvbench's

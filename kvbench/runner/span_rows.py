@@ -22,11 +22,7 @@ SHARE = 0.8
 def rows_at_once(method: Method, loaded: LoadedModel, span: ScoreText, limit_gb: float | None = None) -> int:
     """Return the number of spans of a batch for ``runtime.span_rows=auto`` on a GPU.
 
-    Args:
-        method: the method, without speculation.
-        loaded: the loaded model.
-        span: one of the spans.
-        limit_gb: memory in GiB that the process may use on the device; None for no limit.
+    The method is without speculation, as in the whole module. `limit_gb` is that of :func:`free_bytes`.
     """
     width, device = len(span.ids), loaded.device
     size = pass_tokens(span.chunk, device) if span.mode == "decode" else width
@@ -51,10 +47,7 @@ def even(count: int, most: int) -> int:
 def goes_by_steps(method: Method, loaded: LoadedModel, size: int) -> bool:
     """Return True if attention must go token by token, so that captured steps serve the method best.
 
-    Args:
-        method: the method, without speculation.
-        loaded: the loaded model.
-        size: tokens per row and forward pass.
+    `size` is the number of tokens per row and forward pass.
     """
     if size == 1:
         return True
@@ -64,13 +57,7 @@ def goes_by_steps(method: Method, loaded: LoadedModel, size: int) -> bool:
 def cache_bytes(method: Method, shape: Shape, span: ScoreText, element: int) -> int:
     """Return the predicted bytes of one span's cache; those of full precision if the method has no formula.
 
-    Sliding windows, with which it would be smaller, are left out.
-
-    Args:
-        method: the method.
-        shape: dimensions of the model.
-        span: the span.
-        element: bytes per element in full precision.
+    Sliding windows, with which it would be smaller, are left out. `element` is bytes per element in full precision.
     """
     width = len(span.ids)
     if span.mode == "fp16":
@@ -98,7 +85,6 @@ def pass_bytes(shape: Shape, intermediate: int, width: int, size: int, element: 
     fp32 values from which half of them are dequantized, activations, and the logits.
 
     Args:
-        shape: dimensions of the model.
         intermediate: channels inside a feed-forward layer.
         width: tokens of the span.
         size: tokens of the pass.
@@ -115,9 +101,7 @@ def pass_bytes(shape: Shape, intermediate: int, width: int, size: int, element: 
 def free_bytes(device: torch.device, limit_gb: float | None) -> float:
     """Return the bytes that this process can still allocate on a GPU.
 
-    Args:
-        device: the GPU.
-        limit_gb: memory in GiB that the process may use on the device; None for no limit.
+    `limit_gb` is the memory in GiB that it may use there; None for no limit.
     """
     allocated = torch.cuda.memory_allocated(device)
     free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - allocated

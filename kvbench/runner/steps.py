@@ -17,13 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of samples whose rows a run asks for.
+    """A batch of samples whose rows a run asks for; `left` is the number of batches of the run that follow it.
 
-    Args:
-        team: the ranks of the run; None for a single process.
-        session: the run's session, which can compute the rows.
-        samples: the samples.
-        left: number of batches of the run that follow this one.
+    The session can compute the rows; `team` is None for a single process.
     """
 
     team: Team | None
@@ -41,14 +37,7 @@ Steps = Generator[Batch, list[Row], dict[str, Any]]
 
 
 def alone(steps: Steps) -> dict[str, Any]:
-    """Carry out a run by itself, batch by batch, and return its metrics.
-
-    Args:
-        steps: the run.
-
-    Raises:
-        Exception: any error with which the run ends.
-    """
+    """Carry out a run by itself, batch by batch, and return its metrics, or raise the error with which it ends."""
     try:
         batch = next(steps)
         while True:

@@ -28,9 +28,7 @@ class OlderCodeError(KvbenchError):
 def split(rows: Mapping[str, Row], now: Code) -> tuple[dict[str, Row], dict[str, list[str]]]:
     """Separate stored rows into those that the current code made and those that older code made.
 
-    Args:
-        rows: stored rows by sample id.
-        now: digests of the current code (:mod:`kvbench.runner.sources`).
+    `now` holds the digests of the current code (:mod:`kvbench.runner.sources`).
 
     Returns:
         Two dicts by sample id: the rows that the current code made, and for each other row the names of the parts of
@@ -46,14 +44,7 @@ def kept_arithmetic(
     """Return the arithmetic that a run with ``runtime.arithmetic=auto`` must keep, because others are compared with it.
 
     It is that of the run's own rows, else that of the fp16 run with the same setting, else that of any other such run.
-
-    Args:
-        rows: the run's own rows.
-        store: the run.
-        config: its configuration.
-
-    Returns:
-        ``float32`` or ``storage``; None if there are neither rows nor other runs.
+    It is None if there are neither rows nor other runs.
     """
     records: list[Mapping[str, Any]] = [row[MEASURED] for row in rows if MEASURED in row]
     if not records:
@@ -81,17 +72,10 @@ def check(
     """Raise OlderCodeError if older code made some rows of a run and samples are missing; only warn if none are.
 
     Args:
-        rows: stored rows by sample id.
         wanted: ids of all samples of the run.
         missing: number of these samples that have no stored row.
         now: digests of the current code (:mod:`kvbench.runner.sources`).
-        checked: configuration of the run; ``runtime.mix_code=true`` turns the error into a warning.
-        label: short name of the run, for messages.
-        say: function that shows a message to the user.
-
-    Raises:
-        OlderCodeError: there are rows made by older code, samples are missing, and ``runtime.mix_code`` is false or the
-            storage is among what has changed.
+        checked: ``runtime.mix_code=true`` turns the error into a warning, unless the storage is among what has changed.
     """
     stored = {name: rows[name] for name in wanted if name in rows}
     _, older = split(stored, now)
@@ -133,14 +117,10 @@ def _changes(stored: Mapping[str, Row], older: Mapping[str, list[str]], now: Cod
 
 
 def remedies(older: Mapping[str, list[str]], checked: RunConfig) -> str:
-    """Return the hint for a run with rows made by older code, as text.
+    """Return the hint for a run with rows made by older code, as :func:`split` returns them.
 
     It names two remedies: to run these samples again, or to increase the `version` of a changed class, which starts a
     new run.
-
-    Args:
-        older: for each such row, by sample id, the names of the parts of the code that have changed (:func:`split`).
-        checked: configuration of the run.
     """
     them = "the old sample" if len(older) == 1 else f"the {len(older)} old samples"
     texts = [f"set runtime.rerun=true to repeat {them}"]

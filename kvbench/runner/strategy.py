@@ -13,7 +13,11 @@ Report = Callable[[float, str], None]
 
 
 class Strategy(Protocol):
-    """Interface of the classes that run samples; there is one class per kind of work (:mod:`kvbench.tasks.work`)."""
+    """Interface of the classes that run samples; there is one class per kind of work (:mod:`kvbench.tasks.work`).
+
+    In all of them, `task` scores the answers, `machine` names the device and the dtypes, which are copied into each
+    row, and `options` are the kernels and back ends that caches use.
+    """
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
         """Run a batch and return one row per sample.

@@ -26,13 +26,7 @@ Result = dict[str, Any] | Exception
 
 @dataclass
 class _Member:
-    """A run that shares its prefills.
-
-    Args:
-        place: its index among all runs.
-        checked: its configuration.
-        name: its id.
-    """
+    """A run that shares its prefills, with its id and its index among all runs."""
 
     place: int
     checked: RunConfig
@@ -40,11 +34,7 @@ class _Member:
 
 
 def refusal(checked: RunConfig) -> str | None:
-    """Return why a run cannot share its prefills with others; None if it can.
-
-    Args:
-        checked: configuration of the run.
-    """
+    """Return why a run cannot share its prefills with others; None if it can."""
     runtime = checked.runtime
     if checked.task.adaptive or checked.task.times_only or checked.task.single_process:
         return "its data set measures time and memory"
@@ -67,9 +57,8 @@ def run_together(
     Runs that cannot share a prefill (:func:`refusal`) run by themselves afterwards; a message says why.
 
     Args:
-        configs: the configurations, checked or as plain data.
-        begun: function that is called with the index and the id of a run before it starts.
-        ended: function that is called with the index and the result of a run when it has ended.
+        begun: called with the index and the id of a run before it starts.
+        ended: called with the index and the result of a run when it has ended.
 
     Raises:
         KeyboardInterrupt: Ctrl-C or SIGTERM; unfinished runs are recorded as ``interrupted``.

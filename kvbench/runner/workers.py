@@ -34,10 +34,6 @@ Outcome = tuple[list[Sample], list[Row] | Exception]
 class Workers:
     """The worker processes of a run, with the methods of a session that the run needs.
 
-    Args:
-        crew: the processes.
-        missing: the samples to run.
-
     Attributes:
         device: torch's name of the device of the first worker.
         machine: names of the device and the dtype.
@@ -107,9 +103,7 @@ def number(checked: RunConfig) -> int:
 def environments(count: int, on_cpu: bool) -> list[dict[str, str]]:
     """Return the environment variables of each worker: its GPU, or its share of the processors.
 
-    Args:
-        count: number of workers.
-        on_cpu: True if the run must not use a GPU.
+    With `on_cpu`, the run must not use a GPU.
     """
     gpus = [] if on_cpu else _gpus()
     if gpus:
@@ -134,13 +128,7 @@ def _gpu_count() -> int:
 
 @contextmanager
 def opened(checked: RunConfig, missing: Sequence[Sample], count: int) -> Iterator[Workers]:
-    """Start the workers inside a ``with`` block, and end them at its end; yields them once the first one is ready.
-
-    Args:
-        checked: the configuration, of which the workers get the plain data.
-        missing: the samples to run.
-        count: number of workers.
-    """
+    """Start the workers inside a ``with`` block, and end them at its end; yields them once the first one is ready."""
     plain = checked.plain
     alone = {**plain, "runtime": {**plain["runtime"], "workers": 1}, "logger": {"name": "none"}}
     count = min(count, len(missing))
@@ -150,13 +138,7 @@ def opened(checked: RunConfig, missing: Sequence[Sample], count: int) -> Iterato
 
 
 class _Served:
-    """Answers of a worker: the plan of a run's batches, and the rows of a batch.
-
-    Args:
-        session: the session of this worker.
-        task: the data set.
-        count: number of workers.
-    """
+    """Answers of a worker: the plan of a run's batches, and the rows of a batch."""
 
     def __init__(self, session: Any, task: Task, count: int) -> None:
         self._session, self._device = session, session.machine.device
@@ -185,10 +167,8 @@ class _Served:
 def serve(argument: Mapping[str, Any], place: int, opening: Callable[..., Any] | None = None) -> Iterator[_Served]:
     """Load the model of a run in a worker process inside a ``with`` block, and yield what the worker answers.
 
-    Args:
-        argument: ``config``, the configuration as plain data, and ``count``, the number of workers.
-        place: number of the worker, from 0.
-        opening: function that opens a session; None for :func:`kvbench.runner.ranks.opened`.
+    `argument` has ``config``, the configuration as plain data, and ``count``, the number of workers. `place` is the
+    number of the worker, from 0. `opening` opens a session; None for :func:`kvbench.runner.ranks.opened`.
     """
     from kvbench.runner import ranks
 
