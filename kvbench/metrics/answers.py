@@ -20,7 +20,7 @@ LETTERS = string.ascii_uppercase
 def score(
     metric: Metric, prediction: str, answers: Sequence[str], *, pattern: str | None = None, options: int = 0
 ) -> dict[str, float]:
-    """Score a prediction against its reference answers by one of the metrics that a configuration can name.
+    """Score a prediction against its reference answers, of which there is at least one, by a metric of a configuration.
 
     If there are several reference answers, the one with the best score counts.
 
@@ -28,14 +28,12 @@ def score(
         metric: ``exact_match`` or ``regex`` (:mod:`kvbench.metrics.text`), ``f1`` of words
             (:func:`kvbench.metrics.longbench.qa_f1`), ``rouge`` (ROUGE-Lsum with stemming), ``choice`` (the first
             option letter that stands alone as a word), or ``gsm8k`` (:func:`kvbench.metrics.gsm8k.score`).
-        prediction: generated text.
-        answers: reference answers, at least one.
         pattern: regular expression with one group, required by the metric ``regex``.
         options: number of options of the question, required by the metric ``choice``.
 
     Returns:
-        A dict from names to scores in 0..1. It always contains ``score``. For ``rouge`` it also contains each kind of
-        ROUGE (:data:`kvbench.metrics.summary.KINDS`), and for ``gsm8k`` also ``strict`` and ``flexible``.
+        A dict from names to scores in 0..1, which always contains ``score``. ``rouge`` adds each kind of ROUGE
+        (:data:`kvbench.metrics.summary.KINDS`), and ``gsm8k`` adds ``strict`` and ``flexible``.
     """
     if metric == "exact_match":
         return {"score": exact_match(prediction, answers)}

@@ -1,8 +1,7 @@
 """Measures of how far a cache's predictions are from those of the full-precision cache, position by position.
 
-KL divergence of the next-token distribution, with its tails; change of the true token's probability; equal first
-choices; answers whose correctness changed. Sources: the statistics of llama.cpp's ``--kl-divergence``
-(ggml-org/llama.cpp 050fc7f3, tools/perplexity), and Dutta et al. 2024 (arXiv 2407.09141) for flips.
+Sources: the statistics of llama.cpp's ``--kl-divergence`` (ggml-org/llama.cpp 050fc7f3, tools/perplexity), and Dutta et
+al. 2024 (arXiv 2407.09141) for answers whose correctness changed (flips).
 """
 
 from __future__ import annotations
@@ -82,13 +81,9 @@ def compare_as_llamacpp(
 ) -> Positions:
     """Compare the predictions of two caches as llama.cpp's ``--kl-divergence`` does, rounding included.
 
-    The program stores the base's log-probabilities in 16 bits, and none below :data:`FLOOR` nats under the largest
-    logit. Tokens at or below -16 nats do not count. KL divergences can therefore be slightly negative.
-
-    Args:
-        base: raw logits with the full-precision cache, ``[n, V]``.
-        candidate: raw logits with the other cache, ``[n, V]``.
-        target: the token that follows at each position, ``[n]``.
+    The arguments are those of :func:`compare`. The program stores the base's log-probabilities in 16 bits, and none
+    below :data:`FLOOR` nats under the largest logit. Tokens at or below -16 nats do not count. KL divergences can
+    therefore be slightly negative.
     """
     x = np.asarray(base, dtype=np.float32)
     most = x.max(-1, keepdims=True)
@@ -112,12 +107,7 @@ def statistics(positions: Positions) -> dict[str, float]:
     """Return the figures of a comparison: means, percentiles, extremes, and errors of the means.
 
     Percentiles are interpolated linearly between neighbouring positions. Errors (``_stderr``) treat positions as
-    independent; :func:`bootstrap` does not.
-
-    Returns:
-        ``kld_mean``, ``kld_stderr``, ``kld_median``, ``kld_p90`` ... ``kld_p99.9``, ``kld_max``, ``kld_min``; the same
-        mean, error and RMS of the true token's change of probability (``change_*``); ``same_top``, its error;
-        ``nll_base`` and ``nll`` in nats a token.
+    independent; :func:`bootstrap` does not. Divergences and likelihoods are in nats.
     """
     kld, change = positions.kld, positions.change
     same = float(positions.same_top.mean())
@@ -149,16 +139,13 @@ def stderr(values: Floats) -> float:
 def slope(
     index: Sequence[ArrayLike], groups: Sequence[ArrayLike], *, draws: int = 10_000, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Return the least-squares slope of values over an index, and its 95 % interval over drawn prompts.
+    """Return the least-squares slope of values over an index, and both ends of its 95 % interval over drawn prompts.
+
+    All are NaN if all values have the same index.
 
     Args:
         index: the index of each value, for example the number of tokens decoded before it, one array per prompt.
         groups: the values, one array per prompt.
-        draws: number of draws.
-        seed: seed of the draws.
-
-    Returns:
-        The slope and both ends of the interval; NaN if all values have the same index.
     """
     pairs = [(np.asarray(x, np.float64), np.asarray(y, np.float64)) for x, y in zip(index, groups, strict=True)]
     sums = np.array([(len(x), x.sum(), y.sum(), (x * x).sum(), (x * y).sum()) for x, y in pairs])
@@ -175,9 +162,8 @@ def slope(
 def flips(base: Sequence[bool | int], candidate: Sequence[bool | int]) -> dict[str, float]:
     """Count the answers whose correctness changed, and test whether the change of accuracy is more than chance.
 
-    Args:
-        base: for each sample, whether it was answered correctly with the full-precision cache.
-        candidate: the same with the other cache.
+    `base` and `candidate` say for each sample whether it was answered correctly with the full-precision cache and with
+    the other cache.
 
     Returns:
         ``lost`` (right to wrong) and ``won`` (wrong to right); ``flips``, their share of the samples; ``change`` of the
@@ -212,13 +198,8 @@ def mcnemar(lost: int, won: int) -> float:
 def by_position(positions: Positions, index: Sequence[int] | NDArray[np.integer]) -> list[Mapping[str, float]]:
     """Average the figures of positions in bins 0, 1, 2 to 3, 4 to 7, ... of an index, to see whether errors grow.
 
-    Args:
-        positions: the comparison.
-        index: index of each position, for example the number of tokens decoded before it, ``[n]``.
-
-    Returns:
-        One mapping per bin that has positions: ``first`` and ``last`` index, ``n``, ``kld_mean``, ``kld_max``,
-        ``same_top``, ``change_mean``.
+    An index ``[n]`` is, for example, the number of tokens decoded before a position. There is one mapping per bin that
+    has positions, with its ``first`` and ``last`` index.
     """
     places = np.asarray(index)
     bins: list[Mapping[str, float]] = []
@@ -246,9 +227,10 @@ def by_position(positions: Positions, index: Sequence[int] | NDArray[np.integer]
 class Divergence:
     """The point at which two greedy answers to one prompt part.
 
+    `compared` is the number of tokens that were compared.
+
     Args:
         first: index of the first different token; None if there is none up to the shorter answer's end.
-        compared: number of tokens that were compared.
     """
 
     first: int | None

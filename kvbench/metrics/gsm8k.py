@@ -18,10 +18,7 @@ _IGNORED = tuple(re.compile(pattern) for pattern in (r",", r"\$", r"(?s).*#### "
 
 
 def strict(response: str) -> str:
-    """Return the number after the first ``#### `` in a response, or ``[invalid]`` if there is none.
-
-    This is the filter strict-match of lm-evaluation-harness.
-    """
+    """Return the number after the first ``#### ``, or ``[invalid]``: lm-evaluation-harness's filter strict-match."""
     match = _STRICT.search(response)
     return match[1].strip() if match else INVALID
 
@@ -33,10 +30,9 @@ def gold(answer: str) -> str | None:
 
 
 def flexible(response: str) -> str:
-    """Return the last number in a response, or ``[invalid]`` if there is none.
+    """Return the last number in a response, or ``[invalid]``: lm-evaluation-harness's filter flexible-extract.
 
-    This is the filter flexible-extract of lm-evaluation-harness. Its pattern for numbers is loose: the full stop that
-    ends a sentence, for example, stays with the number ("7.").
+    Its pattern for numbers is loose: the full stop that ends a sentence, for example, stays with the number ("7.").
     """
     numbers = _FLEXIBLE.findall(response)
     return next((part for part in numbers[-1] if part), INVALID).strip() if numbers else INVALID
@@ -47,10 +43,8 @@ def digits(response: str) -> str:
 
     The faults of the script are reproduced. It drops signs and decimal points ("-5" gives "5", "10.50" gives "1050"),
     and it also collects digits from the text after the answer ("#### 18 in 2 days" gives "182"). No response can match
-    the 14 reference answers with a comma and the 2 negative ones, because only responses are reduced to digits.
-
-    Returns:
-        The digits; the string ``None`` if the response has no ``####``.
+    the 14 reference answers with a comma and the 2 negative ones, because only responses are reduced to digits. Without
+    ``####``, the result is the string ``None``.
     """
     if "####" not in response:
         return "None"
@@ -58,24 +52,16 @@ def digits(response: str) -> str:
 
 
 def matches(extracted: str, answer: str) -> bool:
-    """Return True if an extracted number equals the number of a GSM8K answer.
+    """Return True if a number from :func:`strict` or :func:`flexible` equals that of a GSM8K answer.
 
-    Commas, dollar signs, everything up to the last ``#### ``, and a final full stop are removed from both. They are
-    then compared as strings, ignoring case, so 18 and 18.0 differ.
-
-    Args:
-        extracted: a number from :func:`strict` or :func:`flexible`.
-        answer: the reference answer with its solution, or only its number.
+    The answer may be whole or only its number. Commas, dollar signs, everything up to the last ``#### ``, and a final
+    full stop are removed from both. They are then compared as strings, ignoring case, so 18 and 18.0 differ.
     """
     return _plain(extracted) == _plain(answer)
 
 
 def score(response: str, answer: str) -> dict[str, float]:
-    """Score one response against a GSM8K answer, as lm-evaluation-harness does.
-
-    Returns:
-        ``strict`` and ``flexible``, each 0.0 or 1.0, and ``score``, which equals ``strict``.
-    """
+    """Score a response as lm-evaluation-harness does: ``strict``, ``flexible``, and ``score``, equal to ``strict``."""
     exact = float(matches(strict(response), answer))
     return {"score": exact, "strict": exact, "flexible": float(matches(flexible(response), answer))}
 

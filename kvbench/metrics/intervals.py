@@ -33,11 +33,7 @@ def wilson(right: float, n: int) -> Interval:
 def newcombe(both: float, first: float, second: float, neither: float) -> Interval:
     """Return Newcombe's interval of a paired difference of two shares, that of the first less that of the second.
 
-    Args:
-        both: number of samples that are right in both.
-        first: of those right in the first alone.
-        second: of those right in the second alone.
-        neither: of those right in neither.
+    The samples are counted: right in both, in the first alone, in the second alone, and in neither.
     """
     n = round(both + first + second + neither)
     one, two = (both + first) / n, (both + second) / n
@@ -93,13 +89,9 @@ def is_share(score: float, stderr: float | None, n: int) -> bool:
 
 
 def of_pair_moments(first: float, second: float, stderr: float | None, n: int) -> Interval | None:
-    """Return the interval of a paired difference of which the single scores are not known; None without any.
+    """Return the interval of a paired difference of two means over the same samples; None without any.
 
-    Args:
-        first: mean of the first over the samples.
-        second: mean of the second over the same samples.
-        stderr: standard error of the mean of their differences; None for a single sample.
-        n: number of samples.
+    The single scores are not known. `stderr` is the standard error of the mean difference; None for a single sample.
     """
     table = pairs(first, second, stderr, n)
     if table is not None:
@@ -149,11 +141,7 @@ def deciding(difference: float, stderr: float | None, n: int, low: float, high: 
     """Return about how many samples would decide whether a difference lies within bounds, if it stays as it is.
 
     Args:
-        difference: the difference.
         stderr: its paired standard error over `n` samples; None: unknown.
-        n: number of samples.
-        low: lower bound.
-        high: upper bound.
         widest: difference of a single sample, at most: where no sample differs, that many are asked for that such a
             difference would not be missed.
 

@@ -49,8 +49,6 @@ def score(dataset: str, prediction: str, answers: Sequence[str], all_classes: Se
 
     Args:
         dataset: name of a LongBench data set, for example ``qasper``, or of a LongBench-E one (:data:`EXTENDED`).
-        prediction: generated text.
-        answers: the reference answers in the record.
         all_classes: the classes in the record, which only ``trec`` and ``lsht`` need.
 
     Raises:
@@ -70,15 +68,7 @@ def limited_rouge(dataset: str, prediction: str, answers: Sequence[str]) -> floa
     """Return the ROUGE score that LongBench's official code would report, which is 0 for very long sentences.
 
     On such sentences, its package `rouge` 1.0.1 exceeds Python's recursion limit, and the official code turns the error
-    into the score 0. :func:`score` does not have this fault.
-
-    Args:
-        dataset: name of the data set.
-        prediction: generated text.
-        answers: the reference answers in the record.
-
-    Returns:
-        The best score over the answers; None if the data set is not scored by ROUGE.
+    into the score 0. :func:`score` does not have this fault. The result is None if the data set is not scored by ROUGE.
     """
     metric = METRICS[base_name(dataset)]
     if metric not in (_rouge, _rouge_zh):
@@ -89,19 +79,12 @@ def limited_rouge(dataset: str, prediction: str, answers: Sequence[str]) -> floa
 
 
 def mean(scores: Sequence[float]) -> float:
-    """Return the mean of scores in 0..1 as LongBench reports it: times 100, rounded to two decimal places.
-
-    NaN without scores.
-    """
+    """Return the mean of scores in 0..1 as LongBench reports it: times 100, with two decimals; NaN without scores."""
     return round(100 * sum(scores) / len(scores), 2) if scores else float("nan")
 
 
 def bucket(length: int) -> str:
-    """Return the bucket of lengths in which LongBench-E reports a record: ``0-4k``, ``4-8k`` or ``8k+``.
-
-    Args:
-        length: the field ``length`` of the record, in words.
-    """
+    """Return LongBench-E's bucket of a record's ``length`` in words: ``0-4k``, ``4-8k`` or ``8k+``."""
     return "0-4k" if length < 4000 else "4-8k" if length < 8000 else "8k+"
 
 
@@ -122,14 +105,6 @@ def unanswerable(dataset: str, answers: Sequence[str], all_classes: Sequence[str
     """Return the fault of a record against which no prediction can score above 0; None if the record has no such fault.
 
     For example, the list of answers is empty, or the data set is scored by class and no answer is one of the classes.
-
-    Args:
-        dataset: name of the data set.
-        answers: the reference answers in the record.
-        all_classes: the classes in the record.
-
-    Returns:
-        A description of the fault for an error message, or None.
     """
     metric = METRICS[base_name(dataset)]
     if not answers:
@@ -161,10 +136,7 @@ def _unscorable(dataset: str, answers: Sequence[str], all_classes: Sequence[str]
 def qa_f1(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
     """Return the F1 score of a prediction's words, ignoring case, punctuation and articles, as in SQuAD.
 
-    Args:
-        prediction: generated text.
-        answer: reference answer.
-        classes: ignored; LongBench passes it to every metric.
+    `classes` is ignored; LongBench passes it to every metric.
     """
     return _f1(_normal(prediction).split(), _normal(answer).split())
 

@@ -22,8 +22,6 @@ def bootstrap(
     Args:
         groups: the values of each prompt, one array per prompt.
         level: percentile in 0..100; None for the mean.
-        draws: number of draws.
-        seed: seed of the draws.
     """
     low, high = np.percentile(drawn(groups, level, draws=draws, seed=seed), (2.5, 97.5))
     return float(low), float(high)

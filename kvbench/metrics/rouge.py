@@ -18,14 +18,10 @@ RECURSION_STEPS = 990
 
 @dataclass(frozen=True)
 class RougeL:
-    """ROUGE-L of one text against a reference.
+    """ROUGE-L of one text against a reference, in 0..1.
 
-    Args:
-        f: F measure, 0..1.
-        precision: precision, 0..1.
-        recall: recall, 0..1.
-        steps: number of recursive calls that the package `rouge` would need: the largest number over all pairs of a
-            sentence of the text and one of the reference.
+    `steps` is the number of recursive calls that the package `rouge` would need: the largest number over all pairs of a
+    sentence of the text and one of the reference.
     """
 
     f: float
@@ -42,8 +38,8 @@ class RougeL:
 def rouge_l(prediction: str, reference: str) -> RougeL:
     """Return the summary-level ROUGE-L of a prediction against one reference.
 
-    If one of the texts is empty or consists only of full stops, all three scores are 0. The package raises an error in
-    this case, and LongBench's code turns that error into the score 0.
+    If one of the texts is empty or consists only of full stops, all three scores are 0, as LongBench's code makes of
+    the error that the package raises.
     """
     predicted, wanted = _sentences(prediction), _sentences(reference)
     if not predicted or not wanted:

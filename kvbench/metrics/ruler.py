@@ -32,21 +32,14 @@ def match_part(prediction: str, references: Sequence[str]) -> float:
 
 
 def effective_length(means: Mapping[int, float], bar: float = BAR) -> int | None:
-    """Return the largest length whose mean score over the 13 tasks reaches a bar; None if none does.
-
-    Args:
-        means: mean score in 0..1 by length.
-        bar: the score to reach.
-    """
+    """Return the largest length whose mean score over the 13 tasks, in 0..1, reaches a bar; None if none does."""
     return max((length for length, mean in means.items() if mean >= bar), default=None)
 
 
 def weighted(means: Mapping[int, float], *, increasing: bool) -> float:
     """Return the mean over lengths with weights 1, 2, 3, ... in the order of the lengths.
 
-    Args:
-        means: mean score by length.
-        increasing: True if long prompts weigh most (wAvg inc), False if short ones do (wAvg dec).
+    Long prompts weigh most if `increasing` (wAvg inc); short ones if not (wAvg dec).
     """
     ordered = [means[length] for length in sorted(means, reverse=not increasing)]
     return sum(weight * mean for weight, mean in enumerate(ordered, 1)) / sum(range(1, len(ordered) + 1))

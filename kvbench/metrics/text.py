@@ -9,10 +9,7 @@ _SPACES = re.compile(r"\s+")
 
 
 def normalise(text: str) -> str:
-    """Normalise a text for the comparison in :func:`exact_match`.
-
-    The result is in lower case, has single spaces, and has no quotes or punctuation at its beginning and end.
-    """
+    """Return a text in lower case, with single spaces, without quotes or punctuation at its beginning and end."""
     return _SPACES.sub(" ", text).strip(" \"'`.,;:!?").casefold()
 
 
@@ -31,14 +28,9 @@ def contains(prediction: str, answers: Iterable[str]) -> float:
 def matched(prediction: str, answers: Sequence[str], pattern: str) -> float:
     """Extract the answer from a prediction by a regular expression, and return 1.0 if it is right, else 0.0.
 
-    It is right if it equals one of the reference answers after :func:`normalise`. If the pattern does not match the
-    prediction, the score is 0.0.
-
-    Args:
-        prediction: generated text.
-        answers: reference answers. The pattern is applied to them too; a reference answer that it does not match is
-            compared as a whole.
-        pattern: regular expression with one group. The text of this group in the first match is what is compared.
+    It is right if it equals one of the reference answers after :func:`normalise`. What is compared is the text of the
+    pattern's one group in its first match. The pattern is applied to the reference answers too; one that it does not
+    match is compared as a whole. If it does not match the prediction, the score is 0.0.
     """
     expression = re.compile(pattern)
     match = expression.search(prediction)
@@ -52,15 +44,7 @@ def matched(prediction: str, answers: Sequence[str], pattern: str) -> float:
 
 
 def letter(prediction: str, letters: str) -> str | None:
-    """Return the letter with which a prediction answers a multiple-choice question.
-
-    Args:
-        prediction: generated text.
-        letters: the allowed letters, as one string.
-
-    Returns:
-        The first allowed letter that stands alone as a word in the prediction; None if there is none.
-    """
+    """Return the first of the allowed letters that stands alone as a word in a prediction; None if there is none."""
     match = re.search(rf"\b([{letters}])\b", prediction)
     return match[1] if match else None
 
@@ -68,8 +52,7 @@ def letter(prediction: str, letters: str) -> str | None:
 def prefix_share(prediction: str, answer: str) -> float:
     """Return the fraction of the answer's words that the prediction reproduces before its first wrong word.
 
-    The result is 1.0 if the prediction begins with the complete answer. It gives partial credit where exact match gives
-    none, for tasks that ask for a long literal copy.
+    It gives partial credit where exact match gives none, for tasks that ask for a long literal copy.
     """
     words, wanted = normalise(prediction).split(" "), normalise(answer).split(" ")
     right = 0

@@ -20,10 +20,7 @@ def recall(prediction: str, values: Sequence[str]) -> float:
 
 
 def marked_number(text: str, marker: str = "####") -> str | None:
-    """Return the first number after the last `marker` in a text; None if there is no such number.
-
-    Thousands separators are removed from the number.
-    """
+    """Return the first number after the last `marker` in a text, without thousands separators; None without one."""
     if marker not in text:
         return None
     match = _NUMBER.search(text.rsplit(marker, 1)[1])
