@@ -17,11 +17,7 @@ _SWEEP: ContextVar[str | None] = ContextVar("sweep", default=None)
 
 @contextmanager
 def in_sweep(name: str) -> Iterator[None]:
-    """Let the loggers of the runs inside a ``with`` block know that they belong to a sweep.
-
-    Args:
-        name: id of the sweep.
-    """
+    """Let the loggers of the runs inside a ``with`` block know that they belong to the sweep with this id."""
     token = _SWEEP.set(name)
     try:
         yield
@@ -45,9 +41,7 @@ def load(
     Args:
         logger: the checked settings of the logger (:mod:`kvbench.config.logger_config`).
         run_id: id of the run, also used as its id in Weights & Biases.
-        config: the resolved configuration of the run.
         label: name of the method and quantizer, for display.
-        say: function that shows a line to the user.
         folder: folder of the run, whose files some loggers send; None to send none.
     """
     if mirror.current() is not None:

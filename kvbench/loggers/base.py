@@ -43,15 +43,10 @@ class Logger:
 
 
 class Safe(Logger):
-    """Logger that forwards every call to another logger until one of the calls raises an exception.
+    """Logger that forwards every call to `inner` until one of the calls raises an exception.
 
     The exception is reported to the user and does not end the run; all later calls are ignored. Exceptions of every
     type are caught, because the results are already on disk and logging can be repeated.
-
-    Args:
-        inner: logger to which calls are forwarded.
-        name: name of `inner` in the report.
-        say: function that shows the report to the user.
     """
 
     def __init__(self, inner: Logger, name: str, say: Callable[[str], None]) -> None:

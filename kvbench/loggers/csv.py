@@ -1,4 +1,4 @@
-"""One row per finished run, appended to a CSV file that several processes may share."""
+"""A CSV file with one row per finished run."""
 
 from __future__ import annotations
 
@@ -30,9 +30,6 @@ class CsvLogger(Logger):
     If the row has columns that the file lacks, the whole file is rewritten with the additional columns, atomically. A
     row that equals the newest row of the same run is not written again. If a process was killed in the middle of a
     line, that incomplete last line is moved to ``<path>.damaged``.
-
-    Args:
-        path: the file, for example ``results/runs.csv``.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -93,9 +90,6 @@ def flat_row(metrics: Mapping[str, Any]) -> dict[str, Any]:
     Lists are left out, and of an error only the first line remains. Scores have keys such as
     ``scores.needle@2048.score`` and ``scores.efficiency@4096.b8.tpot_s.median`` (prompts of 4096 tokens in batches of
     8).
-
-    Args:
-        metrics: the content of `metrics.json`.
     """
     config = metrics["config"]
     row: dict[str, Any] = {
@@ -129,10 +123,6 @@ def flatten(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return nested mappings as one flat dict, with keys such as ``PREFIX.outer.inner``.
 
     Lists are left out; None is kept as a value.
-
-    Args:
-        data: the nested mappings.
-        prefix: first part of every key, before the first dot.
     """
     flat: dict[str, Any] = {}
     for key, value in data.items():

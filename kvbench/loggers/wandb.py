@@ -30,10 +30,7 @@ class WandbLogger(Logger):
 
     Args:
         settings: the checked `logger` group (project, entity, group, tags, mode, dir).
-        run_id: id of the run.
-        config: the resolved configuration.
         label: method and quantizer, such as ``kivi int2``. In W&B the run is displayed as ``LABEL MODEL DATASET``.
-        say: function that shows a line to the user.
         folder: the run's folder, whose files are sent as an artifact; None to send none.
         sweep: id of the sweep that the run belongs to; None for a single run.
         service: an open way to W&B for several runs; None for one of its own.
@@ -66,10 +63,9 @@ class WandbLogger(Logger):
         return self.service.destination()
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Remember the rows that the run already has; nothing is sent yet.
+        """Remember the rows that the run already has; those that W&B lacks are sent when the connection is opened.
 
-        The connection is opened by the first :meth:`sample`, or by :meth:`finish` if there is none. The rows that W&B
-        does not have are sent then.
+        That is at the first :meth:`sample`, or at :meth:`finish` if there is none.
         """
         self._rows = list(rows)
 

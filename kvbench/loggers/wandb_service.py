@@ -21,10 +21,6 @@ class Service:
 
     One instance may start many runs. If the service cannot be reached, only the first run waits for it: with
     ``logger.mode=auto``, this and all later runs are written offline; with ``online``, all later ones fail at once.
-
-    Args:
-        settings: the checked `logger` group (project, entity, group, tags, mode, dir).
-        say: function that shows a line to the user.
     """
 
     def __init__(self, settings: Any, say: Callable[[str], None]) -> None:
@@ -44,10 +40,7 @@ class Service:
         return os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
 
     def destination(self) -> str:
-        """Return a string that identifies where runs are sent: mode, service, entity and project.
-
-        In offline mode it names the local folder instead of the service.
-        """
+        """Return where runs are sent: mode, service (the local folder in offline mode), entity and project."""
         mode = self.mode()
         service = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
         place = Path(self.settings.dir).absolute() if mode == "offline" else service
@@ -58,13 +51,8 @@ class Service:
     ) -> Any:
         """Start a run in W&B, or resume the one with this id, and return it.
 
-        Args:
-            run_id: id of the run in W&B.
-            name: name that W&B shows.
-            group: group of the run, unless ``logger.group`` names another.
-            tags: tags, in addition to those of ``logger.tags``.
-            config: the configuration.
-            kind: W&B's type of job: the method of a run, or ``sweep``.
+        `group` counts unless ``logger.group`` names another; `tags` are added to those of ``logger.tags``. `kind` is
+        W&B's type of job: the method of a run, or ``sweep``.
 
         Raises:
             wandb.errors.Error: the service cannot be reached, or refuses the run, and ``logger.mode`` is not ``auto``.
@@ -124,12 +112,6 @@ def log_files(run: Any, name: str, kind: str, files: Iterable[Path]) -> None:
 
     The files are copied into W&B's folder of the run first, because ``wandb sync`` reads them later, when the originals
     may have changed.
-
-    Args:
-        run: a run of W&B.
-        name: name of the artifact.
-        kind: type of the artifact.
-        files: the files.
     """
     import wandb
 

@@ -15,10 +15,7 @@ class SweepContent:
     """Content of the run that represents a sweep in Weights & Biases.
 
     Args:
-        id: id of the sweep.
-        run_id: id of its run in W&B.
         config: facts about the sweep, such as its command.
-        tags: tags of the run.
         counts: number of jobs by state, for the summary.
         table: a line per job, all with the same keys.
         pareto: keys of `table` for the axes of the scatter plot, cost and quality; None without one.
