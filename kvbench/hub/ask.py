@@ -29,12 +29,7 @@ class Answer:
 
 
 def ask(repository: Repository, name: str) -> Answer:
-    """Ask the hub whether a repository has a file, and return the answer; failures are part of the answer.
-
-    Args:
-        repository: the repository at a revision.
-        name: name of the file.
-    """
+    """Ask the hub whether a repository has a file, and return the answer; failures are part of the answer."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -55,11 +50,7 @@ def ask(repository: Repository, name: str) -> Answer:
 def demand(repository: Repository, name: str, *, only_repository: bool = False) -> Answer:
     """Ask the hub for commit and size of a file, and return its answer; raise HubError if the file is unavailable.
 
-    Args:
-        repository: the repository at a revision.
-        name: name of the file.
-        only_repository: True to accept also that the file does not exist, if the hub has the repository at this
-            revision.
+    With `only_repository`, the file need not exist if the hub has the repository at this revision.
 
     Raises:
         HubError: the hub cannot be reached, refuses this account, or does not have the file.
@@ -75,12 +66,7 @@ def demand(repository: Repository, name: str, *, only_repository: bool = False) 
 
 
 def refused(repository: Repository, status: int) -> HubError:
-    """Return the error to raise if the hub denies this account access to a repository.
-
-    Args:
-        repository: the repository.
-        status: HTTP status of the hub's answer.
-    """
+    """Return the error to raise if the hub denies this account access to a repository with an HTTP status."""
     page = "datasets/" * (repository.kind == "dataset") + repository.hub_id
     return HubError(
         f"the hub denied access to this account ({status}): the repository is gated or private, or does not exist",

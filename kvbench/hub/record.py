@@ -26,11 +26,10 @@ FILE = "kvbench.json"
 
 
 def recorded(repository: Repository) -> dict[str, Any]:
-    """Return what this machine has recorded about the downloads from a repository at its revision.
+    """Return what this machine has recorded about the downloads from a repository at its revision; empty if nothing.
 
-    Returns:
-        A dict with ``commit``, ``fetched`` (date of the first download), ``files`` (``bytes`` and ``sha256`` by file
-        name) and possibly ``splits`` (names of files by split); empty if nothing is recorded.
+    It is a dict with ``commit``, ``fetched`` (date of the first download), ``files`` (``bytes`` and ``sha256`` by file
+    name) and possibly ``splits`` (names of files by split).
     """
     entry = _read(repository).get(repository.asked)
     return entry if isinstance(entry, dict) and isinstance(entry.get("files"), dict) else {}
@@ -39,12 +38,8 @@ def recorded(repository: Repository) -> dict[str, Any]:
 def settle(repository: Repository, commit: str | None, place: str) -> None:
     """Check that a revision still refers to the commit recorded at its first use; record the commit if it is new.
 
-    Nothing happens if the commit is unknown or the revision is itself a commit.
-
-    Args:
-        repository: the repository at a revision.
-        commit: commit to which the revision refers now; None if it is unknown.
-        place: where `commit` was found, for the message: ``the hub`` or ``the hub's cache on this machine``.
+    Nothing happens if `commit`, to which the revision refers now, is unknown (None) or the revision is itself a commit.
+    `place` says in the message where `commit` was found: ``the hub`` or ``the hub's cache on this machine``.
 
     Raises:
         HubError: the revision now refers to another commit than the recorded one; the message names both.
@@ -65,16 +60,10 @@ def settle(repository: Repository, commit: str | None, place: str) -> None:
 
 
 def note(repository: Repository, files: Iterable[tuple[str, Path]]) -> dict[str, dict[str, Any]]:
-    """Record size and SHA-256 of downloaded files, and return them.
+    """Record ``bytes`` and ``sha256`` of downloaded files by name, and return them.
 
-    Hashes that are recorded already are not computed again, unless the size of the file has changed.
-
-    Args:
-        repository: the repository at a revision.
-        files: for each file, its name in the repository and its path in the hub's cache.
-
-    Returns:
-        A dict from file names to ``{"bytes": ..., "sha256": ...}``.
+    Of each file, its name in the repository and its path in the hub's cache are given. Hashes that are recorded already
+    are not computed again, unless the size of the file has changed.
     """
     known = recorded(repository).get("files") or {}
     entries, fresh = {}, {}
@@ -91,13 +80,7 @@ def note(repository: Repository, files: Iterable[tuple[str, Path]]) -> dict[str,
 
 
 def note_split(repository: Repository, name: str, files: Sequence[str]) -> None:
-    """Record which files make up a split of a data set, for later use without the hub.
-
-    Args:
-        repository: the repository at the revision.
-        name: name of the split, such as ``test``.
-        files: names of the files that make up the split.
-    """
+    """Record which files make up a split of a data set, such as ``test``, for later use without the hub."""
     today = datetime.date.today().isoformat()
     splits = {name: list(files)}
     _update(repository, {"commit": repository.commit(), "fetched": today, "files": {}, "splits": splits})
@@ -117,9 +100,6 @@ def verify(file: Path) -> None:
 
     The hub lists the SHA-256 of large files and git's SHA-1 of other files. A file whose hash is not known is not
     checked.
-
-    Args:
-        file: path of the file in the hub's cache.
 
     Raises:
         HubError: the hashes differ.

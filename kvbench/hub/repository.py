@@ -18,8 +18,7 @@ class HubError(Exception):
 
     Args:
         reason: what happened, as a clause.
-        remedy: what the user can do, as an imperative phrase; None if the function that catches the error has a better
-            hint.
+        remedy: what the user can do, as an imperative phrase; None if the function that catches the error knows better.
         absent: True if the problem is that the file is not on this machine, and `reason` says why it cannot be
             downloaded.
     """

@@ -19,14 +19,7 @@ AGAIN = "run the same command again; it downloads only the files that are not co
 
 @dataclass(frozen=True)
 class Plan:
-    """The files that a download needs, with their sizes.
-
-    Args:
-        files: names of all files that are needed.
-        missing: names of those that are not on this machine yet.
-        total: size of all files in bytes.
-        missing_bytes: size of the missing files in bytes.
-    """
+    """The files that a download needs, those of them that this machine lacks, and the sizes of both in bytes."""
 
     files: tuple[str, ...]
     missing: tuple[str, ...]
@@ -38,7 +31,6 @@ def plan(repository: Repository, wanted: Callable[[Sequence[str]], Sequence[str]
     """Ask the hub which files of a repository must be downloaded, and return them with their sizes.
 
     Args:
-        repository: the repository at the revision.
         wanted: function that takes the names of all files of the repository and returns those to download.
         probe: name of a file that most repositories have. It is requested first, to check that the hub grants access.
 
@@ -90,10 +82,6 @@ def fetch(repository: Repository, files: Plan) -> Path:
 
 def fetch_file(repository: Repository, name: str) -> Path:
     """Download one file into the hub's cache, verify and record it, and return its path.
-
-    Args:
-        repository: the repository at a revision.
-        name: name of the file.
 
     Raises:
         HubError: the hub cannot be reached, refuses this account or does not have the file; the revision no longer
