@@ -91,6 +91,7 @@ def compare_as_llamacpp(
     total = np.log(np.exp((x - most).astype(np.float64)).sum(-1, keepdims=True)).astype(np.float32)
     scale = (most - least) / np.float32(65535)
     codes = np.where(x > least, np.floor((x - least) / np.where(scale > 0, scale, 1) + np.float32(0.5)), 0)
+    # code 0 stands for the log-probability of `least`, which is least - logsumexp(x)
     p = (scale * codes.astype(np.float32) + (least - most - total)).astype(np.float64)
     q = log_softmax(np.asarray(candidate, dtype=np.float32))
     rows, true = np.arange(len(p)), np.asarray(target)

@@ -39,7 +39,7 @@ def newcombe(both: float, first: float, second: float, neither: float) -> Interv
     one, two = (both + first) / n, (both + second) / n
     (low_one, high_one), (low_two, high_two) = wilson(both + first, n), wilson(both + second, n)
     product = both * neither - first * second
-    if product > 0:
+    if product > 0:  # Newcombe's continuity correction of phi
         product = max(product - n / 2, 0.0)
     sizes = (both + first) * (second + neither) * (both + second) * (first + neither)
     phi = product / math.sqrt(sizes) if sizes else 0.0
@@ -109,6 +109,7 @@ def pairs(first: float, second: float, stderr: float | None, n: int) -> tuple[fl
     if not n or not all(_whole(n * share) for share in (first, second)):
         return None
     gap = n * (first - second)
+    # differences are -1, 0 or 1: the sum of their squares, which mean and variance give, counts samples that differ
     apart = gap * gap / n + (stderr or 0.0) ** 2 * n * (n - 1) if n > 1 else abs(gap)
     counts = (n * first - (apart + gap) / 2, (apart + gap) / 2, (apart - gap) / 2, n * (1 - second) - (apart + gap) / 2)
     if not all(_whole(count) and count > -1e-6 for count in counts):

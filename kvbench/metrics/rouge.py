@@ -82,12 +82,13 @@ def _common_subsequence(x: list[str], y: list[str]) -> tuple[set[str], int]:
             diagonal = up
         table.append(row)
     common: set[str] = set()
+    # calls: the first one, and one for each column to the left, those included that are left out of the table
     i, j, steps = len(x), len(shared), len(y) - columns[-1] + 1
     while i and j:
         gap = columns[j - 1] - (columns[j - 2] if j > 1 else 0)
         if x[i - 1] == shared[j - 1]:
             common.add(x[i - 1])
-            i, j, steps = i - 1, j - 1, steps + (gap if i > 1 else 1)
+            i, j, steps = i - 1, j - 1, steps + (gap if i > 1 else 1)  # in row 0 the package stops at once
         elif table[i - 1][j] > table[i][j - 1]:
             i, steps = i - 1, steps + 1
         else:

@@ -169,6 +169,7 @@ def _fits(points: Sequence[Row]) -> Iterator[Row]:
             groups.setdefault((point["setting"], point["graphs"], point["batch"]), []).append(point)
     lines: dict[tuple[Any, ...], LatencyFit] = {}
     for key, group in groups.items():
+        # the same processes for all settings, so that each can have a break-even length of its own
         alike = [point for other, its in groups.items() if other[1:] == key[1:] for point in its]
         common = sorted(set.intersection(*(set(point["measured_by"]) for point in alike)))
         by_length = _fit(group, common, length)

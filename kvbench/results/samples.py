@@ -198,6 +198,7 @@ def decode(line: bytes) -> Row:
             raise ValueError(f"'{key}' is missing")
     if crc is None:  # hand-written numbers must not be mixed with measured ones
         raise ValueError("it has no checksum, so it was written or edited by hand")
+    # the bytes that were hashed: JSON written anew might differ from them
     body = line.rstrip()[: line.rstrip().rfind(b', "crc": ')] + b"}"
     if f"{zlib.crc32(body):08x}" != crc:
         raise ValueError("its checksum is wrong")

@@ -123,6 +123,7 @@ class _Ledger:
             entries = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return []
+        # the time of its start tells a process from a later one with the same number; None: there is no such process
         return [entry for entry in entries if began(entry["pid"]) == entry["began"] is not None]
 
     def _write(self, entries: list[dict[str, Any]]) -> None:

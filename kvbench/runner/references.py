@@ -158,6 +158,7 @@ def _checksum(*arrays: NDArray[Any]) -> str:
 
 def _metadata(content: bytes) -> dict[str, str]:
     """Return the metadata in the header of a safetensors file."""
+    # a file begins with the length of its JSON header, in 8 bytes
     size = int.from_bytes(content[:8], "little")
     header: dict[str, Any] = json.loads(content[8 : 8 + size])
     return dict(header["__metadata__"])

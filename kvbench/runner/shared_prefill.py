@@ -93,6 +93,7 @@ def _shared(sessions: Sequence[Session], samples: Sequence[Sample]) -> list[Resu
             results.append(strategy.answered(batch, cache, first=False, prompt=prompt))
         except Exception as error:
             results.append(error)
+        # drop the last references to the cache, whose memory the next method needs
         prompt.forget(cache)
         caches[number] = RuntimeError("done")
         del cache

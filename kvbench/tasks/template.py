@@ -1,4 +1,7 @@
-r"""Templates with fields of a record in braces: ``Question: {question}\nAnswer:``."""
+r"""Templates with fields of a record in braces: ``Question: {question}\nAnswer:``.
+
+Fields that a record lacks, and values that are neither strings nor finite numbers, raise DataError.
+"""
 
 from __future__ import annotations
 
@@ -62,11 +65,7 @@ class Template:
 
     @classmethod
     def of(cls, text: str, key: str) -> Template:
-        """Parse a template, or a text without braces as the name of a field: ``question`` means ``{question}``.
-
-        Raises:
-            ConfigError: as for :meth:`parse`.
-        """
+        """Parse a template (:meth:`parse`); a text without braces is the name of a field: ``name`` means ``{name}``."""
         return cls.parse(text if "{" in text or "}" in text else f"{{{text}}}", key)
 
     @property
@@ -82,9 +81,6 @@ class Template:
         Returns:
             The filled text, and a dict from the name in each placeholder to the half-open character range of its value
             in that text.
-
-        Raises:
-            DataError: the record lacks a field, or its value is neither a string nor a number.
         """
         text, spans = "", {}
         for literal, field in self.parts:
@@ -100,9 +96,6 @@ def lookup(record: Record, field: str, place: str) -> Any:
     """Return the value of a record's field, which may be nested or have alternative names.
 
     ``a.b`` is the field b inside the field a; ``a|b`` is a, or b if the record has no a.
-
-    Raises:
-        DataError: the record has no field of this name, or of any of the alternative names.
     """
     for name in field.split("|"):
         value = _inside(record, name.strip())
@@ -128,11 +121,7 @@ TEXT_OR_NUMBER = Kind("a string or a number", lambda value: is_text(value) or _i
 
 
 def text_of(value: Any, field: str, place: str) -> str:
-    """Convert a field's value, which must be a string or a number, to a string.
-
-    Raises:
-        DataError: `value` is neither a string nor a number, or is NaN or infinite.
-    """
+    """Convert a field's value, which must be a string or a finite number, to a string."""
     TEXT_OR_NUMBER.check(value, field, place)
     if isinstance(value, float) and not math.isfinite(value):
         raise DataError(f"{place}: field '{field}' is {value}; expected a string or a finite number.")

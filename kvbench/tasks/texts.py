@@ -1,6 +1,7 @@
 """Texts for perplexity and continuation: WikiText-2, C4 and PG-19 as papers use them, any files, and Python's own.
 
-`path` is a local file, or a folder that contains it; None downloads from the hub.
+`path` is a local file, or a folder that contains it; None downloads from the hub. All functions raise DataError if a
+file is missing, damaged or blank, or if several files of a folder could be the one.
 """
 
 from __future__ import annotations
@@ -20,9 +21,6 @@ def wikitext2(source: HubSource, path: str | None) -> list[str]:
     """Read the test split of WikiText-2 (raw) as a list with one text.
 
     As in GPTQ, Atom and KVQuant, the lines of the split are joined by two line feeds.
-
-    Raises:
-        DataError: the file is missing, damaged or blank, or the folder contains several files that could be it.
     """
     if path is not None:
         place, single = data.local(path, "dataset wikitext2")
@@ -41,18 +39,14 @@ def wikitext2(source: HubSource, path: str | None) -> list[str]:
 
 
 def c4(source: HubSource, path: str | None) -> list[str]:
-    """Read the documents of C4's first validation shard.
-
-    Raises:
-        DataError: the file is missing, damaged or blank.
-    """
+    """Read the documents of C4's first validation shard."""
     return _column(source, path, "c4-validation.00000-of-00008", "dataset c4")
 
 
 def c4_joined(source: HubSource, path: str | None) -> list[str]:
     """Read the first 1,100 documents of C4's first validation shard, joined by spaces, as a list with one text.
 
-    GPTQ's code calls this text "c4_new". Errors are those of :func:`c4`.
+    GPTQ's code calls this text "c4_new".
     """
     return [" ".join(c4(source, path)[:1100])]
 
@@ -62,9 +56,6 @@ def pg19(source: HubSource, path: str | None) -> list[str]:
 
     If a folder holds other editions of the same books, set ``dataset.name`` to a name of its own: results on them are
     only close to those on PG-19, and should not be reported as such. A local file has PG-19's format.
-
-    Raises:
-        DataError: a file is missing, damaged or blank.
     """
     if path is not None and not data.local(path, "dataset pg19")[1]:
         return files(path, "dataset pg19")
@@ -78,7 +69,6 @@ def files(path: str | None, what: str = "dataset text", key: str = "dataset.path
 
     Raises:
         ConfigError: `path` is None.
-        DataError: `path` does not exist, or there is no text in it.
     """
     check_text("text", path)
     place, single = data.local(str(path), what, key)
@@ -93,12 +83,9 @@ def files(path: str | None, what: str = "dataset text", key: str = "dataset.path
 
 
 def python() -> list[str]:
-    """Read the texts of ``mini_text``: help texts and source files of the running Python, one text each.
+    """Read the texts of ``mini_text``, on which the bundled model was not trained: one text per file of Python.
 
-    The bundled model was not trained on them.
-
-    Raises:
-        DataError: this installation of Python lacks the source files or the help texts.
+    They are the help texts and source files of the running Python, which some installations lack (DataError).
     """
     from kvbench.tasks.mini.text import documents
 

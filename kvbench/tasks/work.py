@@ -61,15 +61,14 @@ class AskQuestions(Work):
 class ScoreText(Work):
     """Measure the likelihood of a span of tokens, for perplexity; nothing is generated.
 
+    The other fields are those of :class:`kvbench.tasks.perplexity.Perplexity`, but `prefill` is 0 for no prompt.
+
     Args:
         ids: token ids of the span.
         first: index in `ids` of the first token to score; all tokens after it are scored too. It is at least `prefill`.
             It is larger if spans overlap, because the span before this one has already scored the tokens before it.
         bytes: length of the scored text in UTF-8 bytes.
         document: 0-based index of the document that contains the span.
-        mode: ``decode``, ``simulated`` or ``fp16`` (explained in :mod:`kvbench.tasks.perplexity`).
-        prefill: number of tokens at the beginning of the span that are cached as a prompt; 0 for none.
-        chunk: number of tokens per forward pass if `mode` is ``decode``; ``auto`` for 128, or 512 on a GPU.
     """
 
     ids: tuple[int, ...]
@@ -85,17 +84,12 @@ class ScoreText(Work):
 class CompareTokens(Work):
     """Decode given tokens through the cache, and compare each prediction with that of the full-precision cache.
 
+    The other fields are those of :class:`kvbench.tasks.fidelity.Fidelity`. Only a span of text can be simulated.
+
     Args:
         ids: token ids of a span of text, whose beginning is the prompt. None: the sample's prompt is the prompt, and an
-            answer follows it.
+            answer follows it, which `answers` chooses.
         prefill: number of tokens of `ids` that are the prompt.
-        mode: ``decode``, one token at a time through the cache, or ``simulated`` (:mod:`kvbench.tasks.perplexity`),
-            which only a span of text can be.
-        answers: the answer that is decoded if `ids` is None: ``fp16`` for the full-precision cache's own greedy answer,
-            ``task`` for the sample's reference answer.
-        statistics: ``exact``, or ``llamacpp`` for the rounding of llama.cpp.
-        reference: ``stored``: the full-precision predictions are read from a file if they have been made before;
-            ``live``: they are made again, in the same batch.
         probe: True to measure the error of each layer's attention too.
     """
 

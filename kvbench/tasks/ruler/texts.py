@@ -1,6 +1,6 @@
 """Texts and questions that RULER takes from elsewhere: essays, SQuAD 2.0 and HotpotQA, and their sentences.
 
-A `path` of None takes the data from the hub.
+A `path` of None takes the data from the hub. All functions raise DataError if a file is missing or damaged.
 """
 
 from __future__ import annotations
@@ -38,15 +38,10 @@ class Question:
 
 
 def essays(path: str | None, source: HubSource) -> str:
-    """Return the text in which needles are hidden.
+    """Return the text in which needles are hidden; DataError if it holds no words.
 
-    Essays from the hub are the field ``text`` of its records, joined by blanks.
-
-    Args:
-        path: a text file, or a JSON file with the field ``text``, as RULER's own script writes it.
-
-    Raises:
-        DataError: the file is missing or damaged, or holds no words.
+    `path` is a text file, or a JSON file with the field ``text``, as RULER's own script writes it. Essays from the hub
+    are the field ``text`` of its records, joined by blanks.
     """
     if path is None:
         file = data.find(source, "train", None, "dataset ruler", remedy=_remedy("haystack", "TEXT_FILE"))
@@ -67,9 +62,6 @@ def squad(path: str | None, source: HubSource) -> tuple[list[str], list[Question
     """Return the documents and the answerable questions of SQuAD 2.0's dev split, in the order of its file.
 
     The file is the authors' dev-v2.0.json, or has records with the fields of the hub's file.
-
-    Raises:
-        DataError: the file is missing or damaged.
     """
     with _laid_out(path or str(source.hub_id), "SQuAD 2.0's dev split"):
         rows = _squad_rows(path, source)
@@ -122,9 +114,6 @@ def hotpotqa(path: str | None, source: HubSource) -> tuple[list[str], list[Quest
     """Return the documents and the questions of HotpotQA's dev split (distractor), in the order of its file.
 
     The file is the authors' hotpot_dev_distractor_v1.json, or has records with the fields of the hub's file.
-
-    Raises:
-        DataError: the file is missing or damaged.
     """
     if path is not None:
         file = Found(_file(path, "dataset.hotpotqa"))
@@ -171,11 +160,7 @@ def splitter(kind: str) -> Callable[[str], list[str]]:
 
 
 def english_words(path: str) -> Sequence[str]:
-    """Return the words of RULER's english_words.json, in the order of its file.
-
-    Raises:
-        DataError: the file is missing, or is not a JSON object or list of words.
-    """
+    """Return the words of RULER's english_words.json, a JSON object or list of words, in the order of its file."""
     place = _file(path, "dataset.english_words")
     content: Any = data.read_json(Found(place))
     words = list(content.values()) if isinstance(content, Mapping) else content
