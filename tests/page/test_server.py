@@ -15,7 +15,7 @@ from kvbench.cli import report
 from kvbench.cli.report_page import reader
 from kvbench.errors import KvbenchError
 from kvbench.page.data import Report
-from kvbench.page.server import Server, _Handler
+from kvbench.page.server import PORT, Server, _Handler
 from kvbench.results.store import find_runs
 from tests.page.report_support import data_of
 
@@ -119,3 +119,63 @@ def test_a_client_that_leaves_early_is_no_error(tmp_path, capsys, monkeypatch):
                 get(server, "/")
         assert get(server, "/")[0] == 200
     assert capsys.readouterr().err == ""
+
+
+def test_answers_say_what_they_are_and_are_not_kept(tmp_path):
+    write(tmp_path, 1)
+    with serving(tmp_path) as server:
+        mark = get(server, "/data.json")[1]["X-Mark"]
+        assert len(mark) == 16 and set(mark) <= set("0123456789abcdef")
+        kinds = {"/": "text/html", "/data.json": "application/json", "/other": "text/plain"}
+        for path, kind in kinds.items():
+            _, headers, body = get(server, path)
+            assert headers["Content-Type"] == f"{kind}; charset=utf-8" and headers["Content-Length"] == str(len(body))
+            assert (headers["Cache-Control"], headers["X-Content-Type-Options"]) == ("no-store", "nosniff")
+            assert headers["X-Mark"] == (None if path == "/other" else mark)
+        status, headers, body = get(server, f"/data.json?mark={mark}")
+        assert (status, body, headers["Content-Length"], headers["X-Mark"]) == (204, b"", None, mark)
+        assert headers["Content-Type"].startswith("application/json")
+        assert [get(server, f"/?mark={mark}")[0], get(server, f"/data.json?mark={mark}0")[0]] == [200, 200]
+
+
+def test_data_are_made_anew_only_after_a_change(tmp_path, monkeypatch):
+    store, made = write(tmp_path, 1, rows=[row(0, 1.0)], unfinished=True), []
+    really = Report.data
+    monkeypatch.setattr(Report, "data", lambda self: made.append(1) or really(self))
+    with serving(tmp_path) as server:
+        marks = [get(server, "/data.json")[1]["X-Mark"] for _ in range(3)]
+        assert len(set(marks)) == 1 and len(made) == 1
+        store.append([row(1, 1.0)])
+        assert get(server, "/data.json")[1]["X-Mark"] != marks[0] and len(made) == 2
+        assert server.daemon_threads is True, "an open page does not hold up the end of the command"
+
+
+def test_the_mark_does_not_change_with_the_hour(tmp_path, monkeypatch):
+    really = Report.data
+    hours = iter(range(24))
+    monkeypatch.setattr(Report, "data", lambda self: {**really(self), "made": str(next(hours))})
+    signatures = iter(range(24))
+    monkeypatch.setattr(Report, "signature", lambda self: next(signatures))
+    write(tmp_path, 1)
+    with serving(tmp_path) as server:
+        (one, first), (two, second) = server.current(), server.current()
+        assert (one["made"], two["made"]) == ("0", "1") and first == second
+
+
+def test_a_fault_is_shown_and_raised(tmp_path, monkeypatch):
+    def broken(self):
+        raise RuntimeError("half an emoji \ud83d")
+
+    faults = []
+    monkeypatch.setattr(Server, "handle_error", lambda self, request, address: faults.append(address))
+    with serving(tmp_path) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(Report, "data", broken)
+            status, headers, body = get(server, "/")
+        assert (status, body) == (500, b"RuntimeError: half an emoji ?\n") and "X-Mark" not in headers
+        assert headers["Content-Type"].startswith("text/plain") and get(server, "/")[0] == 200
+    assert len(faults) == 1
+
+
+def test_the_default_port_is_the_documented_one(tmp_path):
+    assert PORT == 8765 and Server.__init__.__defaults__ == (8765,)
