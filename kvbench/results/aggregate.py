@@ -42,7 +42,6 @@ def scores(
     """Average the scores of a run's samples, for each task or for each task and prompt length.
 
     Args:
-        rows: the run's rows.
         baseline: rows of the fp16 run with the same model and data, by sample id; None if there is no such run.
         version: the task's version, copied into each entry.
 
@@ -54,9 +53,6 @@ def scores(
         - ``vs_fp16``: mean difference from fp16 over the samples that both runs have; None without a baseline.
         - ``variants``: means of the other scores that the task's scorer computes.
         - ``nll``: mean negative log-likelihood per token of the reference answers, in nats; None if there are none.
-        - ``perplexity``: result of :func:`perplexity`, None for tasks with answers.
-        - ``points``: result of :func:`kvbench.results.points.points`.
-        - ``fidelity``: result of :func:`kvbench.results.fidelity.fold`.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -114,18 +110,12 @@ def pair_interval(score: float | None, pair: Mapping[str, Any]) -> tuple[float, 
 
 
 def perplexity(group: Sequence[Row], nll: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Compute the perplexity of a text from its spans; None if the rows are results of another kind.
+    """Compute the perplexity of a text from its spans, one row each; None if the rows are results of another kind.
 
     As in GPTQ, it is the exponential of the mean over the spans of their mean negative log-likelihood (NLL) per token.
     Its standard error is, to first order, the perplexity times the standard error of the mean NLL. The difference from
-    fp16 is a difference of perplexities; its standard error comes from the paired differences of the spans' NLL.
-
-    Args:
-        group: the rows of one text, one per span.
-        nll: the entry ``nll`` that :func:`scores` computes for these rows.
-
-    Returns:
-        A dict with the fields of :class:`kvbench.results.record_scores.Perplexity`.
+    fp16 is a difference of perplexities; its standard error comes from the paired differences of the spans' NLL. `nll`
+    is the entry that :func:`scores` computes for these rows.
     """
     windows = [row for row in group if row.get("window")]
     if not windows or nll["mean"] is None:
@@ -150,9 +140,7 @@ def perplexity(group: Sequence[Row], nll: Mapping[str, Any]) -> dict[str, Any] |
 def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the mean of the scores from :func:`scores`, each task with the same weight, and its difference from fp16.
 
-    Returns:
-        ``{score, stderr, n, vs_fp16}``. ``n`` is the total number of samples. ``vs_fp16`` is None unless every task has
-        a difference from fp16.
+    ``n`` is the total number of samples. ``vs_fp16`` is None unless every task has a difference from fp16.
     """
     entries = [entry for entry in by_task.values() if entry["score"] is not None]
     pairs = [entry["vs_fp16"] for entry in entries]
@@ -201,11 +189,9 @@ def _together(entries: Sequence[Mapping[str, Any]], mean: Mapping[str, Any]) -> 
 
 
 def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the size in bytes of one sequence's KV cache at the end of its answer, averaged over the samples.
+    """Return the bytes of one sequence's KV cache at the end of its answer, averaged over the samples.
 
-    The result has the keys of :class:`kvbench.results.record_cost.KvBytes`. ``ratio`` is how many times smaller
-    ``used`` is than the cache of method=fp16, which stores elements in the model's own dtype: 4 means a quarter of the
-    memory.
+    They are the content of :class:`kvbench.results.record_cost.KvBytes`.
     """
     bills = [row["kv_bytes"] for row in rows if row.get("kv_bytes")]
     bytes_held: dict[str, Any] = {}

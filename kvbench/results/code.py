@@ -83,9 +83,7 @@ def changed(stored: Code | None, now: Code) -> list[str]:
 
 
 def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
-    """Count how many rows of a run each version of the code produced.
-
-    A version is identified by its :func:`digest`, which is the key of both results.
+    """Count how many rows of a run each version of the code produced; a version is named by its :func:`digest`.
 
     Returns:
         The number of rows of each version, and for each version the digests of its parts (without the scorer). The

@@ -38,14 +38,13 @@ class RunLine:
 class Column(Generic[Line]):
     """A column of a table in the terminal or in markdown, and the CSV columns with its figures as plain values.
 
-    `csv` maps the headings of the CSV columns to functions that return a line's plain value.
-
     Args:
         unit: unit of the numbers in the CSV, as documentation; empty for texts and plain numbers.
         cell: formatted cell of a line of the table; None if the column appears only in the CSV.
+        csv: heading of each CSV column, and its plain value of a line.
         places: tables that have the column: :data:`TABLE` (table of runs), :data:`LIST` (list of ``kvbench.report``).
         wraps: True if the text may wrap on a narrow terminal.
-        present: function that takes all lines of a table and returns False if the column should be left out of it.
+        present: returns False for lines whose table should not have the column.
     """
 
     name: str

@@ -164,9 +164,8 @@ def pair(a: Sequence[Row], b: Sequence[Row]) -> dict[str, dict[str, float]] | No
 def departure(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Summarize where greedy answers leave fp16's (:class:`kvbench.results.record_fidelity.Departure`).
 
-    Args:
-        parts: for each answer ``at``, the first differing index or None, ``compared``, the number of compared tokens,
-            and, where it is known, fp16's ``gap`` at that index.
+    Of each answer, ``at`` is the first differing index or None, ``compared`` the number of compared tokens, and
+    ``gap``, where it is known, fp16's at that index.
     """
     if not parts:
         return None

@@ -34,11 +34,8 @@ def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
 
     A point is 0.01 of the score. What is said follows from the 95 % interval of the difference alone: a loss or gain if
     it does not contain 0; no loss if it excludes one of :data:`NOTHING` points; else that there is no clear difference.
-
-    Args:
-        pair: ``{diff, stderr, n}`` and, if known, ``low`` and ``high``.
-        mean: the run's mean score; None if unknown. If it is 0 on all samples in both runs, the text says that the
-            comparison shows nothing.
+    A mean score of 0 on all samples in both runs shows nothing, as the text then says; None: unknown. `pair` is
+    ``{diff, stderr, n}`` and, if known, ``low`` and ``high``.
     """
     points, n = 100 * pair["diff"], pair["n"]
     samples = "1 sample" if n == 1 else f"{n} samples"

@@ -61,14 +61,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Server:
-    """The recorded times of a method: that of a prefill, and that of a step by the number of sequences.
+    """The recorded times of a method in seconds: of the prefill of a request, and of a decode step by batch size.
 
-    `prefill_s` is the time of the prefill of one request.
-
-    Args:
-        step_s: seconds of a decode step by batch size. Between two sizes the time is interpolated linearly, below the
-            smallest it is that of the smallest.
-        most: largest number of sequences that run at a time; at most the largest size of `step_s`.
+    Between two batch sizes the time is interpolated linearly, below the smallest it is that of the smallest. At most
+    `most` sequences run at a time, which is at most the largest batch size.
     """
 
     prefill_s: float
@@ -88,12 +84,9 @@ class Server:
 
 
 def arrivals(count: int, rate: float, burstiness: float = 1.0, seed: int = 0) -> list[float]:
-    """Draw the times in seconds at which `count` requests arrive.
+    """Draw the times in seconds at which `count` requests arrive, `rate` per second; infinite: all arrive at once.
 
-    Args:
-        rate: requests per second; infinite: all arrive at once.
-        burstiness: shape of the gamma distribution of the gaps; 1 is a Poisson process, less is burstier.
-        seed: seed of the random draws.
+    `burstiness` is the shape of the gamma distribution of the gaps; 1 is a Poisson process, less is burstier.
     """
     if math.isinf(rate):
         return [0.0] * count

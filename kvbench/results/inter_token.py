@@ -51,11 +51,9 @@ def break_even(line: Line, fp16: Line) -> float | None:
 
 
 def record(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Fit the lines that `metrics.json` stores under ``inter_token``, one per batch size; only ``scores`` is read.
+    """Fit the lines that `metrics.json` stores under ``inter_token``, by batch size (as text); only ``scores`` is read.
 
-    Returns:
-        A dict from batch size (as text) to ``slope_s``, ``intercept_s`` and ``lengths`` (:class:`Line`). Batch sizes
-        with fewer than two prompt lengths are left out.
+    Batch sizes with fewer than two prompt lengths are left out.
     """
     fits = {batch: fit(points) for batch, points in sorted(_points(metrics).items())}
     return {str(batch): _keys(line) for batch, line in fits.items() if line is not None}
@@ -64,11 +62,9 @@ def record(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def lines(metrics: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     """Fit a line for each batch size, for the run and for fp16, with the length beyond which the run is faster.
 
-    fp16's times are computed from the run's and the ratios under ``vs_fp16``.
-
-    Returns:
-        A dict from batch size to the figures of :func:`record`. If fp16 was measured at two or more of these lengths,
-        there are also ``fp16_slope_s``, ``fp16_intercept_s`` and ``break_even`` (:func:`break_even`).
+    The figures are those of :func:`record`. If fp16, whose times are computed from the run's and the ratios under
+    ``vs_fp16``, was measured at two or more of these lengths, there are also ``fp16_slope_s``, ``fp16_intercept_s`` and
+    ``break_even`` (:func:`break_even`).
     """
     base = _points(metrics, fp16=True)
     fits: dict[int, dict[str, Any]] = {}

@@ -30,11 +30,9 @@ def named(run: Metrics) -> str:
 def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
     """Name the runs of a table so that they can be told apart, for example ``kivi int2 residual=64``.
 
-    A name consists of the method, the quantizer, and those options in which runs of this method and quantizer differ;
-    control characters in it are escaped. Only ``label``, ``config`` and ``env`` of `metrics.json` are read.
-
-    Args:
-        beside: options never put into names because another column shows them, for example ``model`` or ``dataset``.
+    A name consists of the method, the quantizer, and those options in which runs of this method and quantizer differ,
+    except those in `beside`, which another column shows. Control characters in it are escaped. Only ``label``,
+    ``config`` and ``env`` of `metrics.json` are read.
     """
     alike: dict[str, list[dict[str, Any]]] = {}
     settings = [{key: value for key, value in _settings(run).items() if key not in beside} for run in runs]

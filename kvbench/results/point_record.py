@@ -66,9 +66,10 @@ def from_record(
 ) -> Point:
     """Convert a measured point from a result file to a :class:`Point`, whatever version of kvbench wrote it.
 
+    Before version 2, some keys of `record` were different: ``context`` (now ``prompt``), ``steps`` (``new_tokens``
+    minus one), ``kv`` (``kv_used.total``) and ``peak_decode`` (``peak.decode``).
+
     Args:
-        record: the point's dict in the file. Before version 2, some keys were different: ``context`` (now ``prompt``),
-            ``steps`` (``new_tokens`` minus one), ``kv`` (``kv_used.total``) and ``peak_decode`` (``peak.decode``).
         setting: method, quantizer and their options, as tables show them.
         limit_gb: memory limit of the run in GiB; None without a limit.
         how: other conditions of the measurement as text, from :func:`circumstances`.

@@ -49,13 +49,12 @@ _COPIED = (
 def points(group: Sequence[Row], baseline: Mapping[str, Row] | None = None) -> Figures | None:
     """Summarize the points of one prompt length: the batch sizes that fitted, the throughput, and ratios to fp16.
 
-    Args:
-        group: the rows of one prompt length, one per batch size.
-        baseline: rows of the fp16 run with the same model on the same machine, by sample id; None without such a run.
+    `group` has one row per batch size. `baseline` are rows of the fp16 run with the same model on the same machine, by
+    sample id; None without such a run.
 
     Returns:
-        A dict with the fields of :class:`kvbench.results.record_scores.Points`; None if the rows contain no points.
-        Under ``batches`` are the figures of each batch size that fitted into memory and of the smallest that did not.
+        The content of :class:`kvbench.results.record_scores.Points`, with the batch sizes that fitted into memory and
+        the smallest that did not; None if the rows contain no points.
     """
     rows = {row[MEASURED]["batch_rows"]: row for row in group if row.get(MEASURED, {}).get("point")}
     if not rows:

@@ -61,13 +61,10 @@ class PromptTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Counts of a run's samples.
+    """Counts of a run's samples, of which the configuration asks for `requested`.
 
-    Args:
-        requested: number of samples that the configuration asks for.
-        truncated: number of samples whose prompts were shortened to the model's limit.
-        left_out: ids of stored results that no figure includes, because the number of samples was reduced after they
-            were made.
+    `truncated` is the number of samples whose prompts were shortened to the model's limit; `left_out` are the ids of
+    stored results that no figure includes, because the number of samples was reduced after they were made.
     """
 
     requested: int | None = key(minimum=0)
@@ -79,12 +76,10 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """The attention implementations with which a run read its cache.
+    """The attention implementations with which a run read its cache; `path` is their names, joined by ``+``.
 
-    Args:
-        reads_packed: True if, for any sample, a kernel read packed codes without unpacking them to memory first; None
-            if unknown.
-        path: their names, joined by ``+``.
+    `reads_packed` is True if, for any sample, a kernel read packed codes without unpacking them to memory first; None
+    if unknown.
     """
 
     reads_packed: bool | None = None
@@ -93,12 +88,10 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True)
 class Untouched:
-    """The option that kept all tokens in full precision, so that a run's method neither quantized nor dropped any.
+    """The option `key` that kept all tokens in full precision, so that a run's method neither packed nor dropped any.
 
-    Args:
-        key: the option, for example ``residual``.
-        exact: number of tokens up to which a sequence stays in full precision as a whole.
-        longest: number of tokens in the cache of the longest sample, which is not more than `exact`.
+    A sequence of up to `exact` tokens stays in full precision as a whole; the longest sample had `longest` in the
+    cache.
     """
 
     key: str
@@ -142,7 +135,6 @@ class Metrics:
         tokens_per_s: tokens generated per second of decoding on the same device.
         speculation: None without speculative decoding.
         oom: None unless memory ran out.
-        errors: all errors of samples and of the run as a whole.
         error: message of the last error; None without errors.
         inter_token: for each batch size, the line fitted to the time per token over length.
     """

@@ -36,7 +36,8 @@ class KvBytes:
         used: bytes of the tokens that the cache holds.
         reserved: bytes of the buffers allocated for them, which may have room for more tokens.
         fp16_equivalent: bytes of the same tokens and states at 16 bits per element.
-        ratio: bytes that method=fp16 needs for the same tokens in the model's dtype, divided by the total of `used`.
+        ratio: bytes that method=fp16 needs for the same tokens in the model's dtype, divided by the total of `used`: 4
+            means a quarter of the memory.
     """
 
     used: Parts
@@ -49,13 +50,10 @@ class KvBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class PeakBytes:
-    """Largest memory peaks that any sample of a run reached, in bytes.
+    """Largest memory peaks in bytes that any of the `n` samples with a measured peak reached.
 
-    Args:
-        kind: how the peaks of prefill and decoding were measured: ``cuda_allocator``, or ``cpu_live_tensors``, the
-            sizes of live tensors on a CPU.
-        rss: peak of the process's resident memory.
-        n: number of samples with a measured peak.
+    `kind` says how those of prefill and decoding were measured: ``cuda_allocator``, or ``cpu_live_tensors``, the sizes
+    of live tensors on a CPU. `rss` is the peak of the process's resident memory.
     """
 
     prefill: int | None = key(default=None, minimum=0)
@@ -83,7 +81,7 @@ class Tpot:
     """Time per output token in seconds, without warm-up samples.
 
     `median` and `p99` are over `n` decode steps, without the first step of each sample; `first_step` is the median of
-    these.
+    these first steps.
     """
 
     median: float | None = key(default=None, minimum=0)

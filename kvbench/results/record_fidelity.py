@@ -104,10 +104,8 @@ class Departure:
 class Layers:
     """Relative errors of each layer's attention output, averaged over the samples that were probed.
 
-    Args:
-        own: errors that arise in each layer, with fp16's input to it.
-        total: errors as decoded, with those of the layers before.
-        worst: index of the layer with the largest error of its own.
+    `own` errors arise in a layer, with fp16's input to it; `total` errors are as decoded, with those of the layers
+    before. `worst` is the index of the layer with the largest error of its own.
     """
 
     own: list[float]
@@ -146,10 +144,7 @@ class Fidelity:
         growth: slope of the KL divergence over that number.
         left: where greedy decoding leaves fp16's answers; None for texts.
         layers: errors of each layer; None unless some samples were probed.
-        mode: ``decode`` or ``simulated``.
-        statistics: ``exact`` or ``llamacpp``.
         answers: ``fp16`` for fp16's own answers, ``task`` for reference answers; None for texts.
-        reference: origin of fp16's predictions.
     """
 
     kld: Divergences

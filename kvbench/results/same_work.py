@@ -34,8 +34,8 @@ def speed_up(fp16_s: float, method_s: float) -> float:
 def cache_bound(fp16_s: float, fp16_bytes: float, rate: float, ideal_bytes: float, peak_rate: float) -> float:
     """Return S_cache: the largest speed-up that a smaller cache can give, all other work being as with fp16.
 
-    ``S_cache = T_bf16 / (T_nc + D_ideal / BW_peak)`` with the time that is not the cache's ``T_nc = T_bf16 - D_bf16 /
-    BW_eff``.
+    ``S_cache = T_bf16 / (T_nc + D_ideal / BW_peak)``, where the time that is not the cache's is
+    ``T_nc = T_bf16 - D_bf16 / BW_eff``.
 
     Args:
         fp16_s: time per token of fp16 in seconds, T_bf16.

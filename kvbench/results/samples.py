@@ -80,8 +80,7 @@ class Samples:
         rows: the last valid row of each sample, by sample id, in the order of the file.
         damaged: line number, content and defect of each invalid line. Unless the sample has another, valid line, it has
             to be run again.
-        torn: True if the last line is incomplete, because the process that wrote it was killed. The line is then also
-            in `damaged`.
+        torn: True if the last line is incomplete, because its writer was killed. It is then also in `damaged`.
     """
 
     rows: dict[str, Row] = field(default_factory=dict)

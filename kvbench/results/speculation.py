@@ -18,10 +18,10 @@ def speculation(rows: Sequence[Row], method: Mapping[str, Any]) -> dict[str, Any
     """Return the acceptance rate and related figures of a run with speculative decoding; None if nothing was drafted.
 
     They are the content of :class:`kvbench.results.record_cost.Speculation`. ``acceptance_rate`` is the number of
-    accepted tokens divided by the number of drafted ones, both summed over all samples (in the paper, accepted / (gamma
-    * rounds)), and ``stderr`` its standard error, clustered by sample. ``round_times`` leaves out warm-up samples, as
-    all times do. ``speedup`` and ``expected_speedup`` are None; the caller sets them (:func:`add_speedups`). `method`
-    holds the options of the method.
+    accepted tokens divided by the number of drafted ones, both summed over all samples (in the paper,
+    ``accepted / (gamma * rounds)``), and ``stderr`` its standard error, clustered by sample. ``round_times`` leaves out
+    warm-up samples, as all times do. The caller sets ``speedup`` and ``expected_speedup`` (:func:`add_speedups`).
+    `method` holds the options of the method.
     """
     drafts = [row["speculation"] for row in rows if row.get("speculation") and row["speculation"]["rounds"]]
     if not drafts:

@@ -268,12 +268,8 @@ class RunStore:
     def record_delivery(self, destination: str, digest: str, local: Path | None = None) -> None:
         """Record that a logger has sent the run's metrics, so that it does not send the same metrics there again.
 
-        Args:
-            destination: name of the place, for example of a Weights & Biases project
-                (:meth:`kvbench.loggers.base.Logger.destination`).
-            digest: digest of the metrics that were sent.
-            local: folder on this machine that holds what was sent (:attr:`kvbench.loggers.base.Logger.local`); None if
-                a service has it.
+        `destination` names the place (:meth:`kvbench.loggers.base.Logger.destination`). `local` is the folder on this
+        machine that holds what was sent (:attr:`kvbench.loggers.base.Logger.local`); None if a service has it.
         """
         deliveries.record(self.path, destination, digest, local)
 

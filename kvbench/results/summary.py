@@ -37,11 +37,9 @@ def build(
     Args:
         store: the run. The fp16 run to compare it with is looked up in the same results directory.
         status: ``ok``, ``oom``, ``error`` or ``interrupted``.
-        rows: the rows of those requested samples that are finished. Rows of warm-up samples are used only for peak
-            memory.
+        rows: those of requested samples that are finished. Rows of warm-up samples are used only for peak memory.
         left_out: ids of samples that are finished but no longer requested, because the limit was reduced. They are
             listed in the result; their rows must not be in `rows`.
-        requested: number of requested samples.
         device: name of the device whose times the top-level keys (``ttft_s``, ``tpot_s``, ``tokens_per_s``) report, if
             rows come from several devices. None for the device with the most samples.
         oom: ``{bytes_asked, sample, message, code}`` if the run ended because memory ran out, else None.

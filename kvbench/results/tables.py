@@ -1,7 +1,7 @@
 """Tables of one run or of all runs of a sweep: for the terminal, as markdown and as CSV.
 
-The cell of a score has two lines: the score, and the paired difference from fp16, each with its standard error.
-If the columns do not fit the terminal, the table is transposed: one column per run.
+The cell of a score has two lines: the score, and the paired difference from fp16, each with its 95 % interval. If the
+columns do not fit the terminal, the table is transposed: one column per run.
 """
 
 from __future__ import annotations
@@ -124,13 +124,11 @@ def _points(line: RunLine, fits: Mapping[int, Any], *, repeat_name: bool) -> lis
 
 
 def reread(run: Metrics) -> dict[str, Any]:
-    """Return a run's metrics, read again from its `metrics.json` if possible.
+    """Return a run's metrics, read again from its `metrics.json` if possible, with defaults for keys that are missing.
 
     The file may have changed since, because an fp16 run that finishes later adds differences to it. If `run` has no key
-    ``run_dir``, or the file there is invalid or belongs to another run, the result is `run` itself. Keys that older
-    versions of kvbench did not write get their defaults.
-
-    ``run_dir`` is the run's directory, a key that is added to the content of `metrics.json`.
+    ``run_dir``, the run's directory, or the file there is invalid or belongs to another run, the result is `run`
+    itself.
     """
     if run.get("run_dir"):
         try:

@@ -52,14 +52,11 @@ def key(
 def read(cls: type[Tree], content: Any, where: str = "", *, strict: bool = False) -> Tree:
     """Convert parsed JSON to a dataclass, including nested dataclasses. Missing keys get their defaults.
 
-    Args:
-        where: dotted key of `content` in a larger document, which error messages put before the keys; empty for a whole
-            document.
-        strict: True to raise an error for unknown keys; False to ignore them.
+    `where` is the dotted key of `content` in a larger document, which error messages put before the keys; empty for a
+    whole document. Unknown keys are ignored unless `strict`.
 
     Raises:
-        ShapeError: a key without a default is missing, a value has the wrong type, or a key is unknown and `strict` is
-            True.
+        ShapeError: a key without a default is missing, a value has the wrong type, or, if `strict`, a key is unknown.
     """
     return _read(cls, content, where, strict)  # type: ignore[no-any-return]
 

@@ -1,6 +1,6 @@
-"""Python modules and how they depend on each other: base classes, imports, packages; found without importing any.
+"""Python modules and how they depend on each other: base classes, imports, packages.
 
-Nothing is imported, because a report must not load torch just to find out whether a method was edited.
+None is imported, because a report must not load torch just to find out whether a method was edited.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def together(team: Team | None, act: Callable[[], Any]) -> Any:
 def batch(team: Team | None, session: Session, samples: list[Sample]) -> list[Row]:
     """Run a batch on every rank, and return its rows, with bytes summed over the ranks (:func:`merged`).
 
-    All ranks of the team must call this function with the same batch; None stands for a single process.
+    All ranks must call this with the same batch, as for :func:`together`.
 
     Raises:
         PeerError: another rank failed.

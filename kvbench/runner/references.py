@@ -63,9 +63,8 @@ class Reference:
 class References:
     """The stored predictions of fp16 for one model and data set.
 
-    Args:
-        stamp: what the predictions depend on: digests of head and norm, dtype, device, digest of the code. A file with
-            another stamp is stale.
+    They depend on their stamp: digests of head and norm, dtype, device, digest of the code. A file with another one is
+    stale.
     """
 
     def __init__(self, folder: Path, stamp: Mapping[str, Any], say: Callable[[str], None]) -> None:

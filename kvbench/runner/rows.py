@@ -15,7 +15,6 @@ class Machine:
     """Names of a run's device and of its model's dtypes, which are copied into each row.
 
     Args:
-        device: product name of the device.
         dtype: dtype of what the cache stores in full precision.
         arithmetic: dtype of weights and activations; None for `dtype`.
         usual_dtype: storage of ``model.dtype=auto``; None for `dtype`.

@@ -34,9 +34,7 @@ Outcome = tuple[list[Sample], list[Row] | Exception]
 class Workers:
     """The worker processes of a run, with the methods of a session that the run needs.
 
-    Attributes:
-        device: torch's name of the device of the first worker.
-        machine: names of the device and the dtype.
+    `device` is torch's name of the device of the first worker.
     """
 
     def __init__(self, crew: Crew, missing: Sequence[Sample]) -> None:

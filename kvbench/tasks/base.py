@@ -133,8 +133,13 @@ class Task:
     """Base class of data sets.
 
     A subclass is a dataclass whose fields are the options of the configuration group `dataset`. It must define
-    :meth:`samples`, :meth:`identity` and :meth:`score`; all other methods have defaults here. A task does not depend
-    on models or caches. :func:`kvbench.tasks.load` constructs a task from its configuration.
+    :meth:`samples`, :meth:`identity` and :meth:`score`; all other methods have defaults here. A task does not depend on
+    models or caches. :func:`kvbench.tasks.load` constructs a task from its configuration.
+
+    Args:
+        name: the data set's name in results.
+        source: the data set's files on the hub.
+        max_new_tokens: maximum number of tokens to generate.
     """
 
     #: incremented when the samples or their prompts change; part of the run's identity

@@ -31,10 +31,8 @@ class Continuation(TokenTask):
     """Prompts of fixed lengths cut from long texts, for which the model generates a continuation.
 
     Args:
-        name: the data set's name in results.
         text: the texts: ``pg19`` (books), ``text`` (files of `path`) or ``mini_text`` (texts that come with Python).
         path: a local file or folder; None reads from the hub.
-        source: the file on the hub.
         lengths: prompt lengths in tokens, including the beginning-of-sequence token.
         limit: maximum number of measured prompts per length; None for all that the texts provide.
         warm_up: number of warm-up prompts per length. They run before the measured prompts; only their peak memory

@@ -66,7 +66,6 @@ def find(
     `what` names the data set in messages; `remedy` is the hint if the file cannot be downloaded.
 
     Args:
-        source: the file on the hub.
         task: name of the task or split, which replaces ``{task}`` in `source`, and names the file in a local folder.
         path: value of the option ``dataset.path``: a folder, a .zip archive or a single file. None reads the file from
             the hub's cache, or downloads it.

@@ -41,7 +41,6 @@ class Efficiency(Task):
     """Measurement of time and memory over a grid of points; a point is one prompt length with one batch size.
 
     Args:
-        name: the data set's name in results.
         prompts: prompt lengths in tokens.
         batches: batch sizes, or ``grow`` for 1, 2, 4, ... until memory runs out.
         max_batch: largest batch size that ``grow`` tries.

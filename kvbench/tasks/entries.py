@@ -13,10 +13,8 @@ class Entry:
     """One record converted to a prompt, to which few-shot examples can still be added.
 
     Args:
-        prompt: the template, filled with the record's fields.
         context: half-open character range of the context in `prompt`; None if the data set does not define a context.
         query: the question, with which a retriever searches the context; may be empty.
-        answers: reference answers.
         options: number of options of a multiple-choice question (metric ``choice``); 0 for other metrics.
     """
 

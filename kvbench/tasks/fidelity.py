@@ -37,7 +37,6 @@ class Fidelity(TokenTask):
     """Data set that compares a cache's predictions with those of the full-precision cache.
 
     Args:
-        name: the data set's name in results.
         text: the text to decode: ``mini_text`` (texts that come with Python), or a file or folder of your own. Ignored
             if `over` is set.
         over: name of another data set, for example ``mini/key_value_hex`` or ``perplexity/wikitext2``; its prompts, or

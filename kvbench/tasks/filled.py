@@ -37,12 +37,8 @@ def filled(tokenizer: Any, count: int, rows: int, seed: int = 0) -> Filled:
     """Return prompts of exactly `count` tokens: random sentences as the context, then a question about one of them.
 
     If the question would take up more than half of a prompt, it is left out of the prompt and appears only in
-    `queries`. The last quarter of such a prompt does not count as context.
-
-    Args:
-        count: number of tokens per prompt, including the beginning-of-sequence token.
-        rows: number of prompts. A larger number only adds prompts at the end.
-        seed: seed of the random sentences and their order.
+    `queries`. The last quarter of such a prompt does not count as context. The beginning-of-sequence token counts as
+    one. A larger number of rows only adds prompts at the end.
 
     Raises:
         DataError: the tokenizer returns no tokens for words.

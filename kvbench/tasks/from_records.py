@@ -34,10 +34,8 @@ class Records(Task):
     r"""Data set that a user defines without Python: a file of records, a prompt template and a metric.
 
     Args:
-        name: the data set's name in results.
         path: a file of records (.jsonl, .json, .csv, .parquet, also .gz), or a folder or archive with one file per
             split; None reads from the hub.
-        source: the files on the hub.
         split: the split whose records become samples.
         template: the prompt, with names of the record's fields in braces: ``Question: {question}\nAnswer:``. A dot
             leads into a nested field, and ``|`` separates alternative names: ``{question.stem|question_stem}``.
@@ -61,7 +59,6 @@ class Records(Task):
         shots_seed: seed of the random draws.
         separator: text after each example.
         limit: number of samples, taken from the beginning of the split; None for all.
-        max_new_tokens: maximum number of tokens to generate.
         stop: strings at which an answer ends.
         chat: whether the prompt is put into the model's chat wrapper.
         system: text of a system turn; None for no such turn.

@@ -102,9 +102,7 @@ class GSM8K(Records):
 
     @cached_property
     def entries(self) -> dict[str, list[Entry]]:
-        """The questions to ask and the pool of few-shot examples, without examples of their own: entries by split.
-
-        An entry is one record made into a prompt without examples (:class:`kvbench.tasks.entries.Entry`).
+        """The questions to ask and the pool of few-shot examples, as entries by split; read on first use.
 
         Raises:
             DataError: `path` is a single file, a split cannot be read, or the train split has too few records for the
@@ -208,10 +206,7 @@ def logquant_prompt(train: Sequence[Record], question: str) -> str:
     """Return the user message of LogQuant's script: an instruction, five fixed examples and the question.
 
     The script's prompt is a multi-line string in indented code, so all lines but the first and the last begin with
-    eight spaces. They are kept here.
-
-    Args:
-        train: all records of the train split; the examples are those at the indices :data:`LOGQUANT_SHOTS`.
+    eight spaces. They are kept here. The examples are those of the train split at the indices :data:`LOGQUANT_SHOTS`.
     """
     indent = " " * 8
     lines = ["Please answer the following question by the format, mark the final answer by ####."]

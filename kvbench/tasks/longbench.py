@@ -62,11 +62,9 @@ class LongBench(Task):
     """The data set LongBench or LongBench-E, or a selection of their tasks.
 
     Args:
-        name: the data set's name in results.
         tasks: names of tasks, or of one group of tasks: ``all``, ``en`` or ``e`` (:func:`groups`).
         path: a local copy: a folder with one file per task (``<task>.jsonl``, .jsonl.gz, .json or .parquet), the
             official data.zip, or the file of a single task. None downloads the files from the hub.
-        source: the files on the hub.
         limit: number of records per task, taken from the beginning of its file; None for all.
         max_new_tokens: maximum number of tokens to generate, for every task; None for each task's official number.
         prompt_limit: maximum number of tokens of a prompt before chat formatting is added. A longer prompt loses

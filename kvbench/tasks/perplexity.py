@@ -37,12 +37,10 @@ class Perplexity(TokenTask):
     """Data set that measures the perplexity of a text, cut into spans of a fixed number of tokens.
 
     Args:
-        name: the data set's name in results.
         text: the text to measure: ``wikitext2``; ``c4`` (256 spans drawn at random with seed 0, as in Atom and
             KVQuant); ``c4_new`` (the first 256 spans of C4's first 1,100 documents, joined); ``pg19`` (books); ``text``
             (your own files, at `path`); or ``mini_text`` (texts that come with Python).
         path: a local file or folder; None downloads from the hub.
-        source: the file on the hub.
         mode: how a span's likelihood is measured. ``decode`` feeds the span token by token through the method's cache,
             as an answer would be. ``simulated`` runs one forward pass in which all keys and values are quantized as the
             method would quantize a prompt; this is how papers measure. ``fp16`` runs one forward pass without a cache.

@@ -35,18 +35,15 @@ class Summaries(TokenTask):
     Documents are cut off at the end to fit; records whose documents are too short for a length are skipped at it.
 
     Args:
-        name: the data set's name in results.
         kind: where the records come from, ``multi_lexsum`` or ``infinitebench_sum``. It selects the prompt template,
             and the fields that a record must have.
         path: a local file or folder; None downloads from the hub.
-        source: the file on the hub.
         split: name of the split. It replaces ``{task}`` in the `file` of `source`, and names the file in a local
             folder.
         lengths: prompt lengths in tokens.
         limit: number of scored prompts per length; None for all.
         warm_up: number of prompts per length that run before the scored ones to warm up the device. Only their peak
             memory appears in the results.
-        max_new_tokens: maximum number of tokens to generate.
     """
 
     version = 1
@@ -236,18 +233,14 @@ def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str,
 
     The forms differ in the names of their fields: ``context`` and ``answer`` (InfiniteBench), ``sources`` and
     ``summary/short`` (Multi-LexSum on the hub), ``case_documents`` and ``summary/short`` (Multi-LexSum's own release),
-    or ``document`` and ``summary``.
-
-    Args:
-        documents: the release's court documents, keyed by the ids that ``case_documents`` lists; empty for other forms.
+    or ``document`` and ``summary``. The release's court documents are keyed by the ids that ``case_documents`` lists.
 
     Returns:
         The text, with several documents joined by blank lines, and the summaries that are not blank. Either may be
         empty.
 
     Raises:
-        DataError: the record has none of these forms, a value is of the wrong kind, or a document is not in
-            `documents`.
+        DataError: the record has none of these forms, a value is of the wrong kind, or a document is missing.
     """
     if "context" in record and "answer" in record:
         check_record(record, {"context": TEXT, "answer": TEXT_OR_TEXTS}, where)

@@ -25,11 +25,8 @@ class Template:
 
     In a placeholder, a dot leads into a nested field (``{question.stem}``), and ``|`` separates alternatives, of which
     the first that the record has is used (``{question.stem|question_stem}``). Literal braces are doubled: ``{{`` and
-    ``}}``.
-
-    Args:
-        parts: the template as pairs: a literal text, and the name of the field after it. The name is None at the end of
-            a template that ends with literal text.
+    ``}}``. The parts are pairs: a literal text, and the name of the field after it; None at the end of a template that
+    ends with literal text.
     """
 
     key: str

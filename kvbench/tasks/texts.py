@@ -83,9 +83,9 @@ def files(path: str | None, what: str = "dataset text", key: str = "dataset.path
 
 
 def python() -> list[str]:
-    """Read the texts of ``mini_text``, on which the bundled model was not trained: one text per file of Python.
+    """Read the texts of ``mini_text``, one text each: help texts and source files of the running Python.
 
-    They are the help texts and source files of the running Python, which some installations lack (DataError).
+    The bundled model was not trained on them. Some installations of Python lack them (DataError).
     """
     from kvbench.tasks.mini.text import documents
 

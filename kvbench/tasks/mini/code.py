@@ -64,9 +64,7 @@ _COMPARISONS = ("<", ">", "==", "!=", "<=", ">=")
 class Call:
     """An assignment in generated code, split into the part that a question quotes and the part that it asks for.
 
-    Args:
-        prefix: beginning of the line: the indentation and the name of the variable.
-        rest: the rest of the line, from the space before ``=``; it is the answer.
+    The first, `prefix`, is the indentation and the name of the variable; the second begins with the space before ``=``.
     """
 
     prefix: str

@@ -92,11 +92,9 @@ class Setting:
     def count(self, most: int, tokens_each: int, least: int = 1) -> int:
         """Return how many records the sample should have.
 
-        An evaluation sample gets `most`, or as many as fit into its length if they are fewer, but at least `least`. A
-        training sample gets a random number between a third of that (but at least `least`) and all of it.
-
-        Args:
-            tokens_each: tokens of the sample's length to allow for each record; the record itself may take fewer.
+        An evaluation sample gets `most`, or as many as fit into its length with `tokens_each` tokens for each if they
+        are fewer, but at least `least`. A training sample gets a random number between a third of that (but at least
+        `least`) and all of it.
         """
         n = max(least, min(most, self.length // tokens_each))
         return self.rng.between(max(least, n // 3), n) if self.vary else n

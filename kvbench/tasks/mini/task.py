@@ -37,7 +37,6 @@ class Mini(Task):
     changes none.
 
     Args:
-        name: the data set's name in results.
         tasks: names of tasks; or one of :data:`GROUPS`, ``all`` or ``hard``.
         lengths: nominal lengths in tokens, chosen from :data:`LENGTHS`.
         limit: number of samples for each task and length.
@@ -77,7 +76,6 @@ class Mini(Task):
 
         The limit is exact for the bundled model, whose tokenizer counts the lengths. Other tokenizers may need fewer
         tokens for the same text, so for other models only lengths above twice ``model.max_length`` are refused here.
-
         Nothing is checked if the model has random weights.
         """
         model = config.model

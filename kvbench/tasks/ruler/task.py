@@ -46,7 +46,6 @@ class Ruler(TokenTask):
     turns out too long is shortened by a whole step, so at 4k some samples have 16 % fewer tokens than asked for.
 
     Args:
-        name: the data set's name in results.
         tasks: names of tasks, ``all`` (13), or ``offline`` (the six that need neither essays nor questions).
         lengths: tokens of a prompt and its answer together; RULER has 4,096 to 131,072, doubled each time.
         limit: number of samples per task and length; RULER uses 500.
