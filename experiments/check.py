@@ -4,8 +4,8 @@
     python -m experiments --check --write       # write the files' numbers into the documents
     python -m experiments --check --uncovered   # list the numbers of tables, and of text with a unit, without a rule
 
-The rules are in :mod:`experiments.checks`. A number is compared, and written, with the digits and signs that the
-document shows. Nothing is measured: raw figures are read from results/.
+The rules are in :mod:`experiments.checks`. What a program writes is compared, and written, as it is; a number in a
+sentence with the digits and signs that the document shows. Nothing is measured: raw figures are read from results/.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.checks import rules
+from experiments.checks.figures import ROOT
 from experiments.checks.numbers import NUMBER, agrees, like
-from experiments.checks.rules import ROOT, NotFound, Rule, Shown
+from experiments.checks.rules import NotFound, Rule, Shown
 from experiments.place import TRIALS
 
 
@@ -49,7 +50,6 @@ EXEMPT = {
     ("docs/kernels.md", ""): "layouts in memory and limits of the code",
     ("docs/models.md", ""): "sizes, lengths and settings of models from their configurations",
     ("docs/report.md", "| view |"): "what the page shows",
-    ("docs/reproduce.md", ""): "written by python -m experiments --reproduce --write",
     ("docs/running.md", ""): "settings and sizes of data sets",
     ("docs/methods.md", "| `method=` |"): "bit widths and years",
     ("results/mini/chunks.md", ""): "written by python -m experiments.mini.chunks, which keeps no other file",
@@ -195,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.uncovered:
         for name, line, number in uncovered(outcome.covered, documents(ROOT)):
             print(f"{name}:{line}: {number} has no rule")
-        pages = [name for name in documents(ROOT) if not name.startswith("results/") and name != "docs/reproduce.md"]
+        pages = [name for name in documents(ROOT) if not name.startswith("results/")]
         for name, line, number in prose(outcome.covered, pages):
             print(f"{name}:{line}: {number}, in the text, has no rule")
         for (name, head), reason in EXEMPT.items():

@@ -7,13 +7,15 @@ anew, which takes minutes, and kept in :data:`EXPECTED`), what was measured here
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments import stored
+from experiments import check, stored
+from experiments.checks.rules import Block
 from experiments.draw.table import amount, because
 from experiments.fold.cells import Verdict
 from experiments.fold.claims import APART, FAILS, HOLDS, NOT_RUN, OPEN, RULE, VERDICTS
@@ -23,10 +25,8 @@ from experiments.write import claims_of
 from kvbench.util import atomic
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "reproduce.md"
 #: file with the expected time and memory of every item with the paper's models and data
 EXPECTED = ROOT / "results" / "expected.json"
-BEGIN, END = "<!-- reproduce:begin (python -m experiments --reproduce --write) -->", "<!-- reproduce:end -->"
 #: beginnings of the overrides that a setting is made of
 _OF_SETTING = ("method=", "method.", "quantizer")
 #: counts of each verdict in words: of one claim, and of several
@@ -193,13 +193,19 @@ def main(items: Sequence[Item], write: bool = False, again: bool = False) -> int
     """
     if again:
         atomic.write(EXPECTED, (json.dumps(expect(items), indent=1) + "\n").encode())
-    text = page(items, ROOT / "results", predicted())
     if not write:
-        print(text)
+        print(block(items).text)
         return 0
-    before, after = PAGE.read_text(encoding="utf-8").split(BEGIN)[0], PAGE.read_text(encoding="utf-8").split(END)[1]
-    atomic.write(PAGE, f"{before}{BEGIN}\n{text}\n{END}{after}".encode())
-    return 0
+    lost = check.check([block(items)], ROOT, write=True).lost
+    for place in lost:
+        print(f"error: {place}", file=sys.stderr)
+    return 1 if lost else 0
+
+
+def block(items: Sequence[Item]) -> Block:
+    """Return the generated part of docs/reproduce.md."""
+    text = page(items, ROOT / "results", predicted())
+    return Block("docs/reproduce.md", text, "results/*/*/cells.json, results/expected.json", "reproduce")
 
 
 def predicted() -> dict[str, dict[str, float]]:
@@ -208,11 +214,6 @@ def predicted() -> dict[str, dict[str, float]]:
     if EXPECTED.exists():
         expected = stored.content(EXPECTED)
     return expected
-
-
-def generated() -> str:
-    """Return the generated part of the page as it stands in docs/reproduce.md."""
-    return PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip("\n")
 
 
 def _there(scale: Scale, name: str) -> bool:

@@ -12,15 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import stored
+from experiments import check, stored
+from experiments.checks.rules import Block
 from experiments.fold import forced
 from experiments.fold.analytic import length
 from experiments.fold.forced import FOLDER
 from kvbench.util import atomic
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, README = ROOT / "docs" / "speed.md", ROOT / "README.md"
-BEGIN, END = "<!-- speculation:begin (python -m experiments.speculation --write) -->", "<!-- speculation:end -->"
 #: cases in the order of the table, with their names
 CASES = {
     "quantspec": "QuantSpec",
@@ -198,6 +197,18 @@ def text(results: Results) -> str:
     return "\n\n".join(sections) + "\n"
 
 
+def blocks() -> list[Block]:
+    """Return what stands in the documents; nothing before anything has been measured."""
+    results, source = Results(), str(FOLDER.relative_to(ROOT))
+    if not results.points():
+        return []
+    return [
+        Block(f"{source}/tables.md", text(results), source),
+        Block("docs/speed.md", "\n".join(speeds(results)), source, "speculation"),
+        Block("README.md", "\n".join(brief(results)), source, "speculation"),
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables, or write them with ``--write``; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m experiments.speculation")
@@ -212,11 +223,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(text(results))
         return 0
     atomic.write(FOLDER / "tables.md", text(results).encode())
-    for path, lines in ((PAGE, speeds(results)), (README, brief(results))):
-        page = path.read_text(encoding="utf-8")
-        before, after = page.split(BEGIN)[0], page.split(END)[1]
-        atomic.write(path, "\n".join([before + BEGIN, *lines, END + after]).encode())
-    return 0
+    lost = check.check(blocks(), ROOT, write=True).lost
+    for place in lost:
+        print(f"error: {place}", file=sys.stderr)
+    return 1 if lost else 0
 
 
 if __name__ == "__main__":

@@ -1,186 +1,181 @@
-"""Rules for results/formats, and for what other pages quote of it and of results/h200/formats."""
+"""Figures of results/formats and results/h200/formats in docs/."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import math
+from collections.abc import Iterator
 
-from experiments.checks.rules import Row, Rule, Text, Whole, load, one
-from experiments.formats.report import markdown
-from experiments.formats.tpot import SOURCE, measured, steps
-from experiments.formats.which import PAGE, table
+from experiments.checks.figures import KI, Row, ends, grid, load, one, rows, some, spread
+from experiments.checks.rules import Block, Rule, Text
+from experiments.formats import which
+from experiments.formats.tpot import SOURCE, measured
 
-FOLDER = "results/formats"
-LINES, CLAIMS = f"{FOLDER}/lines.json", f"{FOLDER}/claims.json"
-KERNEL = "results/h200/formats/kernel.json"
-#: what loses score for a reason that which-format names by itself: e2m1 codes, and TurboQuant's sketch
-NAMED = ("nvfp4 4over6", "nvfp4", "UltraQuant", "fp4_mx_block16")
+LINES, CLAIMS = "results/formats/lines.json", "results/formats/claims.json"
+FOLDER = "results/h200/formats"
+KERNEL = f"{FOLDER}/kernel.json"
+PAGE, METHODS, SPEED = which.PAGE, "docs/methods.md", "docs/speed.md"
+ROTATION, KERNELS = "docs/rotation.md", "docs/kernels.md"
+#: lines of docs/methods.md's table of TurboQuant: label, name, choice of exact tokens
+TURBOQUANT = (
+    ("`k8v4`", "TurboQuant k8v4", "own"),
+    ("`4bit_nc`", "TurboQuant 4 bits", "own"),
+    ("`k3v4_nc`", "TurboQuant k3v4", "own"),
+    ("`3bit_nc`", "TurboQuant 3 bits", "own"),
+    ("`k8v4`, all layers packed (`boundary=0`)", "TurboQuant k8v4", "open"),
+    ("`4bit_nc`, all layers packed", "TurboQuant 4 bits", "open"),
+    ("`k3v4_nc`, all layers packed", "TurboQuant k3v4", "open"),
+    ("`3bit_nc`, all layers packed", "TurboQuant 3 bits", "open"),
+    ("`4bit_nc`, all layers packed, `nc_at=none qjl=true`", "TurboQuant 4 bits, QJL", "open"),
+)
+#: what loses score because of its codes (e2m1)
+COARSE = ("nvfp4 4over6", "nvfp4", "UltraQuant", "fp4_mx_block16")
 
 
-def line(name: str, tail: str = "open") -> dict[str, Any]:
+def line(name: str, tail: str = "open") -> Row:
     """Return a line: a quantizer with one choice of exact tokens."""
     return one(load(LINES)["lines"], name=name, tail=tail)
 
 
-def kld(name: str, *keys: str) -> list[float]:
-    """Return figures of the KL divergence, in 0.0001 nats; without names the mean and its interval."""
-    return [1e4 * line(name)["kld"][key] for key in keys or ("mean", "low", "high")]
+def divergence(name: str, tail: str = "open") -> list[float]:
+    """Return the mean KL divergence and its interval, in 0.0001 nats."""
+    return [1e4 * line(name, tail)["kld"][key] for key in ("mean", "low", "high")]
 
 
-def lost(name: str, tail: str = "open") -> list[float]:
-    """Return the points of score that a line has less than fp16, and the standard error."""
-    return [-100 * line(name, tail)["vs_fp16"]["diff"], 100 * line(name, tail)["vs_fp16"]["stderr"]]
+def kld(name: str) -> str:
+    """Return the same as text."""
+    mean, low, high = divergence(name)
+    return f"{mean} ({low} to {high})"
 
 
-def claim(first: str, second: str, tail: str = "open") -> dict[str, Any]:
+def lost(name: str) -> str:
+    """Return the points of score that a line has less than fp16."""
+    return spread(line(name)["vs_fp16"], factor=-100)
+
+
+def claim(first: str, second: str) -> Row:
     """Return the paired comparison of two quantizers."""
-    return one(load(CLAIMS), better=f"{first} | {tail}", worse=f"{second} | {tail}")
+    return one(load(CLAIMS), better=f"{first} | open", worse=f"{second} | open")
 
 
-def apart(first: str, second: str) -> list[float]:
-    """Return the size of a paired difference of KL divergences and its interval, in 0.0001 nats."""
+def apart(first: str, second: str, form: str = "{} ({} to {})") -> str:
+    """Return the size of a paired difference of KL divergences and its interval as text, in 0.0001 nats."""
     entry = claim(first, second)["kld"]["kld_mean"]
-    return sorted(abs(1e4 * entry[key]) for key in ("low", "diff", "high"))
+    low, middle, high = sorted(abs(1e4 * entry[key]) for key in ("low", "diff", "high"))
+    return form.format(middle, low, high)
 
 
-def microseconds(form: str, model: str = "7b", context: int = 131072) -> float:
-    """Return the time of one layer's attention."""
-    return float(one(load(KERNEL)["rows"], model=model, context=context, format=form)["us"])
+def beside_int4(key: str, form: str, *models: str) -> list[float]:
+    """Return the smallest and the largest ratio of a format's figure to ``int4_g128``'s at the same point."""
+    base = {(row["model"], row["context"]): row[key] for row in some(rows(KERNEL), format="int4_g128")}
+    own = [row for row in some(rows(KERNEL), format=form) if row["model"] in (models or ("7b", "8b"))]
+    ratios = [row[key] / base[row["model"], row["context"]] for row in own]
+    return [min(ratios), max(ratios)]
 
 
 def rules() -> Iterator[Rule]:
-    """Yield the rules of the table of formats."""
-    yield Whole(f"{FOLDER}/table.md", markdown(load(LINES), load(CLAIMS), steps()), f"{LINES}, {CLAIMS}, {SOURCE}")
-    yield Whole(PAGE, table(), f"{LINES}, results/h200/formats")
-    yield from _which()
-    yield from _rotation()
-    yield from _kernels()
-    yield from _turboquant()
+    """Yield the rules."""
+    yield Block(PAGE, which.table(), f"{LINES}, {FOLDER}", "formats")
+    yield Block(METHODS, _turboquant(), LINES, "turboquant")
+    for sentences in (_closeness, _bits, _times):
+        yield from sentences()
 
 
-def _which() -> Iterator[Rule]:
-    """Yield the rules of the sentences of docs/which-format.md."""
-    content = load(LINES)
-    two = [-100 * row["vs_fp16"]["diff"] for row in content["lines"] if _two_bits(row["name"])]
-    yield Text(PAGE, "scored; {} prompts of 872 to 1,000", [content["n"]], LINES)
-    yield Text(PAGE, "answers to {} of them", [content["prompts"]], LINES)
-    yield Text(PAGE, "values every format loses at least {} points", [min(two)], LINES)
+def _turboquant() -> str:
+    """Return the table of TurboQuant's settings."""
+    body = []
+    for label, name, tail in TURBOQUANT:
+        row, (mean, low, high) = line(name, tail), divergence(name, tail)
+        digits = max(1 - math.floor(math.log10(mean)), 0)
+        cell = f"{mean:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+        score = f"{100 * row['vs_fp16']['diff'] or 0.0:+.1f} ± {100 * row['vs_fp16']['stderr']:.1f}"
+        body.append([label, f"{row['bits']:.2f}", cell, f"{100 * row['same_top']['share']:.1f} %", score])
+    return grid("| TurboQuant | bits | KL divergence, mean | same first choice | score, points |", body)
+
+
+def _closeness() -> list[Text]:
+    """Return what docs/which-format.md says of formats that differ from fp16 in KL divergence."""
+    fp8, int8, q8 = "fp8", "int8 per token", "q8_0, rotated"
+    plain, turned = "int4 per token", "int4 per token, rotated"
+    k4v2, three, four = "KVarN k4v2", "TurboQuant 3 bits", "TurboQuant 4 bits"
     times = {name: 1e3 * seconds for name, seconds in measured().items()}
-    names = ("int8 per token", "q8_0, rotated", "fp8")
-    yield Text(PAGE, "Their steps take {} and {} ms, fp8's {}.", [times[name] for name in names], SOURCE)
-    values = [value for name in ("fp8", "int8 per token", "q8_0, rotated") for value in kld(name)]
-    pattern = "is {} ({} to {}) where int8's is {} ({} to {}) and q8_0's {} ({} to {})."
-    yield Text(PAGE, pattern, values, LINES)
-    assert all(lost(name)[0] <= 1.96 * lost(name)[1] for name in names), LINES
-    turned, plain = "int4 per token, rotated", "int4 per token"
-    low, middle, high = apart(turned, plain)
-    values = [*kld(plain, "mean"), *kld(turned, "mean"), middle, low, high]
-    yield Text(PAGE, "of int4 per token from {} to {}, by {} ({} to {}).", values, LINES)
-    yield Text(PAGE, "hadamard`, {} ms a step at 7B", [times[turned] - times[plain]], SOURCE)
+    for name in (fp8, int8, q8):
+        assert -line(name)["vs_fp16"]["diff"] <= 1.96 * line(name)["vs_fp16"]["stderr"], f"{LINES}: {name} loses score"
     entry = claim("q4_0, rotated", "q4_0, not rotated")["kld"]["kld_mean"]
-    assert entry["low"] < 0 < entry["high"], CLAIMS
-    alike = ("kivi int4 G32", "kivi int4 G128", "q4_0, rotated", "TurboQuant 4 bits", "KVarN k4v4", turned)
-    assert max(line(name)["kld"]["low"] for name in alike) < min(line(name)["kld"]["mean"] for name in alike), LINES
-    assert min(line(name)["kld"]["high"] for name in alike) > max(line(name)["kld"]["mean"] for name in alike), LINES
-    bits = [line(name)["bits"] for name in alike]
-    yield Text(PAGE, "intervals, with {} to {} bits when scored", [min(bits), max(bits)], LINES)
+    assert entry["low"] < 0 < entry["high"], f"{CLAIMS}: a gain by rotation can be seen"
+    alike = ("kivi int4 G32", "kivi int4 G128", "q4_0, rotated", four, "KVarN k4v4", turned)
+    means, lows, highs = zip(*map(divergence, alike), strict=True)
+    assert max(lows) < min(means) and max(means) < min(highs), f"{LINES}: not within each other's intervals"
     ordered = sorted((*alike, "vLLM int4 per token"), key=times.__getitem__)
-    assert (ordered[0], ordered[-1]) == ("KVarN k4v4", "TurboQuant 4 bits"), SOURCE
-    low, middle, high = apart("iq4_nl, rotated", "q4_0, rotated")
-    yield Text(PAGE, "q4_0, both rotated, by {} ({} to {}).", [middle, low, high], LINES)
-    values = [value for name in NAMED for value in lost(name)]
-    fours = {row["name"] for row in content["lines"] if 4 <= row["bits"] < 6 and row["tail"] == "open"}
-    fours = {name for name in fours if not _two_bits(name)} - {*NAMED, "TurboQuant 4 bits, QJL", "KVarN k4v2"}
-    shown = [lost(name)[0] for name in fours if f"| {name} |" in table()]
-    pattern = "`nvfp4_4over6` {} ± {} points, `nvfp4` {} ± {}, UltraQuant {} ± {} and SGLang's `fp4_mx_block16` "
-    pattern += "{} ± {}, where the other formats of 4 bits in the table lose {} or less"
-    yield Text(PAGE, pattern, [*values, max(shown)], LINES)
-    sketch = claim("TurboQuant 4 bits, QJL", "TurboQuant 4 bits")["score"]
-    values = [-100 * sketch["diff"], 100 * sketch["stderr"]]
-    yield Text(PAGE, "not in the table, scores {} ± {} points less", values, CLAIMS)
-    yield Text(PAGE, "with 3. It loses {} ± {} points", lost("TurboQuant 3 bits"), LINES)
-    yield Text(PAGE, "values in 2) loses {} ± {};", lost("KVarN k4v2"), LINES)
-    yield Text(PAGE, "with {} bits when scored, because", [line("KVarN k4v2")["bits"]], LINES)
-    values = []
-    for other in ("TurboQuant 3 bits", "TurboQuant 4 bits"):
-        low, middle, high = apart("KVarN k4v2", other)
-        values += [middle, low, high]
-        assert claim("KVarN k4v2", other)["kld"]["kld_mean"]["low"] > 0 and times["KVarN k4v2"] < times[other], CLAIMS
-    pattern = "than TurboQuant's 3 bits (by {}, {} to {}) and 4 bits (by {}, {} to {})"
-    yield Text(PAGE, pattern, values, CLAIMS)
-    places = (("OSCAR int2", "open"), ("OSCAR int2", "own"))
-    places += (("kivi int2 G32", "wide"), ("KVarN k2v2", "wide"), ("kivi int2 G128", "wide"))
-    values = [100 * line(*place)["score"]["score"] for place in places]
-    held = [line(*place)["bits"] for place in places[1:]]
-    yield Text(PAGE, "exact tokens answers {} % of the questions; with its own 320, {} %", values[:2], LINES)
-    pattern = (
-        "groups of 32 answers {} %, KVarN {} % and KIVI in groups of 128 {} %; all four caches then hold {} to {} bits"
-    )
-    yield Text(PAGE, pattern, [*values[2:], min(held), max(held)], LINES)
-    balance = claim("KVarN k2v2", "k2v2, rotated, not balanced")["score"]
-    values = [-100 * balance["diff"], 100 * balance["stderr"]]
-    yield Text(PAGE, "its tiles score {} ± {} points more", values, CLAIMS)
-    values = [microseconds("turboquant_4bit"), microseconds("int4_g128")]
-    yield Text(PAGE, "attention takes {} µs where int4 in groups of 128 takes {} (", values, KERNEL)
+    assert (ordered[0], ordered[-1]) == ("KVarN k4v4", four), f"{SOURCE}: the shortest and the longest steps"
+    for other in (three, four):
+        assert claim(k4v2, other)["kld"]["kld_mean"]["low"] > 0 and times[k4v2] < times[other], CLAIMS
+    three_bits, four_bits = (apart(k4v2, other, "{}, {} to {}") for other in (three, four))
+    before, after = divergence(plain)[0], divergence(turned)[0]
+    return [
+        Text(PAGE, SOURCE, f"Their steps take {times[int8]} and {times[q8]} ms, fp8's {times[fp8]}."),
+        Text(PAGE, SOURCE, f"hadamard`, {times[turned] - times[plain]} ms a step at 7B"),
+        Text(PAGE, LINES, f"is {kld(fp8)} where int8's is {kld(int8)} and q8_0's {kld(q8)}."),
+        Text(PAGE, LINES, f"of int4 per token from {before} to {after}, by {apart(turned, plain)}."),
+        Text(PAGE, LINES, f"intervals, with {ends(line(name)['bits'] for name in alike)} bits when scored"),
+        Text(PAGE, LINES, f"q4_0, both rotated, by {apart('iq4_nl, rotated', 'q4_0, rotated')}."),
+        Text(PAGE, CLAIMS, f"than TurboQuant's 3 bits (by {three_bits}) and 4 bits (by {four_bits})"),
+    ]
 
 
-def _two_bits(name: str) -> bool:
-    """Return True for keys and values in 2 bits."""
-    return "int2" in name or "k2v2" in name
+def _bits() -> list[Text]:
+    """Return what docs/which-format.md says of scores."""
+    content, table = load(LINES), which.table()
+    two = {row["name"] for row in content["lines"] if "int2" in row["name"] or "k2v2" in row["name"]}
+    least = min(-100 * row["vs_fp16"]["diff"] for row in content["lines"] if row["name"] in two)
+    named = {*two, *COARSE, "TurboQuant 4 bits, QJL", "KVarN k4v2"}
+    fours = {row["name"] for row in some(content["lines"], tail="open") if 4 <= row["bits"] < 6} - named
+    most = max(-100 * line(name)["vs_fp16"]["diff"] for name in fours if f"| {name} |" in table)
+    sketch = spread(claim("TurboQuant 4 bits, QJL", "TurboQuant 4 bits")["score"], factor=-100)
+    balance = spread(claim("KVarN k2v2", "k2v2, rotated, not balanced")["score"], factor=-100)
+    oscar, own = line("OSCAR int2"), line("OSCAR int2", "own")
+    wide = [line(name, "wide") for name in ("kivi int2 G32", "KVarN k2v2", "kivi int2 G128")]
+    right = [100 * row["score"]["score"] for row in (oscar, own, *wide)]
+    over6, nvfp4, ultra, mx = map(lost, COARSE)
+    return [
+        Text(PAGE, LINES, f"scored; {content['n']} prompts of 872 to 1,000"),
+        Text(PAGE, LINES, f"answers to {content['prompts']} of them"),
+        Text(PAGE, LINES, f"values every format loses at least {least} points"),
+        Text(PAGE, LINES, f"`nvfp4_4over6` {over6} points, `nvfp4` {nvfp4}, UltraQuant {ultra} and SGLang's"),
+        Text(PAGE, LINES, f"SGLang's `fp4_mx_block16` {mx}, where the other formats of 4 bits"),
+        Text(PAGE, LINES, f"formats of 4 bits in the table lose {most} or less"),
+        Text(PAGE, LINES, f"with 3. It loses {lost('TurboQuant 3 bits')} points"),
+        Text(PAGE, LINES, f"values in 2) loses {lost('KVarN k4v2')}; with"),
+        Text(PAGE, LINES, f"; with {line('KVarN k4v2')['bits']} bits when scored, because"),
+        Text(PAGE, LINES, f"exact tokens answers {right[0]} % of the questions; with its own 320, {right[1]} %"),
+        Text(PAGE, LINES, f"groups of 32 answers {right[2]} %, KVarN {right[3]} % and KIVI"),
+        Text(PAGE, LINES, f"and KIVI in groups of 128 {right[4]} %; all"),
+        Text(PAGE, LINES, f"all four caches then hold {ends(row['bits'] for row in (own, *wide))} bits"),
+        Text(PAGE, CLAIMS, f"not in the table, scores {sketch} points less"),
+        Text(PAGE, CLAIMS, f"its tiles score {balance} points more"),
+    ]
 
 
-def _rotation() -> Iterator[Rule]:
-    """Yield the rules of what docs/rotation.md quotes of steps on an H200."""
-    page, turned = "docs/rotation.md", "rotation.key=hadamard:rotation.value=hadamard"
-    values: list[float] = []
-    for file, setting in (("tpot_7b", "kivi:int4_token:residual=1"), ("tpot_8b", "kivi:int4_g128")):
-        rows = load(f"results/h200/formats/{file}.json")["rows"]
-        plain, with_it = (one(rows, setting=name)["tpot_s"]["median"] for name in (setting, f"{setting}:{turned}"))
-        more = 1e3 * (with_it - plain)
-        values += [more, 1e3 * more / 32]
-    pattern = "takes {} ms longer at 7B (32k tokens; {} µs a layer) and {} ms at 8B (128k tokens; {} µs)"
-    yield Text(page, pattern, values, "results/h200/formats")
+def _times() -> list[Text]:
+    """Return what several pages say of times on an H200."""
+    at = [one(rows(KERNEL), model="7b", context=128 * KI, format=form) for form in ("turboquant_4bit", "int4_g128")]
+    ratios = {form: beside_int4("per_byte", form) for form in ("nvfp4", "turboquant_4bit", "kvarn_k4v4")}
+    nvfp4, turboquant, _ = ([100 * (ratio - 1) for ratio in of_form] for of_form in ratios.values())
+    k4v4, k4v2, seven_b = ratios["kvarn_k4v4"], beside_int4("us", "kvarn_k4v2"), beside_int4("per_byte", "nvfp4", "7b")
+    share, turned = 100 * beside_int4("bytes", "kvarn_k4v2")[0], "rotation.key=hadamard:rotation.value=hadamard"
 
+    def longer(file: str, setting: str) -> float:
+        steps = rows(f"{FOLDER}/{file}.json")
+        plain, with_it = (one(steps, setting=name)["tpot_s"]["median"] for name in (setting, f"{setting}:{turned}"))
+        return float(1e3 * (with_it - plain))
 
-def _kernels() -> Iterator[Rule]:
-    """Yield the rules of the times beside int4_g128's that docs/speed.md and docs/kernels.md quote."""
-    rows = load(KERNEL)["rows"]
-
-    def ends(key: str, form: str, models: Sequence[str] = ("7b", "8b")) -> list[float]:
-        base = {(row["model"], row["context"]): row for row in rows if row["format"] == "int4_g128"}
-        ratios = [
-            row[key] / base[row["model"], row["context"]][key]
-            for row in rows
-            if row["format"] == form and row["model"] in models
-        ]
-        return [min(ratios), max(ratios)]
-
-    values = [100 * (ratio - 1) for form in ("nvfp4", "turboquant_4bit") for ratio in ends("per_byte", form)]
-    pattern = "nvfp4 {} to {} % longer, and TurboQuant, which looks up its levels, {} to {} % (4 bits)."
-    yield Text("docs/speed.md", pattern, values, KERNEL)
-    page, share = "docs/kernels.md", 100 * ends("bytes", "kvarn_k4v2")[0]
-    pattern = "KVarN's 4-bit tiles take {} to {} times the time per byte of `int4_g128`, and with 2-bit values "
-    values = [*ends("per_byte", "kvarn_k4v4"), share, *ends("us", "kvarn_k4v2")]
-    yield Text(page, pattern + "({} % of the bytes) {} to {} of its time", values, KERNEL)
-    values = ends("per_byte", "nvfp4", ["7b"])
-    yield Text(page, "the kernel takes {} to {} times the time per byte of `int4_g128`", values, KERNEL)
-
-
-def _turboquant() -> Iterator[Rule]:
-    """Yield the rules of TurboQuant's table in docs/methods.md."""
-    page, after = "docs/methods.md", "| TurboQuant | bits |"
-    for label, name, tail in (
-        ("`k8v4`", "TurboQuant k8v4", "own"),
-        ("`4bit_nc`", "TurboQuant 4 bits", "own"),
-        ("`k3v4_nc`", "TurboQuant k3v4", "own"),
-        ("`3bit_nc`", "TurboQuant 3 bits", "own"),
-        ("`k8v4`, all layers packed (`boundary=0`)", "TurboQuant k8v4", "open"),
-        ("`4bit_nc`, all layers packed", "TurboQuant 4 bits", "open"),
-        ("`k3v4_nc`, all layers packed", "TurboQuant k3v4", "open"),
-        ("`3bit_nc`, all layers packed", "TurboQuant 3 bits", "open"),
-        ("`4bit_nc`, all layers packed, `nc_at=none qjl=true`", "TurboQuant 4 bits, QJL", "open"),
-    ):
-        row = line(name, tail)
-        values = [row["bits"], *(1e4 * row["kld"][key] for key in ("mean", "low", "high"))]
-        values += [100 * row["same_top"]["share"], -lost(name, tail)[0], lost(name, tail)[1]]
-        yield Row(page, after, label, values, LINES)
+    seven, eight = longer("tpot_7b", "kivi:int4_token:residual=1"), longer("tpot_8b", "kivi:int4_g128")
+    return [
+        Text(PAGE, KERNEL, f"takes {at[0]['us']} µs where int4 in groups of 128 takes {at[1]['us']} ("),
+        Text(SPEED, KERNEL, f"nvfp4 {ends(nvfp4)} % longer, and TurboQuant"),
+        Text(SPEED, KERNEL, f"looks up its levels, {ends(turboquant)} % (4 bits)."),
+        Text(KERNELS, KERNEL, f"KVarN's 4-bit tiles take {ends(k4v4)} times the time per byte of `int4_g128`"),
+        Text(KERNELS, KERNEL, f"and with 2-bit values ({share} % of the bytes) {ends(k4v2)} of its time"),
+        Text(KERNELS, KERNEL, f"the kernel takes {ends(seven_b)} times the time per byte of `int4_g128`"),
+        Text(ROTATION, FOLDER, f"takes {seven} ms longer at 7B (32k tokens; {1e3 * seven / 32} µs a layer)"),
+        Text(ROTATION, FOLDER, f"and {eight} ms at 8B (128k tokens; {1e3 * eight / 32} µs)"),
+    ]

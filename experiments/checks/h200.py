@@ -1,17 +1,23 @@
-"""Rules for the tables of results/h200, and for those of docs/speed.md that show the same figures."""
+"""Figures of results/h200, in its own pages, in docs/speed.md and in docs/faq.md."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from experiments.checks.rules import Row, Rule, Text, Value, load, one
+from experiments.checks.figures import GIB, KI, Row, ends, load, one, rows, some
+from experiments.checks.rules import Rule, Text
 
-PAGE, SPEED = "results/h200/README.md", "docs/speed.md"
-FIRST, SECOND = "results/h200/kernel_both.json", "results/h200/kernel.json"
-QUANTIZE, TPOT = "results/h200/quantize.json", "results/h200/whole/tpot.json"
-PREFILL, PRODUCTS = "results/h200/whole/prefill.json", "results/h200/products.json"
-KI = 1024
+FOLDER = "results/h200"
+PAGE, SPEED, FAQ = f"{FOLDER}/README.md", "docs/speed.md", "docs/faq.md"
+FIRST, SECOND, QUANTIZE = f"{FOLDER}/kernel_both.json", f"{FOLDER}/kernel.json", f"{FOLDER}/quantize.json"
+TPOT, LATER = f"{FOLDER}/whole/tpot.json", f"{FOLDER}/whole/tpot_later.json"
+STATIC, CAPTURED = f"{FOLDER}/whole/tpot_static.json", f"{FOLDER}/whole/captured.json"
+PREFILL, PREFILL_W42 = f"{FOLDER}/whole/prefill.json", f"{FOLDER}/whole/prefill_w42.json"
+PROFILE, PROFILE_48 = f"{FOLDER}/whole/profile.json", f"{FOLDER}/profile_batch_7b.json"
+H2O, ODD, ODD_LAYER = (f"{FOLDER}/{name}.json" for name in ("h2o/tpot", "logquant42/tpot", "logquant42/attention"))
+PEAKS, BATCH, KVQUANT = f"{FOLDER}/peaks", f"{FOLDER}/batch8", f"{FOLDER}/kvquant/tpot.json"
+TWO, PAGE_TWO = "results/h200x2", "results/h200x2/README.md"
+LONG, OTHER, CAPTURED_TWO = f"{TWO}/long.json", f"{TWO}/multigpu.json", f"{TWO}/captured/first.json, second.json"
 #: names of the settings in the tables, and in the files
 SETTINGS = {
     "fp16": "fp16",
@@ -24,287 +30,248 @@ SETTINGS = {
     "streamingllm, 2048": "streamingllm",
     "logquant int2 as it comes, W 42": "logquant",
 }
-BATCHES = {
-    "fp16": "fp16",
-    "kivi": "kivi int4, G 128",
-    "logquant": "logquant int2, W 64",
-    "cocktail": "cocktail 10/30/60",
-}
 
 
-def attention(file: str, model: str, batch: int, thousands: int, form: str, new: int = 1) -> dict[str, Any] | None:
-    """Return what the CUDA kernel did at one point; None if the file does not have it."""
-    wanted = {"model": model, "batch": batch, "context": thousands * KI, "q_len": new, "format": form, "path": "cuda"}
-    chosen = [row for row in load(file)["rows"] if all(row[key] == value for key, value in wanted.items())]
-    return chosen[0] if chosen else None
+def attention(model: str, batch: int, thousands: int, form: str, new: int = 1) -> list[Row]:
+    """Return what the CUDA kernel did at one point, on the first machine (if it was measured there) and the second."""
+    at = {"model": model, "batch": batch, "context": thousands * KI, "q_len": new, "format": form, "path": "cuda"}
+    return [row for file in (FIRST, SECOND) for row in some(rows(file), **at)]
 
 
-def share(row: dict[str, Any]) -> float:
-    """Return the share of the measured read bandwidth, in percent."""
-    return float(100 * row["GB_s"] / row["ceiling_GB_s"])
+def packing(form: str, what: str = "kernel") -> float:
+    """Return the milliseconds in which the keys and values of a 7B layer are packed, 32k tokens."""
+    return float(one(rows(QUANTIZE), model="7b", context=32 * KI, format=form, what=what)["us"] / 1e3)
 
 
-def times(row: dict[str, Any]) -> float:
-    """Return the speed-up over the fastest SDPA back end."""
-    return float(row["best_us"] / row["us"])
+def step(setting: str, thousands: int) -> Row:
+    """Return the decode steps of the whole 7B model."""
+    return one(rows(TPOT), setting=setting, context=thousands * KI)
 
 
-def step(setting: str, thousands: int) -> dict[str, Any]:
-    """Return the decode steps of a whole model."""
-    return one(load(TPOT)["rows"], setting=setting, context=thousands * KI)
+def odd_steps(file: str, setting: str) -> list[Row]:
+    """Return the decode steps at 32k and 128k tokens in the runs of H2O and of odd windows."""
+    return [one(rows(file), setting=setting, prompt=thousands * KI) for thousands in (32, 128)]
 
 
-def median(row: dict[str, Any]) -> float:
-    """Return a step's median in milliseconds."""
+def median(row: Row) -> float:
+    """Return the median of decode steps in milliseconds."""
     return float(1e3 * row["tpot_s"]["median"])
 
 
-def roof(row: dict[str, Any], key: str = "tpot_s") -> float:
+def roof(row: Row, key: str = "tpot_s") -> float:
     """Return the roofline's time of a step in milliseconds; ``expected_tpot_s``: with the overhead of kernels."""
     return float(1e3 * row["predicted"][key])
 
 
-def batches(length: str, name: str) -> list[dict[str, Any]]:
-    """Return the points of one setting in the order of the batch, those that ran out of memory at the end."""
-    rows = load(f"results/h200/whole/batch_{length}_{name}.json")["rows"]
-    return sorted(rows, key=lambda row: (row["status"] != "ok", row["batch"]))
+def over(row: Row) -> float:
+    """Return by how many per cent a step takes longer than expected."""
+    return 100 * (median(row) / roof(row, "expected_tpot_s") - 1)
+
+
+def finished(file: str) -> list[Row]:
+    """Return the points that did not run out of memory, by batch."""
+    return sorted(some(rows(file), status="ok"), key=lambda row: int(row["batch"]))
+
+
+def refused(file: str) -> int:
+    """Return the smallest batch that ran out of memory."""
+    return min(int(row["batch"]) for row in some(rows(file), status="oom"))
+
+
+def logquant_setting(method: str) -> str:
+    """Return the file of a method in LogQuant's own setting."""
+    return f"{FOLDER}/whole/logquant_setting_{method}.json"
+
+
+def gains() -> list[float]:
+    """Return by how many per cent LogQuant's throughput and batch are larger than fp16's in its own setting."""
+    best = {method: finished(logquant_setting(method))[-1] for method in ("fp16", "logquant")}
+    return [100 * (best["logquant"][key] / best["fp16"][key] - 1) for key in ("tokens_per_s", "batch")]
 
 
 def rules() -> Iterator[Rule]:
-    """Yield the rules of results/h200 and of the same figures in docs/speed.md."""
-    yield from _attention()
-    yield from _packing()
-    yield from _steps()
-    yield from _prefill()
-    yield from _batches()
-    yield from _products()
-    yield from _house()
+    """Yield the rules of the sentences."""
+    for sentences in (_layers, _steps, _parts, _captured, _batches, _two_gpus):
+        yield from sentences()
 
 
-def _attention() -> Iterator[Rule]:
-    head = "| point | gate | CUDA kernel |"
-    int8, int2 = "| int8 (two nibbles), 7B B1 32k |", "| int2 G128, 7B B1 128k |"
-    points = (
-        (head, "int4 G128, 7B B1 4k", 12, "7b", 1, 4, "int4_g128", 1),
-        (head, "... 32k", 41, "7b", 1, 32, "int4_g128", 1),
-        (head, "... 128k", 140, "7b", 1, 128, "int4_g128", 1),
-        (head, "... 7B B8 32k", 265, "7b", 8, 32, "int4_g128", 1),
-        (head, "... 8B B1 128k", 45, "8b", 1, 128, "int4_g128", 1),
-        (head, "... 8B B16 32k", 140, "8b", 16, 32, "int4_g128", 1),
-        (head, "int4 K G32 V G32, 7B B1 128k", 172, "7b", 1, 128, "int4_g32", 1),
-        (head, "int8 (two nibbles), 7B B1 32k", 75, "7b", 1, 32, "int8", 1),
-        (int8, "... 128k", 262, "7b", 1, 128, "int8", 1),
-        (head, "... 32k, 5 new tokens", 75, "7b", 1, 32, "int8", 5),
-        (head, "int2 G128, 7B B1 128k", 98, "7b", 1, 128, "int2_g128", 1),
-        (int2, "... 7B B8 32k", 185, "7b", 8, 32, "int2_g128", 1),
-        (head, "int8, 8B B1 128k, 5 new tokens (20 rows)", 145, "8b", 1, 128, "int8", 5),
-    )
-    for after, label, gate, *at in points:
-        rows = [row for file in (FIRST, SECOND) if (row := attention(file, *at)) is not None]  # type: ignore[arg-type]
-        spreads = [row["us"] if (row["p90"] - row["p10"]) / 2 <= 0.025 * row["us"] else None for row in rows]
-        micro: list[Value] = []
-        for row, steady in zip(rows, spreads, strict=True):
-            micro += [row["us"]] if steady is not None else [row["us"], (row["p90"] - row["p10"]) / 2]
-        ups = [times(row) for row in rows]
-        shown = ups if label.startswith("int2") else ups[:1]
-        values = [gate, *micro, *map(share, rows), *(row["best_us"] for row in rows), *shown]
-        yield Row(PAGE, after, label, values, f"{FIRST}, {SECOND}")
-    for label, model, thousands in (
-        ("32/32 heads, 4k tokens", "7b", 4),
-        ("32/32 heads, 32k", "7b", 32),
-        ("32/32 heads, 128k", "7b", 128),
-        ("32/8 heads, 128k", "8b", 128),
-    ):
-        rows = [attention(FIRST, model, 1, thousands, form) for form in ("int8", "int4_g32", "int4_g128", "int2_g128")]
-        measured = [row for row in rows if row is not None]
-        values = [measured[0]["best_us"], *(x for row in measured for x in (row["us"], times(row), share(row)))]
-        yield Row(SPEED, "", label, values, FIRST)
-
-
-def _packing() -> Iterator[Rule]:
-    def milli(form: str, what: str) -> float:
-        rows = load(QUANTIZE)["rows"]
-        return float(one(rows, model="7b", context=32 * KI, format=form, what=what)["us"] / 1e3)
-
-    grouped, hqq = milli("int4_g128", "kernel"), milli("int4", "hqq 4-bit")
-    quanto, plain = milli("int4", "quanto 4-bit"), milli("int4_g128", "torch's way")
-    values = [grouped, milli("int4_g32", "kernel"), milli("int8", "kernel"), quanto, hqq, plain]
-    pattern = "int4 G128 {} ms, int4 G32 {}, int8 {} (quanto {} ms, hqq {} ms, plain torch {} ms)"
-    yield Text(PAGE, pattern, values, QUANTIZE)
-    yield Text(SPEED, "a 7B layer takes {} ms (quanto {}, hqq {})", [grouped, quanto, hqq], QUANTIZE)
+def _layers() -> list[Text]:
+    """Return those of one layer's attention and packing."""
+    mix, kivi4 = (attention("7b", 1, 4, form)[-1] for form in ("mix", "kivi4"))
+    near, far = (attention("7b", 1, thousands, "int4_g128")[0] for thousands in (4, 128))
+    int4, quanto, hqq = packing("int4_g128"), packing("int4", "quanto 4-bit"), packing("int4", "hqq 4-bit")
+    plain = packing("int4_g128", "torch's way")
     flushes = [row["gpu_us"] for row in load(QUANTIZE)["flushes"] if row["model"] == "7b"]
-    ends = [min(flushes), max(flushes)]
-    yield Text(SPEED, "takes {} to {} µs at any length", ends, QUANTIZE)
-    yield Text(PAGE, "The flush while decoding: {} (int4 G128, 128 keys) to {} microseconds", ends, QUANTIZE)
+    odd = [row for row in load(ODD_LAYER) if "us" in row]
+    w42, w64 = ([one(odd, bits=2, win=win, T=k * KI, heads=32)["us"] for k in (32, 128)] for win in (42, 64))
+    return [
+        Text(PAGE, SECOND, f"at 4k ({mix['us']} against bf16's {mix['best_us']})"),
+        Text(PAGE, SECOND, f"at 4k ({kivi4['us']} against {kivi4['best_us']}), +8 % at 32k"),
+        Text(FAQ, FIRST, f"takes {near['us']} µs with int4 and {near['best_us']} µs in bf16"),
+        Text(FAQ, FIRST, f"at 128k it is {far['us']} µs against {far['best_us']} ("),
+        Text(PAGE, QUANTIZE, f"int4 G128 {int4} ms, int4 G32 {packing('int4_g32')}, int8 {packing('int8')} (quanto"),
+        Text(PAGE, QUANTIZE, f"(quanto {quanto} ms, hqq {hqq} ms, plain torch {plain} ms)"),
+        Text(PAGE, QUANTIZE, f"decoding: {min(flushes)} (int4 G128, 128 keys) to {max(flushes)} microseconds"),
+        Text(SPEED, QUANTIZE, f"a 7B layer takes {int4} ms (quanto {quanto}, hqq {hqq})"),
+        Text(SPEED, QUANTIZE, f"takes {ends(flushes)} µs at any length"),
+        Text(FAQ, QUANTIZE, f"packing the 32k keys and values of one 7B layer takes {int4} ms"),
+        Text(PAGE, ODD_LAYER, f"meets: {w42[0]} microseconds a layer at 32k and {w42[1]} at 128k"),
+        Text(PAGE, ODD_LAYER, f"at 128k, W = 64: {w64[0]} and {w64[1]} ("),
+    ]
 
 
-def _steps() -> Iterator[Rule]:
-    head = "| setting | 32k: gate | ms |"
-    full = {thousands: median(step("fp16", thousands)) for thousands in (32, 128)}
-    gates: dict[str, tuple[Value, ...]] = {
-        "fp16": (8.5, 19.5),
-        "kivi int4, G 128": (5.6, 8.8),
-        "kivi int4, G 32": (5.9, 9.5),
-        "kivi int2, G 128": (5.3,),
-        "logquant int2, W 64": (5.3,),
-    }
-    for label, setting in SETTINGS.items():
-        values: list[Value] = []
-        for number, thousands in enumerate((32, 128)):
-            row = step(setting, thousands)
-            cells = [median(row), roof(row), roof(row, "expected_tpot_s"), row["over_used"]]
-            if setting.startswith("cocktail"):  # its gate is a share of fp16
-                gate: list[Value] = [70] if thousands == 32 else [52]
-                cells[1:1] = [100 * median(row) / full[thousands]]
-            else:
-                gate = [gates[label][number]] if number < len(gates.get(label, ())) else []
-            values += [*gate, *cells]
-        yield Row(PAGE, head, label, values, TPOT)
-    names = ("fp16", "kivi int4, G 32", "kivi int4, G 128", "kivi int2, G 128", "logquant int2, W 64")
-    settings = [SETTINGS[name] for name in (*names, "cocktail 10/30/60")]
-    for label, thousands in (("32k tokens", 32), ("128k", 128)):
-        values = [x for name in settings for x in (median(step(name, thousands)), roof(step(name, thousands)))]
-        yield Row(SPEED, "", label, values, TPOT)
-    peaks = [step(name, 128)["peak"]["decode"] / 2**30 for name in settings]
-    yield Row(SPEED, "", "peak while decoding at 128k, GiB", peaks, TPOT)
-    static = "results/h200/whole/tpot_static.json"
-    compiled = median(one(load(static)["rows"], setting="static-compiled"))
-    yield Text(SPEED, "StaticCache with `torch.compile` takes {} ms at 32k", [compiled], static)
-    values = [compiled, full[32], compiled / full[32]]
-    yield Text(PAGE, '`torch.compile(mode="reduce-overhead")` {} ms, fp16 {}: {} times as fast', values, static)
-    yield from _odd_windows()
-    worst = step(SETTINGS["kivi int2, G 128"], 128)
-    over = [100 * (median(worst) / roof(worst, "expected_tpot_s") - 1)]
-    yield Text(SPEED, "but for int2 at 128k ({} %)", over, TPOT)
-    yield Text(PAGE, "the other one, int2 at 128k, is at {} %", over, TPOT)
+def _steps() -> list[Text]:
+    """Return those of decode steps of whole models."""
+    fp16, int4 = (median(step(setting, 128)) for setting in ("fp16", "kivi:int4_g128"))
+    served = [row for row in some(rows(TPOT), path="cuda") if row["predicted"]["expected_tpot_s"]]
+    *within, worst = sorted(map(over, served))
+    assert len(within) == 15 and within[-1] < 15 and worst == over(step("kivi:int2_g128", 128)), TPOT
     drafts = [step("quantspec:gamma=4", thousands) for thousands in (32, 128)]
-    shares = [row["speculation"] for row in drafts] if "speculation" in drafts[0] else []
-    rounds = [row["decode_s"] * 1e3 / speculation["rounds"] for row, speculation in zip(drafts, shares, strict=False)]
-    if rounds:
-        yield Text(PAGE, "that is {} and {} ms for a round of four drafts", rounds, TPOT)
-    yield Text(PAGE, "{} ms a token at 32k and {} at 128k", [median(row) for row in drafts], TPOT)
-    later = "results/h200/whole/tpot_later.json"
-    values = [median(row) for row in load(later)["rows"]]
-    pattern = "fp16 {}, kivi int4 G 128 {}, kivi int2 {}, logquant int2 W 64 {}, cocktail 10/30/60 {} ms."
-    yield Text(PAGE, pattern, values, later)
+    chance = [f"{row['speculation']['accepted']} of {row['speculation']['drafted']}" for row in drafts]
+    rounds = [1e3 * row["decode_s"] / row["speculation"]["rounds"] for row in drafts]
+    compiled, full = median(one(rows(STATIC), setting="static-compiled")), median(step("fp16", 32))
+    later = [median(row) for row in rows(LATER)]
+    w42, w64, h2o = odd_steps(ODD, "logquant"), odd_steps(ODD, "logquant:window=64"), odd_steps(H2O, "h2o")
+    means = [1e3 * row["tpot_s"]["mean"] for row in h2o]
+    long = one(rows(PREFILL), setting="kivi:int4_g128", context=128 * KI)
+    w42_prompt = one(rows(PREFILL_W42), setting="logquant")
+    return [
+        Text(FAQ, TPOT, f"takes {int4} ms per token at 128k with int4 in groups of 128, and {fp16} ms in bf16"),
+        Text(SPEED, TPOT, f"but for int2 at 128k ({worst} %)"),
+        Text(PAGE, TPOT, f"what is expected ({ends(within)} %)"),
+        Text(PAGE, TPOT, f"the other one, int2 at 128k, is at {worst} %"),
+        Text(PAGE, TPOT, f"right by chance alone: {' and '.join(chance)} accepted)"),
+        Text(PAGE, TPOT, f"{median(drafts[0])} ms a token at 32k and {median(drafts[1])} at 128k"),
+        Text(PAGE, TPOT, f"that is {rounds[0]} and {rounds[1]} ms for a round of four drafts"),
+        Text(PAGE, TPOT, f"quantspec {drafts[0]['over_used']} and, at 128k, {drafts[1]['over_used']} (whole"),
+        Text(PAGE, TPOT, f"a flush of all layers (p99 of the steps) {1e3 * step('logquant', 32)['tpot_s']['p99']} ms"),
+        Text(PAGE, STATIC, f'mode="reduce-overhead")` {compiled} ms, fp16 {full}: {compiled / full} times as fast'),
+        Text(SPEED, STATIC, f"StaticCache with `torch.compile` takes {compiled} ms at 32k"),
+        Text(PAGE, LATER, f"fp16 {later[0]}, kivi int4 G 128 {later[1]}, kivi int2 {later[2]}, logquant int2 W 64"),
+        Text(PAGE, LATER, f"logquant int2 W 64 {later[3]}, cocktail 10/30/60 {later[4]} ms."),
+        Text(SPEED, ODD, f"whose groups fit no tile, it takes {median(w42[0])} and {median(w42[1])} ms"),
+        Text(SPEED, ODD, f"`window=64` took {median(w64[0])} and {median(w64[1])} in the same run"),
+        Text(SPEED, H2O, f"keeps a fifth of the tokens, takes {median(h2o[0])} and {median(h2o[1])} ms"),
+        Text(PAGE, H2O, f"of all steps is {means[0]} and {means[1]})"),
+        Text(PAGE, PREFILL_W42, f"a 32k prompt is read and packed in {w42_prompt['over_stock']} of stock's time"),
+        Text(SPEED, PREFILL, f"the time of stock transformers ({long['seconds']} s) at {long['peak'] / GIB} instead"),
+        Text(SPEED, PREFILL, f"instead of {long['stock_peak'] / GIB} GiB (kivi int4)"),
+        Text(SPEED, KVQUANT, f"3 bits and 1 % outliers takes {median(one(rows(KVQUANT)))} ms at 32k"),
+    ]
 
 
-def _odd_windows() -> Iterator[Rule]:
-    names = {
-        "h2o, 20 % of the tokens": ("h2o", "h2o"),
-        "logquant as it comes, W = 42": ("logquant42", "logquant"),
-        "logquant, W = 64": ("logquant42", "logquant:window=64"),
-    }
-    shown = {}
-    for label, (folder, setting) in names.items():
-        file = f"results/h200/{folder}/tpot.json"
-        rows = [one(load(file)["rows"], setting=setting, prompt=thousands * KI) for thousands in (32, 128)]
-        shown[setting] = [median(row) for row in rows]
-        values = [x for row in rows for x in (median(row), 1e3 * row["tpot_s"]["p99"], roof(row))]
-        yield Row(PAGE, "setting | 32k: median", label, values, file)
-    odd, even = "results/h200/logquant42/tpot.json", shown["logquant:window=64"]
-    yield Text(SPEED, "whose groups fit no tile, it takes {} and {} ms", shown["logquant"], odd)
-    yield Text(SPEED, "`window=64` took {} and {} in the same run", even, odd)
-    file = "results/h200/h2o/tpot.json"
-    yield Text(SPEED, "which keeps a fifth of the tokens, takes {} and {} ms", shown["h2o"], file)
-    means = [1e3 * row["tpot_s"]["mean"] for row in load(file)["rows"]]
-    yield Text(PAGE, "of all steps is {} and {})", means, file)
-    file = "results/h200/logquant42/attention.json"
-    points = [row for row in load(file) if "us" in row and row["bits"] == 2]
-    times = [one(points, win=win, T=t, heads=32)["us"] for win in (42, 64) for t in (32 * KI, 128 * KI)]
-    yield Text(PAGE, "meets: {} microseconds a layer at 32k and {} at 128k, W = 64: {} and {} (", times, file)
+def _parts() -> list[Text]:
+    """Return those of what a step is made of, and of peaks of memory."""
+
+    def profile(file: str, name: str) -> Row:
+        row = one(rows(file), setting=SETTINGS[name])
+        return {"ms": median(row), "busy": row["profile"]["busy_ms"], **row["profile"]["ms"]}
+
+    names = ("kivi int4, G 128", "logquant int2, W 64", "cocktail 10/30/60", "fp16")
+    kivi, log, fp16 = (profile(PROFILE, name) for name in names if not name.startswith("cocktail"))
+    many, *others = (profile(PROFILE_48, name) for name in names)
+    log48, cocktail48, fp48 = (f"{row['ms']} ({row['attention']}, {row['linear']}, -)" for row in others)
+    files = [f"{PEAKS}/{name}.json" for name in ("prefill", "random", "kvquant")]
+    peaks = {row["setting"].split(":")[0]: row for file in files for row in rows(file)}
+    used = {name: row["over_used"] for name, row in peaks.items()}
+    took = {name: median(row) for name, row in peaks.items()}
+    return [
+        Text(PAGE, PROFILE, f"G 128 {kivi['busy']} busy: linear layers {kivi['linear']} for 13.2 GB (2.9 at"),
+        Text(PAGE, PROFILE, f"attention {kivi['attention']} for 4.6 GB (1.01), norms, RoPE and the rest"),
+        Text(PAGE, PROFILE, f"norms, RoPE and the rest {kivi['elementwise']}, appending"),
+        Text(PAGE, PROFILE, f"appending {kivi['append']}, packing {kivi['pack']} in the mean."),
+        Text(PAGE, PROFILE, f"logquant {log['busy']}: {log['linear']}, {log['attention']}, {log['elementwise']}, "),
+        Text(PAGE, PROFILE, f"{log['attention']}, {log['elementwise']}, {log['append']}. fp16"),
+        Text(PAGE, PROFILE, f"fp16 {fp16['busy']}: {fp16['linear']}, {fp16['attention']} (3.8 at the ceiling)"),
+        Text(PAGE, PROFILE, f"(3.8 at the ceiling), {fp16['elementwise']}, {fp16['append']}."),
+        Text(PAGE, PROFILE_48, f"kivi int4 {many['ms']} (attention {many['attention']}, linear layers"),
+        Text(PAGE, PROFILE_48, f"linear layers {many['linear']}, packing {many['pack']}), logquant int2"),
+        Text(PAGE, PROFILE_48, f"logquant int2 {log48}, cocktail {cocktail48}, fp16 {fp48}"),
+        Text(PAGE, PEAKS, f"h2o {used['h2o']}, streamingllm {used['streamingllm']}, kvquant {used['kvquant']}, "),
+        Text(PAGE, PEAKS, f"on the reference path {used['logquant']}, partial_logquant {used['partial_logquant']}, "),
+        Text(PAGE, PEAKS, f"snapkv {used['snapkv']}, quantspec"),
+        Text(PAGE, PEAKS, f"partial_logquant took {took['partial_logquant']} ms, snapkv {took['snapkv']}, h2o"),
+        Text(PAGE, PEAKS, f"h2o {took['h2o']} (eager)"),
+        Text(PAGE, PEAKS, f"and kvquant {took['kvquant']} at 8k"),
+        Text(PAGE, PEAKS, f"by the reference path, eager, {took['logquant']} ms a token at 32k"),
+        Text(PAGE, PEAKS, f"**StreamingLLM** took {took['streamingllm']} ms"),
+    ]
 
 
-def _prefill() -> Iterator[Rule]:
-    rows = load(PREFILL)["rows"]
-    names = {
-        "fp16": "fp16",
-        "kivi int4, G 128": "kivi:int4_g128",
-        "logquant int2, W 64": "logquant:int2_g128:window=64",
-        "cocktail 10/30/60": "cocktail:split=[10,30,60],encoder=bm25",
-    }
-    head = "| 7B | 32k: s | peak, GiB |"
-    stock = [one(rows, setting="fp16", context=thousands * KI) for thousands in (32, 128)]
-    values = [x for row in stock for x in (row["stock_s"], row["stock_peak"] / 2**30)]
-    yield Row(PAGE, head, "stock", values, PREFILL)
-    for label, setting in names.items():
-        cells: list[Value] = []
-        for row in (row for row in rows if row["setting"] == setting):
-            search = [row["search_s"]] if row["search_s"] else []
-            cells += [row["seconds"], 100 * row["over_stock"], *search, row["peak"] / 2**30]
-        yield Row(PAGE, head, label, cells, PREFILL)
-    long = one(rows, setting="kivi:int4_g128", context=128 * KI)
-    values = [long["seconds"], long["peak"] / 2**30, long["stock_peak"] / 2**30]
-    yield Text(SPEED, "the time of stock transformers ({} s) at {} instead of {} GiB (kivi int4)", values, PREFILL)
+def _captured() -> list[Text]:
+    """Return those of captured steps, compared with eager ones."""
+    same = some(rows(CAPTURED), how="graph")
+    assert len(same) == 12 and all(row.get("parted_at") is None and row["same_bill"] for row in same), CAPTURED
+    tokens = f"{same[0]['tokens']} of {same[0]['tokens']}"
+    places = [row["compiled"]["parted_at"] for row in same if row["compiled"]["parted_at"] is not None]
+    assert len(places) == 9, CAPTURED
+    gaps = [row["compiled"]["gap"] for row in same if row["compiled"]["gap"] and not row["method"].startswith("atom")]
+    return [
+        Text(PAGE, CAPTURED, f"snapkv: {tokens} each, same bytes"),
+        Text(PAGE, CAPTURED, f"somewhere (token {ends(places)}), where the two best logits are {ends(gaps)} apart"),
+        Text(SPEED, CAPTURED, f"with the same kernel: {tokens} in all twelve settings"),
+    ]
 
 
-def _batches() -> Iterator[Rule]:
-    head = "| setting | 4k: tokens/s at 4 / 16 / 64 / largest |"
-    of_speed: dict[str, list[Value]] = {"16": [], "4k": [], "8k": []}
-    for name, label in BATCHES.items():
-        cells: list[Value] = []
-        for length in ("4k", "8k"):
-            done = [row for row in batches(length, name) if row["status"] == "ok"]
-            failed = next(row["batch"] for row in batches(length, name) if row["status"] == "oom")
-            largest = done[-1]
-            steps = [row["tokens_per_s"] for row in done if row["batch"] in (4, 16, 64)]
-            cells += [*steps, largest["tokens_per_s"], largest["batch"], failed, median(largest), roof(largest)]
-            of_speed[length] += [largest["tokens_per_s"], largest["batch"]]
-            if length == "4k":
-                of_speed["16"] += [one(done, batch=16)["tokens_per_s"]]
-        yield Row(PAGE, head, label, cells, f"results/h200/whole/batch_4k_{name}.json, batch_8k_{name}.json")
-    for label, key in (
-        ("7B, batch 16", "16"),
-        ("7B, largest batch", "4k"),
-        ("... prompts of 8,192", "8k"),
-    ):
-        yield Row(SPEED, "", label, of_speed[key], "results/h200/whole/batch_*.json")
-    files = [f"results/h200/whole/logquant_setting_{name}.json" for name in ("fp16", "logquant")]
-    best = [max((r for r in load(file)["rows"] if r["status"] == "ok"), key=lambda r: r["batch"]) for file in files]
-    gains = [100 * (best[1][key] / best[0][key] - 1) for key in ("tokens_per_s", "batch")]
-    values = [x for row in best for x in (row["tokens_per_s"], row["batch"])] + gains
-    yield Row(SPEED, "", "8B, LogQuant's setting", values, files[1])
-    yield Text(PAGE, "So {} % throughput and {} % batch;", gains, files[1])
-    points = [sorted((r for r in load(f)["rows"] if r["status"] == "ok"), key=lambda r: r["batch"]) for f in files]
-    failed = [next(r["batch"] for r in load(file)["rows"] if r["status"] == "oom") for file in files]
-    values = [x for key in ("tokens_per_s", "batch") for x in (row[key] for row in points[0])]
-    yield Text(
-        PAGE, "fp16 {} / {} / {} tokens/s at batch {} / {} / {}, out of memory at {};", [*values, failed[0]], files[0]
-    )
-    values = [x for key in ("tokens_per_s", "batch") for x in (row[key] for row in points[1])]
-    pattern = "logquant int2 (W 64) {} / {} / {} at {} / {} / {}, out of memory at {}."
-    yield Text(PAGE, pattern, [*values, failed[1]], files[1])
+def _batches() -> list[Text]:
+    """Return those of several sequences."""
+    (throughput, batch), fp16, logquant = gains(), logquant_setting("fp16"), logquant_setting("logquant")
+
+    def tried(file: str) -> str:
+        speeds, sizes = ([str(row[key]) for row in finished(file)] for key in ("tokens_per_s", "batch"))
+        words = "tokens/s at batch" if file == fp16 else "at"
+        return f"{' / '.join(speeds)} {words} {' / '.join(sizes)}, out of memory at {refused(file)}"
+
+    def eight(setting: str, run: str = "_last") -> str:
+        row = one(rows(f"{BATCH}/steps{run}.json"), setting=setting)
+        return f"{median(row)} ({median(row) / roof(row)})"
+
+    fp24k = one(rows(f"{BATCH}/fp16_24k.json"))
+    return [
+        Text(PAGE, fp16, f"fp16 {tried(fp16)};"),
+        Text(PAGE, logquant, f"logquant int2 (W 64) {tried(logquant)}."),
+        Text(PAGE, logquant, f"So {throughput} % throughput and {batch} % batch;"),
+        Text(SPEED, BATCH, f"kivi int4 {eight('kivi:int4_g128', '_more')}, kivi int2 {eight('kivi:int2_g128')}, "),
+        Text(SPEED, BATCH, f"logquant {eight('logquant:int2_g64')} and with `window=64` "),
+        Text(SPEED, BATCH, f"and with `window=64` {eight('logquant:int2_g128:window=64', '_last_more')}, cocktail"),
+        Text(SPEED, BATCH, f"cocktail 10/30/60 {eight('cocktail:split=10/30/60:encoder=bm25', '_more')}, cocktail"),
+        Text(SPEED, BATCH, f"cocktail by thresholds {eight('cocktail:encoder=bm25', '_last_more')}, and fp16"),
+        Text(SPEED, BATCH, f"as 32k do not fit, {median(fp24k)} ({median(fp24k) / roof(fp24k)})."),
+    ]
 
 
-def _products() -> Iterator[Rule]:
-    content = load(PRODUCTS)
-    kernels = {
-        "kernel": "kernel",
-        "torch (cuBLAS)": "torch (library)",
-        "`torch.compile`, tuned": "torch.compile, tuned",
-    }
-    head = "| | 12288 x 4096 | 4096 x 4096 |"
-    for label, by in kernels.items():
-        shapes: dict[tuple[int, int], dict[str, Any]] = {}
-        for row in content["rows"]:
-            if row["by"] == by:
-                shapes.setdefault((row["rows"], row["columns"]), row)
-        rows = list(shapes.values())
-        yield Row(PAGE, head, label, [row["us"] for row in rows], PRODUCTS)
-        if by == "kernel":
-            reached = [row["bytes"] / row["us"] / 1e3 / content["ceiling"]["GB_s"] for row in rows]
-            label = "... of plain reads' 4.55 TB/s"
-            yield Row(PAGE, head, label, [100 * part for part in reached], PRODUCTS)
-    yield Text(PAGE, "... of plain reads' {} TB/s", [content["ceiling"]["GB_s"] / 1e3], PRODUCTS)
+def _two_gpus() -> list[Text]:
+    """Return those of two GPUs: one GPU, layers over two and heads over two."""
 
+    def measured(file: str, layout: str, method: str, graphs: str) -> Row:
+        entry: dict[str, Row] = load(file)["layouts"][layout]["131072 tokens"]
+        return next(entry[key] for key in (f"{method}, graphs={graphs}", method) if key in entry)
 
-def _house() -> Iterator[Rule]:
-    document, folder = "results/h200/house/README.md", "results/h200/house"
-    runs = [load(f"{folder}/tpot_{name}.json")["rows"] for name in ("before_1", "before_2", "after_1", "after_2")]
-    for row in runs[0]:
-        at = {"setting": row["setting"], "prompt": row["prompt"]}
-        steps = [median(one(rows, **at)) for rows in runs]
-        change = 100 * (sum(steps[2:]) / sum(steps[:2]) - 1)
-        label = f"{row['setting']} | {row['context'] // KI}k"
-        head = "| setting | tokens | before | after |"
-        yield Row(document, head, label, [*steps, change], f"{folder}/tpot_*.json")
+    lines, captured = [], {}
+    for label, method in (("fp16", "fp16"), ("quantspec, gamma 4", "quantspec")):
+        one_gpu = [measured(LONG, "one", method, graphs) for graphs in ("never", "auto")]
+        layers = [measured(OTHER, "device_map", method, "never")]
+        heads = [measured(LONG, "tensor_parallel", method, graphs) for graphs in ("never", "always")]
+        captured[method] = first, second = one_gpu[1], heads[1]
+        cells = [label]
+        for steps in (one_gpu, layers, heads):
+            peaks = zip(*(row["decode_peak"] for row in steps), strict=True)
+            cells.append(" + ".join(str(max(peak) / GIB) for peak in peaks))
+            cells += [str(row["tpot_ms"]) for row in steps]
+        lines.append(f"| {' | '.join(cells)} ({first['tpot_ms'] / second['tpot_ms']}x) |")
+    single, both = captured["quantspec"]
+    fp16, fp16_both = (row["tpot_ms"] for row in captured["fp16"])
+    alone = some(load(f"{TWO}/captured/second.json")["times"], compiled=True)  # nobody else was on these GPUs
+    far = one(load(f"{TWO}/captured/first.json")["times"], setting="fp16", context=128 * KI)
+    near = one(alone, setting="fp16", context=32 * KI)
+    longer = [100 * (row["ratio"] - 1) for row in (far, *alone)]
+    at32, at128 = ([row[side]["median_ms"] for side in ("two", "one")] for row in (near, far))
+    return [
+        *(Text(PAGE_TWO, f"{LONG}, {OTHER}", sentence) for sentence in lines),
+        Text(PAGE_TWO, LONG, f"({single['tokens_a_round']} tokens a round in both captured runs)"),
+        Text(PAGE_TWO, LONG, f"a verification takes {single['step_ms']} ms on one GPU and {both['step_ms']} on two."),
+        Text(SPEED, LONG, f"fp16 at 128k takes {fp16_both} ms instead of {fp16}, both captured"),
+        Text(SPEED, CAPTURED_TWO, f"takes {ends(longer)} % longer than on one GPU"),
+        Text(SPEED, CAPTURED_TWO, f"(fp16 at 32k: {at32[0]} ms instead of {at32[1]}, at"),
+        Text(SPEED, CAPTURED_TWO, f"at 128k {at128[0]} instead of {at128[1]}, both"),
+    ]

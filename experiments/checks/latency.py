@@ -1,69 +1,97 @@
-"""Rules for docs/bytes-and-latency.md, whose tables are written by :mod:`experiments.efficiency.latency`."""
+"""Figures of results/h200/efficiency in docs/bytes-and-latency.md."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from experiments.checks.rules import Rule, Text, Whole, load
-from experiments.efficiency.latency import FOLDER, MODELS, PAPER, fits, points, tables
+from experiments.checks.figures import GIB, KI, Row, ends, load, one, rows
+from experiments.checks.rules import Block, Rule, Text
+from experiments.efficiency import latency
+from experiments.efficiency.latency import FOLDER, MODELS, PAPER, fits, points
 
 PAGE = "docs/bytes-and-latency.md"
+CAPACITY, IDLE = f"{FOLDER}/capacity.json", f"{FOLDER}/energy_fp16.json"
 SEVEN, EIGHT = MODELS["Llama-2-7B"], MODELS["Llama-3.1-8B"]
+LONG, SHORT = 128 * KI, 4 * KI
 #: read bandwidth of an H200 that shares of the ceiling refer to, in GB/s
 CEILING = 4690
 
 
-def packed(name: str) -> list[dict[str, Any]]:
+def rules() -> Iterator[Rule]:
+    """Yield the rules."""
+    yield Block(PAGE, latency.beside(), f"{FOLDER}, {PAPER}", "beside")
+    for make in (latency.times, latency.lines, latency.compression):
+        yield Block(PAGE, "\n".join(make(title) for title in MODELS), FOLDER, make.__name__)
+    for table in (latency.capacity, latency.goodput, latency.energy):
+        yield Block(PAGE, table(), FOLDER, table.__name__)
+    yield from _sentences()
+
+
+def packed(name: str) -> list[Row]:
     """Return the points of a model with one sequence and a quantized cache."""
     return [point for point in points(name, batch=1, status="ok") if point["setting"] != "fp16"]
 
 
-def faster(name: str) -> list[float]:
-    """Return how many of these points are more than 1 % faster than fp16, and how many there are."""
-    return [sum(point["S"] > 1.01 for point in packed(name)), len(packed(name))]
+def faster(name: str) -> str:
+    """Return how many of these points are more than 1 % faster than fp16, of how many."""
+    return f"{sum(point['S'] > 1.01 for point in packed(name))} of {len(packed(name))}"
 
 
-def at(name: str, setting: str, prompt: int, key: str) -> float:
-    """Return a figure of one point."""
-    (point,) = points(name, batch=1, setting=setting, prompt=prompt)
-    return float(point[key])
+def at(name: str, bits: str, prompt: int, key: str) -> float:
+    """Return a figure of KIVI at one point."""
+    return float(one(points(name, batch=1, setting=f"kivi:{bits}", prompt=prompt))[key])
 
 
-def rules() -> Iterator[Rule]:
-    """Yield the rules."""
-    yield Whole(PAGE, "\n".join(tables()), f"{FOLDER}, {PAPER}")
-    long, short, source = 128 * 1024, 4096, FOLDER
-    pattern = (
-        "Here {} of {} points are more than 1 % faster with Llama-2-7B, and {} of {} with Llama-3.1-8B. S reaches {}"
-    )
-    pattern += " and {}, at"
+def allocated(name: str, prompt: int) -> str:
+    """Return the allocated compression in 4 and in 2 bits."""
+    return " and ".join(str(at(name, bits, prompt, "r_alloc")) for bits in ("int4", "int2"))
+
+
+def lines(name: str) -> list[Row]:
+    """Return the fitted lines of the quantized caches."""
+    return [row for setting, row in fits(name).items() if setting != "fp16"]
+
+
+def even(name: str) -> str:
+    """Return the range of break-even lengths in hundreds of tokens."""
+    return ends(100 * round(row["break_even"] / 100) for row in lines(name))
+
+
+def fixed(name: str) -> str:
+    """Return the range of milliseconds by which c0 is above fp16's."""
+    return ends(1e3 * (row["c0_s"] - fits(name)["fp16"]["c0_s"]) for row in lines(name))
+
+
+def rate(name: str, setting: str) -> float:
+    """Return the bandwidth at which a cache is read, in per cent of the ceiling."""
+    return float(100 * fits(name)[setting]["BW_eff_GB_s"] / CEILING)
+
+
+def _sentences() -> list[Text]:
+    """Return the sentences."""
     best = [max(point["S"] for point in packed(name)) for name in (SEVEN, EIGHT)]
-    yield Text(PAGE, pattern, [*faster(SEVEN), *faster(EIGHT), *best], source)
-    bound = max(point["S_cache"] for point in packed(EIGHT) if point["prompt"] == short)
-    yield Text(PAGE, "could make Llama-3.1-8B at most {} times as fast", [bound], source)
-    lines = {name: [row for key, row in fits(name).items() if key != "fp16"] for name in (SEVEN, EIGHT)}
-    ends = [end(row["break_even"] for row in lines[name]) / 100 for name in (SEVEN, EIGHT) for end in (min, max)]
-    values = [100 * round(value) for value in ends]
-    pattern = "are {} to {} tokens with Llama-2-7B, whose cache is four times as large per token, and {} to {} with"
-    yield Text(PAGE, pattern, values, source)
-    rates = {name: {key: 100 * row["BW_eff_GB_s"] / CEILING for key, row in fits(name).items()} for name in lines}
-    values = [min(rates[SEVEN].values()), max(rates[SEVEN].values())]
-    yield Text(PAGE, "Llama-2-7B's caches are read at {} to {} % of the ceiling in every format", values, source)
-    values = [rates[EIGHT][f"kivi:{bits}"] for bits in ("int8", "int4", "int2")]
-    yield Text(PAGE, "caches are read at {} % (int8), {} % (int4) and {} % (int2)", values, source)
-    shares = [100 * point["S"] / point["S_cache"] for point in packed(EIGHT) if point["prompt"] == long]
-    yield Text(PAGE, "at 128k S is {} to {} % of S_cache", [min(shares), max(shares)], source)
-    more = [[1e3 * (row["c0_s"] - fits(name)["fp16"]["c0_s"]) for row in lines[name]] for name in lines]
-    values = [end(part) for part in more for end in (min, max)]
-    yield Text(PAGE, "(c0) is {} to {} ms above fp16's with Llama-2-7B and {} to {} ms with", values, source)
-    values = [at(SEVEN, f"kivi:{bits}", long, "r_alloc") for bits in ("int4", "int2")]
-    yield Text(PAGE, "r_nom is 4 and 8 where r_alloc is {} and {}", values, source)
-    values = [at(EIGHT, f"kivi:{bits}", short, "r_alloc") for bits in ("int4", "int2")]
-    yield Text(PAGE, "step allocates take more: {} and {} with Llama-3.1-8B", values, source)
-    idle = load(f"{FOLDER}/energy_fp16.json")["machine"]["idle_W"]
-    yield Text(PAGE, "Idle it drew {} W", [idle], f"{FOLDER}/energy_fp16.json")
-    weights = load(f"{FOLDER}/capacity.json")["rows"][0]["weights"] / 2**30
-    yield Text(PAGE, "of which {} GiB are Llama-2-7B's weights", [weights], f"{FOLDER}/capacity.json")
-    values = [at(name, "kivi:int8", long, "S") for name in (SEVEN, EIGHT)]
-    yield Text(PAGE, "int8 is the nearest that is measured here: S is {} and {} at 128k", values, source)
+    bound = max(point["S_cache"] for point in packed(EIGHT) if point["prompt"] == SHORT)
+    shares = [100 * point["S"] / point["S_cache"] for point in packed(EIGHT) if point["prompt"] == LONG]
+    int8, int4, int2 = (rate(EIGHT, f"kivi:{bits}") for bits in ("int8", "int4", "int2"))
+    full = one(rows(CAPACITY), setting="kivi:int8")
+    free = full["memory"] - full["weights"] - full["allocated"] * full["per_sequence"]
+    rates = [rate(SEVEN, setting) for setting in fits(SEVEN)]
+    return [
+        Text(PAGE, FOLDER, f"Here {faster(SEVEN)} points are more than 1 % faster with Llama-2-7B, and"),
+        Text(PAGE, FOLDER, f"faster with Llama-2-7B, and {faster(EIGHT)} with Llama-3.1-8B. S"),
+        Text(PAGE, FOLDER, f"Llama-3.1-8B. S reaches {best[0]} and {best[1]}, at"),
+        Text(PAGE, FOLDER, f"could make Llama-3.1-8B at most {bound} times as fast"),
+        Text(PAGE, FOLDER, f"are {even(SEVEN)} tokens with Llama-2-7B, whose cache is four times as large"),
+        Text(PAGE, FOLDER, f"four times as large per token, and {even(EIGHT)} with Llama-3.1-8B"),
+        Text(PAGE, FOLDER, f"caches are read at {ends(rates)} % of the ceiling in every format"),
+        Text(PAGE, FOLDER, f"caches are read at {int8} % (int8), {int4} % (int4) and {int2} % (int2)"),
+        Text(PAGE, FOLDER, f"at 128k S is {ends(shares)} % of S_cache"),
+        Text(PAGE, FOLDER, f"(c0) is {fixed(SEVEN)} ms above fp16's with Llama-2-7B and {fixed(EIGHT)} ms with"),
+        Text(PAGE, FOLDER, f"where r_alloc is {allocated(SEVEN, LONG)}"),
+        Text(PAGE, FOLDER, f"take more: {allocated(EIGHT, SHORT)} with"),
+        Text(PAGE, FOLDER, f"S is {at(SEVEN, 'int8', LONG, 'S')} and {at(EIGHT, 'int8', LONG, 'S')} at 128k"),
+        Text(PAGE, IDLE, f"Idle it drew {load(IDLE)['machine']['idle_W']} W"),
+        Text(PAGE, CAPACITY, f"of which {rows(CAPACITY)[0]['weights'] / GIB} GiB are Llama-2-7B's weights"),
+        Text(PAGE, CAPACITY, f"by the sum, {free / GIB} GiB were still free after four"),
+        Text(PAGE, CAPACITY, f"fifth takes {full['per_sequence'] / GIB} GiB and {full['workspace'] / GIB} for a"),
+    ]

@@ -1,23 +1,29 @@
-"""Rules for docs/methods.md: the accuracy of the methods on the bundled model."""
+"""Figures of small runs: results/tiny, results/quantspec, results/quickstart and results/report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.checks import mini
-from experiments.checks.rules import Row, Rule, Text, load, one, table
+from experiments import quickstart
+from experiments.checks.figures import MIB, grid, load, one, spread, table
+from experiments.checks.rules import Block, Rule, Text
 from kvbench.methods.bytes import kv_bytes
 from kvbench.methods.load import load_method
 
-PAGE = "docs/methods.md"
-ABLATIONS = "results/tiny/ablations"
-#: lines of the table of ``keep``: share of the prompt, quantizer, name of the run
-KEEP = (
-    ("1", "int4", "keep int4 keep=1"),
-    ("1", "int2", "keep int2 keep=1"),
-    ("0.5", "int4", "keep int4 keep=0.5"),
-    ("0.5", "none", "keep keep=0.5"),
-)
+PAGE, FAQ = "docs/methods.md", "docs/faq.md"
+SENSITIVITY, PERPLEXITY = "results/tiny/sensitivity.json", "results/tiny/perplexity.json"
+OSCAR_RUNS, KEEP_RUNS, KEEP_SCORES = (f"results/tiny/ablations/{name}.csv" for name in ("oscar", "keep", "keep_scores"))
+ACCEPTANCE = "results/quantspec/acceptance-tiny-float32-t0.json"
+EQUALITY, EQUAL_PAGE = "results/quantspec/equality.json", "results/quantspec/equality.md"
+BYTES = "kvbench.methods.bytes"
+REPORT, REPORT_PAGE = "results/report/page.json", "docs/report.md"
+#: lines of the table of ``keep``, and names of the runs
+KEEP = {
+    "keep=1 quantizer=int4": "keep int4 keep=1",
+    "keep=1 quantizer=int2": "keep int2 keep=1",
+    "keep=0.5 quantizer=int4": "keep int4 keep=0.5",
+    "keep=0.5 quantizer=none": "keep keep=0.5",
+}
 #: lines of the table of OSCAR's parts: label in the page, name of the run
 OSCAR = {
     "one group per token and head, neither rotated nor clipped": "oscar int2_token clip_key=1 clip_value=1 "
@@ -34,52 +40,121 @@ OSCAR = {
 
 
 def rules() -> Iterator[Rule]:
-    """Yield the rules of docs/methods.md."""
-    file = "results/tiny/sensitivity.json"
-    means = load(file)["mean"]
-    yield Row(PAGE, "", "mean score, %", [100 * cell["score"] for cell in means.values()], file)
-    others = [cell for name, cell in means.items() if name != "fp16"]
-    values = [value for cell in others for value in (100 * cell["vs_fp16"], 100 * cell["stderr"])]
-    yield Row(PAGE, "", "to fp16, points", values, file)
-    counts = {cell["n"] for entries in load(file)["tasks"].values() for cell in entries.values()}
-    (samples,) = counts
-    values = [len(load(file)["tasks"]), load(file)["length"], samples]
-    yield Text(PAGE, "all {} tasks at {} tokens, {} samples each, paired", values, file)
+    """Yield the rules."""
+    yield Block("README.md", quickstart.block(), quickstart.FOLDER, "results")
+    yield Block(PAGE, sensitivity(), SENSITIVITY, "sensitivity")
+    yield Block(PAGE, oscar(), OSCAR_RUNS, "oscar")
+    yield Block(PAGE, keep(), f"{KEEP_RUNS}, {KEEP_SCORES}", "keep")
+    yield Block(PAGE, drafts(), ACCEPTANCE, "drafts")
+    yield Block(REPORT_PAGE, report(), REPORT, "report")
+    for sentences in (_small, _equality):
+        yield from sentences()
 
-    names: tuple[str, ...] = ("kivi 4", "logquant 4", "kivi 2", "logquant 2", "kivi 2, G 64", "cocktail")
-    names += ("kivi 2, key per token",)
-    names += ("hf_quantized 2 (hqq)", "snapkv, bytes of kivi 2", "kivi evict, bytes of kivi 2")
-    yield Row(PAGE, "", "Δ", [value for name in names for value in mini.to_fp16(name)], mini.SCORES)
-    yield Row(PAGE, "", "KV bytes, MiB (fp16 15.94)", [mini.mib(name) for name in names], mini.SCORES)
-    yield Text(PAGE, "KV bytes, MiB (fp16 {})", [mini.mib("fp16")], mini.SCORES)
-    yield Text(
-        PAGE, "three retrieval tasks at 4,096 tokens, {} samples", [mini.setting("fp16")["mean"]["n"]], mini.SCORES
+
+def sensitivity() -> str:
+    """Return the table of formats alone."""
+    means = load(SENSITIVITY)["mean"]
+    changes = [
+        f"{100 * cell['vs_fp16']:+.1f} ± {100 * cell['stderr']:.1f}".replace("-", "−")
+        for name, cell in means.items()
+        if name != "fp16"
+    ]
+    body = [
+        ["mean score, %", *(f"{100 * cell['score']:.1f}" for cell in means.values())],
+        ["to fp16, points", "", *changes],
+    ]
+    return grid("| | fp16 | kivi int4 | kivi int3 | kivi int2 | kivi int2, keys per token | atom int4 |", body)
+
+
+def divergence(run: dict[str, str], digits: int) -> list[str]:
+    """Return the cells of the KL divergence on windows of text, and of the KV bytes."""
+    mean, low, high, rare = (float(run[f"mini_text@768 kld_{key}"]) for key in ("mean", "low", "high", "p99.9"))
+    size = int(run["kv_bytes"]) / MIB
+    return [f"{mean:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})", f"{rare:.1f}", f"{size:.2f}"]
+
+
+def oscar() -> str:
+    """Return the table of OSCAR's parts."""
+    body = [[label, *divergence(one(table(OSCAR_RUNS), run=name), 3)] for label, name in OSCAR.items()]
+    return grid("| | KL divergence, mean | 99.9 % | KV bytes, MiB |", body)
+
+
+def keep() -> str:
+    """Return the table of ``keep``."""
+    body = []
+    for label, name in KEEP.items():
+        text, key = (one(table(file), run=name) for file in (KEEP_RUNS, KEEP_SCORES))
+        score, error = (100 * float(key[f"key_value@1024 {part}"]) for part in ("score", "stderr"))
+        size = int(key["kv_bytes"]) / MIB
+        body.append([f"`{label}`", *divergence(text, 4), f"{score:.0f} ± {error:.0f}", f"{size:.2f}"])
+    head = "| `method=keep` | KL divergence, mean | 99.9 % | KV bytes, MiB | exact matches, % | KV bytes, MiB |"
+    return grid(head, body)
+
+
+def drafts() -> str:
+    """Return the table of accepted drafts: books / mini."""
+    cells: dict[str, list[str]] = {}
+    for cell in load(ACCEPTANCE):
+        if cell["gamma"] == 4:
+            share = f"{100 * cell['acceptance_rate']:.1f} ± {100 * cell['stderr']:.1f}"
+            cells.setdefault(cell["draft"], []).append(share)
+    return grid(f"| {' | '.join(cells)} |", [[" / ".join(pair) for pair in cells.values()]], "--:")
+
+
+def report() -> str:
+    """Return the table of the report's page."""
+    page = load(REPORT)
+    body = [["size of the page, MB", f"{page['page_bytes'] / 1e6:.2f}", ""]]
+    body += [["writing the page, s", f"{page['written_s']:.1f}", ""]]
+    for name, wall in page["median_ms"].items():
+        body += [[f"{name}, ms", f"{wall:.0f}", f"{page['median_cpu_ms'][name]:.0f}"]]
+    return grid("| | median | processor time |", body)
+
+
+def _small() -> list[Text]:
+    """Return the sentences about the bundled model, and about bytes by formula."""
+    tasks, length = load(SENSITIVITY)["tasks"], load(SENSITIVITY)["length"]
+    (samples,) = {cell["n"] for entries in tasks.values() for cell in entries.values()}
+    cells, four = load(PERPLEXITY)["cells"], next(cell for cell in load(ACCEPTANCE) if cell["gamma"] == 4)
+    cached, simulated = (spread(cells[f"{mode}/wikitext2/kivi int2"], factor=1) for mode in ("decode", "simulated"))
+    runs, page = quickstart.kept(), load(REPORT)
+    decode, prefill = (
+        " to ".join(str(runs[name]["peak_bytes"][key] / MIB) for name in ("fp16", "kivi2"))
+        for key in ("decode", "prefill")
     )
+    windows = table(OSCAR_RUNS)[0]["mini_text@768 prompts"]
+    methods = [load_method("cocktail", split=(10, 30, 60), reorder=reorder) for reorder in (False, True)]
+    sizes = [
+        kv_bytes(method, 4096, layers=32, query_heads=32, heads=32, channels=128).total / MIB
+        for method in (*methods, load_method("fp16"))
+    ]
+    return [
+        Text(PAGE, SENSITIVITY, f"all {len(tasks)} tasks at {length} tokens, {samples} samples each, paired"),
+        Text(PAGE, ACCEPTANCE, f"/ on mini: {four['length']} tokens, {four['prompts']} prompts each, γ = 4"),
+        Text(PAGE, OSCAR_RUNS, f"over {windows} windows of 512 prompt and 256 decoded tokens"),
+        Text(PAGE, BYTES, f"A 7B model holds {sizes[0]} MiB at 4,096 tokens instead of {sizes[1]} (fp16: {sizes[2]}),"),
+        Text(FAQ, PERPLEXITY, f"loses {cached} nats per token through the cache, and {simulated} in the simulation"),
+        Text(FAQ, quickstart.FOLDER, f"by a factor of {runs['kivi2']['kv_bytes']['ratio']} with KIVI at 2 bits"),
+        Text(FAQ, quickstart.FOLDER, f"the decode peak only from {decode} MiB"),
+        Text(FAQ, quickstart.FOLDER, f"the prefill peak from {prefill} MiB"),
+        Text(REPORT_PAGE, REPORT, f"A page of {page['runs']} made-up runs"),
+        Text(REPORT_PAGE, REPORT, f"medians of {page['visits']} visits"),
+    ]
 
-    file = "results/quantspec/equality.json"
-    rows = load(file)["rows"]
-    equal, runs = (sum(row[key] for row in rows) for key in ("equal", "prompts"))
-    yield Text(PAGE, "Greedy answers are the target's: {} of {} runs on tiny", [equal, runs], file)
 
-    file = f"{ABLATIONS}/oscar.csv"
-    for label, name in OSCAR.items():
-        run = one(table(file), run=name)
-        values = [float(run[f"mini_text@768 kld_{key}"]) for key in ("mean", "low", "high", "p99.9")]
-        yield Row(PAGE, "## OSCAR", label, [*values, int(run["kv_bytes"]) / 2**20], file)
-    values = [int(table(file)[0]["mini_text@768 prompts"])]
-    yield Text(PAGE, "over {} windows of 512 prompt and 256 decoded tokens", values, file)
-
-    files = [f"{ABLATIONS}/{name}.csv" for name in ("keep", "keep_scores")]
-    for share, bits, name in KEEP:
-        text, key = (one(table(file), run=name) for file in files)
-        values = [float(text[f"mini_text@768 kld_{part}"]) for part in ("mean", "low", "high", "p99.9")]
-        values += [int(text["kv_bytes"]) / 2**20]
-        values += [100 * float(key[f"key_value@1024 {part}"]) for part in ("score", "stderr")]
-        row = [*values, int(key["kv_bytes"]) / 2**20]
-        yield Row(PAGE, "## Eviction, then packing", f"`keep={share} quantizer={bits}`", row, ", ".join(files))
-
-    shape = {"layers": 32, "query_heads": 32, "heads": 32, "channels": 128}
-    cocktail = [load_method("cocktail", split=(10, 30, 60), reorder=reorder) for reorder in (False, True)]
-    sizes = [kv_bytes(method, 4096, **shape).total / 2**20 for method in (*cocktail, load_method("fp16"))]
-    pattern = "A 7B model holds {} MiB at 4,096 tokens instead of {} (fp16: {}),"
-    yield Text(PAGE, pattern, sizes, "kvbench.methods.bytes")
+def _equality() -> list[Text]:
+    """Return the sentences about greedy answers with and without drafts."""
+    content = load(EQUALITY)
+    equal, prompts = (sum(row[key] for row in content["rows"]) for key in ("equal", "prompts"))
+    said_of = [
+        f"{prompts} runs; {content['refused']} drafts were rejected in total.",
+        f"Smallest gap between the two best logits: {content['smallest_gap']}.",
+    ]
+    if "again" in content:
+        again = content["again"]["rows"]
+        same, runs = (sum(row[key] for row in again) for key in ("equal", "prompts"))
+        said_of += [f"Made again on 2026-11-22 with {again[0]['prompts']} prompts: {same} of {runs} runs equal."]
+    return [
+        Text(PAGE, EQUALITY, f"Greedy answers are the target's: {equal} of {prompts} runs on tiny"),
+        *(Text(EQUAL_PAGE, EQUALITY, sentence) for sentence in said_of),
+    ]

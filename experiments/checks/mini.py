@@ -1,178 +1,180 @@
-"""Rules for the comparison on mini (results/mini) and what other documents quote of it."""
+"""Figures of results/mini, in its own page, in README.md, docs/methods.md and docs/faq.md."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from experiments.checks.rules import ROOT, Row, Rule, Text, Whole, load, one
-from experiments.mini.report import markdown
+from experiments.checks.figures import MIB, ROOT, Row, grid, load, one, spread
+from experiments.checks.rules import Block, Rule, Text
 
-PAGE = "results/mini/README.md"
+PAGE, FAQ, METHODS = "results/mini/README.md", "docs/faq.md", "docs/methods.md"
 SCORES, PAIRS = "results/mini/scores.json", "results/mini/pairs.json"
-CLAIMS = "## The papers' claims, on this model"
+ALL, SEARCH, CHUNKS = "results/mini/all/scores.json", "results/mini/search/pairs.json", "results/mini/chunks.md"
+#: columns of docs/methods.md's table, and the settings in the file
+COLUMNS = {
+    "kivi 4": "kivi 4",
+    "logquant 4": "logquant 4",
+    "kivi 2": "kivi 2",
+    "logquant 2": "logquant 2",
+    "kivi 2, G 64": "kivi 2, G 64",
+    "cocktail": "cocktail",
+    "kivi 2, keys per token": "kivi 2, key per token",
+    "hf_quantized 2 (hqq)": "hf_quantized 2 (hqq)",
+    "snapkv": "snapkv, bytes of kivi 2",
+    "newest 864 tokens": "kivi evict, bytes of kivi 2",
+}
 
 
-def setting(name: str) -> dict[str, Any]:
-    """Return a setting's figures over the three tasks that all have finished."""
-    return one(load(SCORES), name=name)
+def setting(name: str, file: str = SCORES) -> Row:
+    """Return a setting's figures over the tasks that all settings of its grid have finished."""
+    return one(load(file), name=name)
 
 
-def to_fp16(name: str) -> list[float]:
-    """Return a setting's difference to fp16 in points and its standard error."""
-    cell = setting(name)["mean"]["vs_fp16"]
-    return [100 * cell["diff"], 100 * cell["stderr"]]
+def to_fp16(name: str, file: str = SCORES) -> str:
+    """Return a setting's difference to fp16 in points."""
+    return spread(setting(name, file)["mean"]["vs_fp16"])
 
 
 def mib(name: str) -> float:
     """Return a setting's KV bytes in MiB."""
-    return float(setting(name)["kv_bytes"]["used"] / 2**20)
+    return float(setting(name)["kv_bytes"]["used"] / MIB)
 
 
-def pair(first: str, second: str, file: str = PAIRS) -> dict[str, Any]:
-    """Return a comparison of two settings."""
-    return one(load(file), first=first, second=second)
+def pair(first: str, second: str) -> Row:
+    """Return a comparison of two settings over the samples that both have done."""
+    return one(load(PAIRS), first=first, second=second)
 
 
-def difference(first: str, second: str, file: str = PAIRS, by: str = "mean") -> list[float]:
-    """Return `first` less `second` in points, and its standard error."""
-    cell = pair(first, second, file)[by]
-    return [100 * cell["diff"], 100 * cell["stderr"]]
+def versus(first: str, second: str, by: str = "mean") -> str:
+    """Return `first` less `second` in points."""
+    return spread(pair(first, second)[by])
 
 
-def count(first: str, second: str, file: str = PAIRS) -> int:
-    """Return the number of samples that both settings have done."""
-    return int(pair(first, second, file)["mean"]["n"])
+def shown(first: str, second: str) -> str:
+    """Return the same with the number of samples that both have done."""
+    return f"{versus(first, second)} (n = {pair(first, second)['mean']['n']})"
 
 
-def bytes_of(first: str, second: str, file: str = PAIRS) -> list[float]:
+def both(first: str, *seconds: str) -> str:
+    """Return two differences with their numbers of samples."""
+    counts = ", ".join(str(pair(first, second)["mean"]["n"]) for second in seconds)
+    return f"{'; '.join(versus(first, second) for second in seconds)} (n = {counts})"
+
+
+def sizes(first: str, second: str) -> list[float]:
     """Return the KV bytes of both settings over the samples of the pair, in MiB."""
-    return [pair(first, second, file)["kv_bytes"][side] / 2**20 for side in ("first", "second")]
+    return [pair(first, second)["kv_bytes"][side] / MIB for side in ("first", "second")]
+
+
+def signed(text: str, digits: int = 1) -> str:
+    """Return a figure with a spread as a table writes it: a sign, and one digit behind the point."""
+    value, error = map(float, text.split(" ± "))
+    return f"{value:+.{digits}f} ± {error:.{digits}f}".replace("-", "−")
 
 
 def rules() -> Iterator[Rule]:
-    """Yield the rules of results/mini."""
-    for folder in ("results/mini", "results/mini/all", "results/mini/search"):
-        yield Whole(
-            f"{folder}/table.md",
-            markdown(load(f"{folder}/scores.json"), load(f"{folder}/pairs.json")),
-            f"{folder}/scores.json, pairs.json",
-        )
+    """Yield the rules."""
     yield from _claims()
-    yield from _counts()
-    yield from _chunks()
-    yield from _search()
+    yield from _sentences()
+    yield Block(METHODS, _methods(), SCORES, "mini")
+    yield Block(PAGE, _chunks(), CHUNKS, "chunks")
+    yield Block(PAGE, _search(), SEARCH, "search")
 
 
-def _claims() -> Iterator[Rule]:
-    per_channel, kivi = ("kivi 2", "kivi 2, key per token"), "kivi 2"
-    even = ("logquant 2", "kivi 2, G 64")
-    mean = pair(*even)["mean"]
-    yield _row("KIVI: keys per channel beat keys per token (2 bits, same bytes)", *per_channel)
-    label = "LogQuant beats KIVI at equal bytes (2 bits; 2.94 MiB against KIVI's 2.88 with groups of 64)"
-    shown = [*difference(*even), count(*even), *difference(*even, by="by_task"), mean["diff"] / mean["stderr"]]
-    yield Row(PAGE, CLAIMS, label, shown, PAIRS)
-    yield Text(PAGE, "(2 bits; {} MiB against KIVI's {} with groups of 64)", bytes_of(*even), PAIRS)
-    yield _row("... against KIVI with groups of 32 (3.36 MiB, 14 % more)", "logquant 2", kivi)
-    logquant, uniform = bytes_of("logquant 2", kivi)
-    more = [uniform, 100 * (uniform / logquant - 1)]
-    yield Text(PAGE, "groups of 32 ({} MiB, {} % more)", more, PAIRS)
-    for label, first, seconds in (
-        (
-            'LogQuant beats the "KiVi" of its paper, transformers\' QuantizedCache (hqq; quanto)',
-            "logquant 2",
-            ("hf_quantized 2 (hqq)", "hf_quantized 2 (quanto)"),
-        ),
-        (
-            "... with keys per token, as LogQuant's released code has them",
-            "logquant 2, key per token",
-            ("hf_quantized 2 (hqq)", "hf_quantized 2 (quanto)"),
-        ),
-        (
-            "... against its own streaming window (sinks and the newest, keys per token)",
-            "logquant 2, key per token",
-            ("hf streaming 2 (hqq)", "hf streaming 2 (quanto)"),
-        ),
-    ):
-        numbers = list(dict.fromkeys(count(first, second) for second in seconds))
-        values = [value for second in seconds for value in difference(first, second)]
-        yield Row(PAGE, CLAIMS, label, [*values, *numbers], PAIRS)
-    yield _row("PartialLogQuant loses little (LogQuant less Partial)", "logquant 2", "partial_logquant 2")
-    evicting = ("logquant 2", "logquant evict, bytes of logquant 2")
-    yield _row("LogQuant, Table 4: quantizing beats evicting (same bytes)", *evicting)
-    names = ("kivi evict", "streamingllm", "snapkv", "h2o")
-    others = [difference(kivi, f"{name}, bytes of kivi 2") for name in names]
-    values = [*(value[0] for value in others), max(value[1] for value in others)]
-    yield Row(PAGE, CLAIMS, "the same for KIVI, StreamingLLM, SnapKV, H2O at KIVI's bytes", values, PAIRS)
+def _claims() -> list[Text]:
+    """Return the lines of the table of the papers' claims, whose words are written by hand."""
+    kivi, logquant, cocktail, atom = "kivi 2", "logquant 2", "cocktail", "atom 2"
+    even, outliers, partial = (logquant, "kivi 2, G 64"), ("kvquant 2, 1% outliers", kivi), "partial_logquant 2"
     per_token, random = "cocktail 15/35/50, per token", "the same, random chunks"
-    label = "Cocktail beats uniform quantization: kivi 2 (Cocktail 3.24 MiB, KIVI 3.36)"
-    yield _row(label, "cocktail", kivi)
-    yield Text(PAGE, "kivi 2 (Cocktail {} MiB, KIVI {})", bytes_of("cocktail", kivi), PAIRS)
-    mine, atom = bytes_of("cocktail", "atom 2")
-    values = [*difference("cocktail", "atom 2"), count("cocktail", "atom 2"), 100 * (mine / atom - 1)]
-    yield Row(PAGE, CLAIMS, "... Atom at 2 bits (2.49 MiB)", values, PAIRS)
-    yield Text(PAGE, "... Atom at 2 bits ({} MiB)", [atom], PAIRS)
-    label = "... KIVI at 4 bits (15/35/50, keys per token, 5.50 MiB, KIVI 5.28)"
-    yield Row(PAGE, CLAIMS, label, [*difference(per_token, "kivi 4"), count(per_token, "kivi 4"), None], PAIRS)
-    yield Text(PAGE, "keys per token, {} MiB, KIVI {})", bytes_of(per_token, "kivi 4"), PAIRS)
-    searches = (("cocktail", "cocktail, random chunks"), (per_token, random))
-    first, second = ([*difference(*names), count(*names)] for names in searches)
-    values = [*first, None, None, None, *second]
-    yield Row(PAGE, CLAIMS, "Cocktail, Table V: the search beats random chunks", values, PAIRS)
-    kvquant = ("kvquant 2, 1% outliers", kivi)
-    small, large = bytes_of(*kvquant)
-    label = "KVQuant at 2 bits beats KIVI at 2 bits (2.53 MiB against 3.38)"
-    yield Row(PAGE, CLAIMS, label, [*difference(*kvquant), count(*kvquant), 100 * (1 - small / large)], PAIRS)
-    yield Text(PAGE, "KIVI at 2 bits ({} MiB against {})", [small, large], PAIRS)
-    fours = [value for name in ("kivi 4", "logquant 4", "atom 4") for value in to_fp16(name)]
-    n = setting("kivi 4")["mean"]["n"]
-    outliers = one(load("results/mini/all/scores.json"), name="kvquant 4, 1% outliers")["mean"]
-    cost = [100 * outliers["vs_fp16"][key] for key in ("diff", "stderr")]
-    values = [*fours, n, *cost, outliers["n"], *to_fp16("quantspec (both nibbles)"), n]
-    label = "4 bits cost nothing (KIVI, LogQuant, Atom, KVQuant; QuantSpec's two nibbles)"
-    yield Row(PAGE, CLAIMS, label, values, f"{SCORES}, all/scores.json")
+    hqq, quanto, keys = "hf_quantized 2 (hqq)", "hf_quantized 2 (quanto)", "logquant 2, key per token"
+    stream, streamed = "hf streaming 2 (hqq)", "hf streaming 2 (quanto)"
+    chunks, mean = (cocktail, "cocktail, random chunks"), pair(*even)["mean"]
+    (mine, its), (own, larger), (small, large) = sizes(*even), sizes(logquant, kivi), sizes(*outliers)
+    (of_mine, of_kivi), (held, atoms) = sizes(cocktail, kivi), sizes(cocktail, atom)
+    (mixed, fours), fewer, over_atom = sizes(per_token, "kivi 4"), 100 * (1 - small / large), 100 * (held / atoms - 1)
+    evicting = ("kivi evict", "streamingllm", "snapkv", "h2o")
+    evicted = [pair(kivi, f"{name}, bytes of kivi 2")["mean"] for name in evicting]
+    gained, error = [100 * cell["diff"] for cell in evicted], 100 * max(cell["stderr"] for cell in evicted)
+    n, kvquant4 = f"(n = {setting('kivi 4')['mean']['n']})", "kvquant 4, 1% outliers"
+    return [
+        Text(PAGE, SCORES, f"two nibbles) | {to_fp16('kivi 4')}, {to_fp16('logquant 4')}, {to_fp16('atom 4')} {n}; "),
+        Text(PAGE, SCORES, f"; {to_fp16('quantspec (both nibbles)')} {n} | holds |"),
+        Text(PAGE, ALL, f"); {to_fp16(kvquant4, ALL)} (n = {setting(kvquant4, ALL)['mean']['n']}); "),
+        Text(PAGE, PAIRS, f"beat keys per token (2 bits, same bytes) | {shown(kivi, 'kivi 2, key per token')} |"),
+        Text(PAGE, PAIRS, f"(2 bits; {mine} MiB against KIVI's {its} with groups of 64) | {shown(*even)}; by"),
+        Text(PAGE, PAIRS, f"; by task {versus(*even, by='by_task')} | not shown: {mean['diff'] / mean['stderr']} "),
+        Text(PAGE, PAIRS, f"of 32 ({larger} MiB, {100 * (larger / own - 1)} % more) | {shown(logquant, kivi)} |"),
+        Text(PAGE, PAIRS, f"QuantizedCache (hqq; quanto) | {versus(logquant, hqq)}; {shown(logquant, quanto)} |"),
+        Text(PAGE, PAIRS, f"released code has them | {both(keys, hqq, quanto)} | holds"),
+        Text(PAGE, PAIRS, f"the newest, keys per token) | {both(keys, stream, streamed)} |"),
+        Text(PAGE, PAIRS, f"PartialLogQuant loses little (LogQuant less Partial) | {shown(logquant, partial)} |"),
+        Text(PAGE, PAIRS, f"beats evicting (same bytes) | {shown(logquant, 'logquant evict, bytes of logquant 2')} |"),
+        Text(PAGE, PAIRS, f"SnapKV, H2O at KIVI's bytes | {', '.join(map(str, gained))} (± {error}) |"),
+        Text(PAGE, PAIRS, f"(Cocktail {of_mine} MiB, KIVI {of_kivi}) | {shown(cocktail, kivi)} |"),
+        Text(PAGE, PAIRS, f"at 2 bits ({atoms} MiB) | {shown(cocktail, atom)} | holds, at {over_atom} % more"),
+        Text(PAGE, PAIRS, f"keys per token, {mixed} MiB, KIVI {fours}) | {shown(per_token, 'kivi 4')} |"),
+        Text(PAGE, PAIRS, f"random chunks | {shown(*chunks)}; 15/35/50: {shown(per_token, random)} |"),
+        Text(PAGE, PAIRS, f"({small} MiB against {large}) | {shown(*outliers)} | as good, with {fewer} % fewer"),
+    ]
 
 
-def _row(label: str, first: str, second: str) -> Row:
-    """Return the rule of a claim that one pair decides: difference, standard error, samples."""
-    return Row(PAGE, CLAIMS, label, [*difference(first, second), count(first, second)], PAIRS)
+def _sentences() -> list[Text]:
+    """Return all others."""
+    cells, n = len(load(SCORES)), load(SCORES)[0]["mean"]["n"]
+    assert len(load(SCORES)[0]["tasks"]) == 3, "results/mini/README.md says: the three tasks"
+    assert max(len(entry["tasks"]) for entry in load(PAIRS)) == 6, "results/mini/README.md says: up to six tasks"
+    stock, wide, snapkv = "hf_quantized 2 (hqq)", "kivi 2, G 64", "snapkv, bytes of kivi 2"
+    kivi, error = to_fp16("kivi 2"), 100 * setting("kivi 2")["mean"]["vs_fp16"]["stderr"]
+    return [
+        Text("README.md", SCORES, f"With {n} samples and {cells} settings ([results/mini]"),
+        Text(METHODS, SCORES, f"three retrieval tasks at 4,096 tokens, {setting('fp16')['mean']['n']} samples"),
+        Text(PAGE, SCORES, f"{cells} settings over the three tasks that all of them finished, n = {n / 3} a task"),
+        Text(PAGE, SCORES, f"a task ({n} paired samples)"),
+        Text(PAGE, PAIRS, f"(up to six tasks, {max(entry['mean']['n'] for entry in load(PAIRS))} samples)"),
+        Text(PAGE, ALL, f"two tasks, n = {load(ALL)[0]['mean']['n']}."),
+        Text(PAGE, SEARCH, f"random chunks of the same bytes, n = {load(SEARCH)[0]['mean']['n']}."),
+        Text(PAGE, SEARCH, f"drawn at random; {load(SEARCH)[0]['kv_bytes']['first'] / MIB} MiB on both sides"),
+        Text(FAQ, SCORES, f"that costs {to_fp16(stock)} points (`method=hf_quantized`, with hqq), where"),
+        Text(FAQ, SCORES, f"where KIVI at the same 2 bits costs {kivi}"),
+        Text(FAQ, SCORES, f"instead of 32 cost KIVI {to_fp16(wide)} instead of {kivi} points"),
+        Text(FAQ, SCORES, f"three retrieval tasks with {setting('kivi 2')['mean']['n']} samples in all"),
+        Text(FAQ, SCORES, f"has a standard error of {error} points"),
+        Text(FAQ, SCORES, f"of four bits no difference can be seen there ({to_fp16('kivi 4')})"),
+        Text(FAQ, SCORES, f"KIVI takes {mib('kivi 2')} MiB on our tasks with groups of 32, and {mib(wide)} MiB with"),
+        Text(FAQ, SCORES, f"exact window count too; fp16 takes {mib('fp16')} MiB"),
+        Text(FAQ, SCORES, f"as KIVI ({mib(snapkv)} MiB) loses {to_fp16(snapkv)} points"),
+    ]
 
 
-def _counts() -> Iterator[Rule]:
-    rows = load(SCORES)
-    n = rows[0]["mean"]["n"]
-    most = max(entry["mean"]["n"] for entry in load(PAIRS))
-    tasks = max(len(entry["tasks"]) for entry in load(PAIRS))
-    pattern = "{} settings over the three tasks that all of them finished, n = {} a task ({} paired samples)"
-    yield Text(PAGE, pattern, [len(rows), n / len(rows[0]["tasks"]), n], SCORES)
-    assert tasks == 6, "results/mini/README.md says: up to six tasks"
-    yield Text(PAGE, "(up to six tasks, {} samples)", [most], PAIRS)
-    every = load("results/mini/all/scores.json")[0]["mean"]["n"]
-    yield Text(PAGE, "two tasks, n = {}.", [every], "results/mini/all/scores.json")
-    whole = load("results/mini/search/pairs.json")[0]["mean"]["n"]
-    yield Text(PAGE, "random chunks of the same bytes, n = {}.", [whole], "results/mini/search/pairs.json")
-    yield Text("README.md", "With {} samples and {} settings ([results/mini]", [n, len(rows)], SCORES)
+def _methods() -> str:
+    """Return docs/methods.md's table of whole methods."""
+    body = [
+        ["Δ", *(signed(to_fp16(name)) for name in COLUMNS.values())],
+        [f"KV bytes, MiB (fp16 {mib('fp16'):.2f})", *(f"{mib(name):.2f}" for name in COLUMNS.values())],
+    ]
+    return grid(f"| | {' | '.join(COLUMNS)} |", body)
 
 
-def _chunks() -> Iterator[Rule]:
-    file = "results/mini/chunks.md"
-    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+def _chunks() -> str:
+    """Return the table of chunk search, a part of what ``python -m experiments.mini.chunks`` writes."""
+    lines = (ROOT / CHUNKS).read_text(encoding="utf-8").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
-    figures = {(row[0], row[1]): [float(cell.split()[0]) for cell in row[2:5]] for row in cells[1:]}
+    figures = {
+        (row[0], row[1]): [f"{float(cell.split()[0]):.3f}".removeprefix("0") for cell in row[2:5]] for row in cells[1:]
+    }
+    body = []
     for task in dict.fromkeys(task for task, _ in figures):
         label = "multi_value (its three places)" if task == "multi_value" else task
-        values = [*figures[task, "whole words"], *figures[task, "tokens, decoded"]]
-        yield Row(PAGE, "## Chunk search without a model", label, values, file)
+        body.append([label, *figures[task, "whole words"], *figures[task, "tokens, decoded"]])
+    head = "| task | key | all parts of the key | answer | decoded tokens: key | all parts | answer |"
+    return grid(head, body, "---")
 
 
-def _search() -> Iterator[Rule]:
-    file = "results/mini/search/pairs.json"
-    entry = load(file)[0]
-    after = "## Search against random chunks of the same bytes"
-    for label, cell in (
-        *((name.split("@")[0], cell) for name, cell in entry["tasks"].items()),
-        ("both", entry["mean"]),
-    ):
-        values = [100 * cell[key] for key in ("first", "second", "diff", "stderr")]
-        yield Row(PAGE, after, label, [*values, cell["n"]], file)
-    yield Text(PAGE, "drawn at random; {} MiB on both sides", [entry["kv_bytes"]["first"] / 2**20], file)
+def _search() -> str:
+    """Return the table of Cocktail's search against random chunks."""
+    entry, body = load(SEARCH)[0], []
+    for name, cell in (*reversed(entry["tasks"].items()), ("both", entry["mean"])):
+        digits = 1 if name == "both" else 0
+        shares = [f"{100 * cell[key]:.{digits}f}" for key in ("first", "second")]
+        body.append([name.split("@")[0], *shares, signed(spread(cell)), str(cell["n"])])
+    return grid("| task | search | random | Δ | n |", body, "---")

@@ -8,7 +8,8 @@ import pytest
 
 from experiments import check
 from experiments.checks import numbers, rules
-from experiments.checks.rules import ROOT, Block, Row, Text, Whole
+from experiments.checks.figures import ROOT, grid, one, three
+from experiments.checks.rules import Block, Text
 
 PAGE = """# Speed
 
@@ -34,11 +35,14 @@ def page(folder: Path, text: str = PAGE) -> Path:
 
 
 def text(*values, pattern="take {} ms less than fp16's {} ms, over {} samples"):
-    return Text("page.md", pattern, values, "figures.json")
+    return Text("page.md", "figures.json", pattern.format(*values))
 
 
-def row(*values, after="| | kivi | atom |", label="speed"):
-    return Row("page.md", after, label, values, "figures.json")
+def row(*values, pattern="| speed | {} ({} ±{}) | {} |"):
+    return text(*values, pattern=pattern)
+
+
+LATER = "| speed | {} |"
 
 
 def test_the_documents_show_what_their_files_say():
@@ -56,7 +60,7 @@ def test_the_check_needs_no_torch():
 
 
 def test_numbers_are_compared_with_the_digits_that_are_shown(tmp_path):
-    agreeing = [text(1.8499, 12.4501, 1319), row(3.35, 0.1204, 0.0051, -7.05), row(9.94e-5, after="## Later")]
+    agreeing = [text(1.8499, 12.4501, 1319), row(3.35, 0.1204, 0.0051, -7.05), row(9.94e-5, pattern=LATER)]
     assert check.check(agreeing, page(tmp_path)).differences == []
     outcome = check.check([text(1.86, 12.5, 1320), row(3.4, 0.12, 0.0056, 7.1)], tmp_path).differences
     assert [(entry.line, entry.shown, entry.wanted) for entry in outcome] == [
@@ -69,7 +73,7 @@ def test_numbers_are_compared_with_the_digits_that_are_shown(tmp_path):
 
 
 def test_writing_changes_the_numbers_and_nothing_else(tmp_path):
-    wanted = [text(0.04, None, 1_000_000), row(-3.41, -0.0004, 0.005, -0.04), row(2e-4, after="## Later")]
+    wanted = [text(0.04, 12.5, 1_000_000), row(-3.41, -0.0004, 0.005, -0.04), row(2e-4, pattern=LATER)]
     assert len(check.check(wanted, page(tmp_path), write=True).differences) == 6
     assert (tmp_path / "page.md").read_text() == PAGE.replace("1.8", "0.0").replace("1,319", "1,000,000").replace(
         "3.4 (+.120", "-3.4 (+.000"
@@ -79,22 +83,22 @@ def test_writing_changes_the_numbers_and_nothing_else(tmp_path):
 
 def test_whole_tables_are_the_program_s(tmp_path):
     lines = [line for line in PAGE.splitlines() if line.startswith("|")]
-    assert check.check([Whole("page.md", "\n".join(lines), "x.json")], page(tmp_path)).differences == []
+    assert check.check([Block("page.md", "\n".join(lines), "x.json")], page(tmp_path)).differences == []
     lines[3] = "| bits | 2 | 8 |"
-    check.check([Whole("page.md", "\n".join(lines), "x.json")], tmp_path, write=True)
+    check.check([Block("page.md", "\n".join(lines), "x.json")], tmp_path, write=True)
     assert (tmp_path / "page.md").read_text() == PAGE.replace("| bits | 2 | 4 |", lines[3])
 
 
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (text(1.0, pattern="takes {} ms"), "occurs 0 times, for 1 values"),
-        (text(1.0, pattern="take {} ms less than fp16's {} ms"), "occurs 1 times, for 1 values"),
-        (row(1.0, label="memory"), "row 'memory' after '| | kivi | atom |': occurs 0 times"),
-        (row(1.0, after=""), "row 'speed': occurs 2 times"),
-        (row(1.0), "has 4 numbers, the rule has 1 values"),
-        (row(1.0, after="speed"), "that text occurs 2 times"),
-        (Whole("page.md", "| a |", "x.json"), "7 lines in tables, x.json gives 1"),
+        (text(1.0, pattern="takes {} ms"), "'takes 1.0 ms' occurs 0 times, whatever its numbers"),
+        (text(1.0, pattern="take {} ms less than fp16's ms"), "occurs 0 times"),
+        (row(1.0, pattern="| memory | {} |"), "'| memory | 1.0 |' occurs 0 times"),
+        (row(1.0, pattern="| speed | {} "), "occurs 2 times"),
+        (row(1.0, 2.0, pattern="| speed | {} | {} |"), "occurs 0 times"),
+        (Block("page.md", "| a |", "x.json"), "7 lines in tables, x.json gives 1"),
+        (Block("page.md", "| a |", "x.json", "table"), "no lines between table:begin and table:end"),
     ],
 )
 def test_a_rule_that_has_lost_its_place_is_an_error(tmp_path, rule, message):
@@ -167,14 +171,14 @@ def test_numbers_that_slipped_before_would_be_found(tmp_path):
 def test_a_block_is_the_program_s_line_by_line_and_whole_where_it_has_grown(tmp_path):
     marked = "Before.\n<!-- a:begin (make a) -->\n| x | 1 |\nSaid of 2.\n<!-- a:end -->\nAfter.\n"
     page(tmp_path, marked)
-    assert check.check([Block("page.md", "a", "| x | 1 |\nSaid of 2.\n", "f")], tmp_path).differences == []
-    one = check.check([Block("page.md", "a", "| x | 1 |\nSaid of 3.\n", "f")], tmp_path).differences
-    assert [(entry.line, entry.shown, entry.wanted) for entry in one] == [(4, "Said of 2.", "Said of 3.")]
-    longer = Block("page.md", "a", "| x | 1 |\n| y | 4 |\n\nSaid of 3.\n", "f")
+    assert check.check([Block("page.md", "| x | 1 |\nSaid of 2.\n", "f", "a")], tmp_path).differences == []
+    changed = check.check([Block("page.md", "| x | 1 |\nSaid of 3.\n", "f", "a")], tmp_path).differences
+    assert [(entry.line, entry.shown, entry.wanted) for entry in changed] == [(4, "Said of 2.", "Said of 3.")]
+    longer = Block("page.md", "| x | 1 |\n| y | 4 |\n\nSaid of 3.\n", "f", "a")
     assert len(check.check([longer], tmp_path, write=True).differences) == 1
     assert (tmp_path / "page.md").read_text() == marked.replace("Said of 2.", "| y | 4 |\n\nSaid of 3.")
     assert check.check([longer], tmp_path).differences == []
-    assert check.check([Block("page.md", "b", "", "f")], tmp_path).lost == [
+    assert check.check([Block("page.md", "", "f", "b")], tmp_path).lost == [
         "page.md: no lines between b:begin and b:end"
     ]
 
@@ -183,3 +187,22 @@ def test_numbers_with_a_unit_in_running_text_need_a_rule(tmp_path):
     page(tmp_path, "It takes 3.4 ms, or `5 ms` in 2 steps of 6 %.\n\n    run 7 ms\n\n| 8 ms |\n```\n9 s\n```\n")
     covered = check.check([text(6, pattern="steps of {} %")], tmp_path).covered
     assert check.prose(covered, ["page.md"], tmp_path) == [("page.md", 1, "3.4")]
+
+
+def test_a_literal_of_a_sentence_is_a_figure_too(tmp_path):
+    page(tmp_path, "With 2 bits and groups of 64 it takes 1.24 ms.\n")
+    places = check.check([text(1.236, pattern="2 bits and groups of 32 it takes {} ms")], tmp_path).differences
+    assert [(place.shown, place.wanted) for place in places] == [("64", "32")]
+
+
+def test_tables_are_written_with_the_digits_of_their_columns():
+    body = [["kivi", three(9.996), three(99.96)], ["atom", "", three(0.5)]]
+    assert grid("| | a | b |", body) == "| | a | b |\n|:--|--:|--:|\n| kivi | 10.0 | 100 |\n| atom | | 0.50 |\n"
+    assert grid("| a | b |", [], "---") == "| a | b |\n|---|---|\n"
+
+
+def test_a_figure_is_that_of_one_measurement():
+    measured = [{"setting": "kivi", "ms": 1}, {"setting": "kivi", "ms": 2}]
+    assert one(measured, ms=2) == measured[1]
+    with pytest.raises(LookupError, match=r"2 rows have \{'setting': 'kivi'\}"):
+        one(measured, setting="kivi")

@@ -153,18 +153,17 @@ def test_tables_of_the_documents(folder: Path, tmp_path: Path, monkeypatch: pyte
     assert "| 7B, 32k | 3.100 | 6.500 | 0.150 | 0.010 | 2.00 | 2.00 | 1.60 |" in shown
     assert "| 0.90 | 2.00* | 2.00* | 2.00 (γ 5) |" in shown
     assert "| 7B, 128k | 16.0 | 16.0 | 16.0 | 16.0 | 16.0 | 16.0 |" in shown
-    page, readme = tmp_path / "speed.md", tmp_path / "README.md"
+    page, readme = tmp_path / "docs" / "speed.md", tmp_path / "README.md"
+    begin, end = "<!-- speculation:begin (how) -->", "<!-- speculation:end -->"
+    page.parent.mkdir()
     for path in (page, readme):
-        path.write_text(f"before\n{speculation.BEGIN}\nold\n{speculation.END}\nafter\n", encoding="utf-8")
-    monkeypatch.setattr(speculation, "PAGE", page)
-    monkeypatch.setattr(speculation, "README", readme)
+        path.write_text(f"before\n{begin}\nold\n{end}\nafter\n", encoding="utf-8")
+    monkeypatch.setattr(speculation, "ROOT", tmp_path)
     monkeypatch.setattr(speculation, "FOLDER", folder)
     monkeypatch.setattr(speculation.Results.__init__, "__defaults__", (folder,))
     assert speculation.main(["--write"]) == 0 == speculation.main(["--write"])
     for path, lines in ((page, table), (readme, speculation.brief(results))):
-        assert path.read_text(encoding="utf-8") == "\n".join(
-            ["before", speculation.BEGIN, *lines, speculation.END, "after", ""]
-        )
+        assert path.read_text(encoding="utf-8") == "\n".join(["before", begin, *lines, end, "after", ""])
     assert "| 7B, 32k | 8.00 | 4.00 | 2.00 | 0.22 |" in readme.read_text(encoding="utf-8").splitlines()
     assert (folder / "tables.md").read_text(encoding="utf-8") == shown
 

@@ -4,7 +4,7 @@ import json
 import math
 
 from experiments import check
-from experiments.checks import items as rules_of_items
+from experiments.checks import written
 from experiments.draw.table import markdown
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
 from experiments.plan import Plan
@@ -77,10 +77,10 @@ def test_a_table_is_that_of_its_cells(tmp_path, monkeypatch):
     assert markdown(item, read(content)) == markdown(item, whole) == (folder / "table.md").read_text()
     assert read(content).verdicts[0].high == math.inf
     document = str((folder / "table.md").relative_to(tmp_path))
-    outcome = check.check(rules_of_items.rules(tmp_path), tmp_path)
+    outcome = check.check(written.items(tmp_path), tmp_path)
     assert (outcome.differences, outcome.lost, list(outcome.covered)) == ([], [], [document])
 
     shown = (folder / "table.md").read_text()
     (folder / "table.md").write_text(shown.replace("7.0", "9.0", 1))
-    (difference,) = check.check(rules_of_items.rules(tmp_path), tmp_path).differences
+    (difference,) = check.check(written.items(tmp_path), tmp_path).differences
     assert "7.0" in difference.wanted and "9.0" in difference.shown

@@ -1,0 +1,97 @@
+"""Documents of results/ that programs write as a whole: every line of a table is the program's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from experiments import registry, reproduce, stored
+from experiments.checks.figures import ROOT, load, table
+from experiments.checks.rules import Block, Rule, Text
+from experiments.draw.table import markdown as item
+from experiments.efficiency.fold import tables
+from experiments.formats.report import markdown as formats
+from experiments.formats.tpot import SOURCE, steps
+from experiments.mini.report import markdown as mini
+from experiments.place import TRIALS
+from experiments.quantspec import lines
+from experiments.quantspec.table import differences, rates
+from experiments.tiny import perplexity, report
+from experiments.write import read
+from kvbench.analysis.outcome import Outcome
+from kvbench.analysis.table import markdown as analysis
+from kvbench.results.point_record import Point
+
+POINTS, PERPLEXITY = "results/efficiency/points.csv", "results/tiny/perplexity"
+EQUALITY, ACCEPTANCE = "results/quantspec/equality", "results/quantspec/acceptance-tiny-float32-t0"
+
+
+def rules() -> Iterator[Rule]:
+    """Yield the rules."""
+    yield from items()
+    yield reproduce.block(list(registry.items().values()))
+    for document in sorted((ROOT / "results" / "analysis").glob("*/table.md")):
+        folder = document.parent.relative_to(ROOT)
+        text = analysis(Outcome.load(document.parent, arrays=False))
+        yield Block(f"{folder}/table.md", text, f"{folder}/rows.jsonl")
+    yield Block("results/efficiency/table.md", tables([point(row) for row in table(POINTS)]), POINTS)
+    quantizers, claims = "results/formats/lines.json", "results/formats/claims.json"
+    text = formats(load(quantizers), load(claims), steps())
+    yield Block("results/formats/table.md", text, f"{quantizers}, {claims}, {SOURCE}")
+    for name in ("results/mini", "results/mini/all", "results/mini/search"):
+        text = mini(load(f"{name}/scores.json"), load(f"{name}/pairs.json"))
+        yield Block(f"{name}/table.md", text, f"{name}/scores.json, pairs.json")
+    cells = load(f"{ACCEPTANCE}.json")
+    parts: list[str] = []
+    for data in dict.fromkeys(cell["data"] for cell in cells):
+        mine = [cell for cell in cells if cell["data"] == data]
+        parts += [*rates(mine), *differences(mine)]
+    yield Block(f"{ACCEPTANCE}.md", "\n".join(parts), f"{ACCEPTANCE}.json")
+    yield Block(f"{EQUALITY}.md", "\n".join(lines.rows(load(f"{EQUALITY}.json")["rows"])), f"{EQUALITY}.json")
+    for name, write in (
+        ("scores", lambda content: report.table(content["scores"])),
+        ("sensitivity", report.sensitivity),
+    ):
+        yield Block(f"results/tiny/{name}.md", write(load(f"results/tiny/{name}.json")), f"results/tiny/{name}.json")
+    yield from perplexities()
+
+
+def items(root: Path = ROOT) -> Iterator[Rule]:
+    """Yield a rule for each item whose table is in results (results/PAPER/ITEM and the scales below it)."""
+    results = root / "results"
+    paths = sorted([*results.glob("*/*/cells.json"), *results.glob("*/*/*/cells.json")])
+    paths = [path for path in paths if path.relative_to(results).parts[0] != TRIALS]
+    known = registry.items()
+    for path in paths:
+        content = stored.content(path)
+        if "headings" not in content:  # of an older version; --uncovered lists its table
+            continue
+        document = str(path.with_name("table.md").relative_to(root))
+        yield Block(document, item(known[content["item"]], read(content)), str(path.relative_to(root)))
+
+
+def perplexities() -> Iterator[Rule]:
+    """Yield the rules of results/tiny/perplexity.md, whose sentences its program writes too."""
+    content, document, source = load(f"{PERPLEXITY}.json"), f"{PERPLEXITY}.md", f"{PERPLEXITY}.json"
+    yield Block(document, perplexity.tables(content), source)
+    sentences = [pattern.format(*values) for pattern, values in perplexity.quoted(content)]
+    if "again" in content:
+        cells, again = content["cells"], content["again"]["cells"]
+        changes = [abs(cell["diff"] - cells[key]["diff"]) for key, cell in again.items() if cell["diff"] is not None]
+        sentences += [f"Of its {len(cells)} cells {len(again)} were made again on 2026-11-22"]
+        sentences += [f"differ from the ones below by at most {max(changes)}."]
+    yield from (Text(document, source, sentence) for sentence in sentences)
+
+
+def point(row: dict[str, str]) -> Point:
+    """Return a line of a file of points as the point that it was written from."""
+    values: dict[str, Any] = {}
+    for field in fields(Point):
+        text, kind = row.get(field.name) or "", str(field.type)
+        if not text:
+            values[field.name] = None if "None" in kind else ""
+        else:
+            values[field.name] = int(text) if "int" in kind else float(text) if "float" in kind else text
+    return Point(**values)
