@@ -14,6 +14,7 @@ from pathlib import Path
 from experiments.efficiency.fold import fold
 from experiments.efficiency.grid import GRIDS
 from experiments.efficiency.read import read
+from experiments.measured import keep
 from experiments.place import add_options, choice, place
 from kvbench.errors import KvbenchError
 
@@ -52,19 +53,13 @@ def main(argv: list[str] | None = None) -> int:
     if not points:
         print(f"error: there are no points in {', '.join(map(str, places))}", file=sys.stderr)
         return status or 2
-    old = args.out / "points.csv"
-    before = {"points": len(old.read_text(encoding="utf-8").splitlines()) - 1} if old.exists() else None
-    where = place(args.out, choice(args), {"points": len(points)}, before, sorted(args.out.glob("*.png")))
-    try:
-        print(fold(points, where.path))
-        status = where.say() or status
-    except OSError as error:
-        print(
-            f"error: {args.out} cannot be written: {error}\n  hint: name another folder with --out FOLDER",
-            file=sys.stderr,
-        )
-        return status or 2
-    return status
+    return keep(fold(points), args.out, choice(args), before) or status
+
+
+def before(folder: Path) -> dict[str, int] | None:
+    """Return the number of points of the stored tables; None without any."""
+    old = folder / "points.csv"
+    return {"points": len(old.read_text(encoding="utf-8").splitlines()) - 1} if old.exists() else None
 
 
 if __name__ == "__main__":

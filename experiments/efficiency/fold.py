@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from experiments.efficiency.grid import CLAIMS, Claim
 from experiments.efficiency.plot import plot
 from experiments.efficiency.read import Point
+from experiments.measured import Folded, as_csv, markdown_table
 from kvbench.util.cells import seconds, size
 
 Row = dict[str, Any]
+HEAD = (
+    *("setting", "largest batch", "best tokens/s (batch)", "TPOT (batch)"),
+    *("roofline", "peak of decoding", "KV", "steps"),
+)
 
 
-def fold(points: Sequence[Point], out: Path) -> str:
-    """Write ``points.csv``, ``table.md`` and, with matplotlib, plots; the table as text."""
-    out.mkdir(parents=True, exist_ok=True)
+def fold(points: Sequence[Point]) -> Folded:
+    """Return ``points.csv``, ``table.md`` and plots."""
     ordered = sorted(points, key=lambda p: (*map(str, p.group[:4]), p.new_tokens, p.prompt, p.setting, p.batch))
-    with (out / "points.csv").open("w", encoding="utf-8", newline="") as handle:
-        writer = csv.DictWriter(handle, [field.name for field in fields(Point)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(point) for point in ordered)
-    text = tables(ordered)
-    (out / "table.md").write_text(text, encoding="utf-8")
-    plot(ordered, out)
-    return text
+    lines = as_csv([field.name for field in fields(Point)], map(asdict, ordered))
+    return Folded(tables(ordered), {"points.csv": lines}, {"points": len(points)}, partial(plot, ordered))
 
 
 def tables(points: Sequence[Point]) -> str:
@@ -43,15 +40,10 @@ def section(group: Sequence[Point]) -> str:
     one = group[0]
     limit = "" if one.limit_gb is None else f", at most {one.limit_gb:g} GiB"
     how = ", ".join(filter(None, (one.device, one.how)))
-    lines = [
-        f"### {one.model}, prompts of {one.prompt}, {one.new_tokens} new tokens{limit} ({how})",
-        "",
-        "| setting | largest batch | best tokens/s (batch) | TPOT (batch) | roofline | peak of decoding | KV | steps |",
-        "|:--|--:|--:|--:|--:|--:|--:|:--|",
-    ]
+    title = f"### {one.model}, prompts of {one.prompt}, {one.new_tokens} new tokens{limit} ({how})"
     rows = [reached(group, setting) for setting in dict.fromkeys(point.setting for point in group)]
     base = next((row for row in rows if row["setting"].split(" ")[0] == "fp16"), None)
-    lines += [line(row, base) for row in rows]
+    lines = [title, "", *markdown_table(HEAD, (line(row, base) for row in rows), "lrrrrrrl")]
     judgements = [text for claim in CLAIMS for row in rows if (text := judged(claim, row, base))]
     return "\n".join([*lines, "", *judgements, ""] if judgements else [*lines, ""])
 
@@ -92,8 +84,10 @@ def relative(figure: str, row: Row, base: Row) -> tuple[float, int | None] | Non
     return getattr(row["points"][batch], name) / getattr(base["points"][batch], name) - 1, batch
 
 
-def line(row: Row, base: Row | None) -> str:
+def line(row: Row, base: Row | None) -> list[str]:
     """Return a row of the table; ratios to full precision follow the figures."""
+    if not row["points"]:
+        return [row["setting"], f"none: {row['oom_batch']} did not fit", *"------"]
     ratios = {}
     if base is not None and row is not base:
         ratios = {figure: relative(figure, row, base) for figure in ("throughput", "batch", "tpot", "memory")}
@@ -102,28 +96,21 @@ def line(row: Row, base: Row | None) -> str:
         ratio = ratios.get(figure)
         return "" if ratio is None else f", {1 + ratio[0]:.2f}x"
 
-    if not row["points"]:
-        return f"| {row['setting']} | none: {row['oom_batch']} did not fit |" + " - |" * 6
-    batch = max(row["points"])
+    compared = [ratio[1] for figure in ("tpot", "memory") if (ratio := ratios.get(figure))]
+    batch = compared[0] if compared else max(row["points"])
     point, best = row["points"][batch], row["best"]
-    for figure in ("tpot", "memory"):
-        if ratios.get(figure) and ratios[figure][1] is not None:  # type: ignore[index]
-            batch = ratios[figure][1]  # type: ignore[index,assignment]
-            point = row["points"][batch]
-            break
     end = "" if row["oom_batch"] is None else f" of {row['oom_batch']} tried"
-    cells = [
+    expected = "" if point.expected_tpot_s is None else f" ({seconds(point.expected_tpot_s)} expected)"
+    return [
         row["setting"],
         f"{row['max_batch']}{end}{beside('batch')}",
         "-" if best is None else f"{best.tokens_per_s:.4g} ({best.batch}){beside('throughput')}",
         f"{seconds(point.tpot_s)} ({batch}){beside('tpot')}",
-        seconds(point.predicted_tpot_s)
-        + ("" if point.expected_tpot_s is None else f" ({seconds(point.expected_tpot_s)} expected)"),
+        f"{seconds(point.predicted_tpot_s)}{expected}",
         f"{size(point.peak_decode)}{beside('memory')}",
         size(point.kv_used),
         point.stepping.split(" (")[0] or "-",
     ]
-    return "| " + " | ".join(cells) + " |"
 
 
 def judged(claim: Claim, row: Row, base: Row | None) -> str:

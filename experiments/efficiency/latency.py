@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
+def columns(title: str, cells: Mapping[str, Callable[[Any], str]], rows: Mapping[str, Any]) -> str:
+    """Return a table from functions, by the heading of their columns, and what they are called with, by line."""
+    return table([title, *cells], [[name, *(cell(row) for cell in cells.values())] for name, row in rows.items()])
+
+
 def times(title: str) -> str:
     """Return the table of milliseconds per token by length, with S in parentheses; an asterisk marks a CV above 3 %."""
     name = MODELS[title]
@@ -90,35 +95,21 @@ def times(title: str) -> str:
 def lines(title: str) -> str:
     """Return the table of the fitted lines with the break-even lengths."""
     name = MODELS[title]
-    rows = []
-    for setting in shown(name):
-        fit = fits(name).get(setting)
-        if fit is None:
-            continue
-        ceiling = points(name, setting=setting, batch=1)[0]["ceiling_GB_s"]
-        rows.append(
-            [
-                SETTINGS[setting],
-                f"{1e9 * fit['slope_s']:.1f}{spread(fit['slopes_s'], 1e9)}",
-                f"{1e3 * fit['intercept_s']:.2f}{spread(fit['intercepts_s'], 1e3, 2)}",
-                f"{fit['r2']:.5f}",
-                even(fit),
-                f"{fit['BW_eff_GB_s']:,.0f}",
-                f"{100 * fit['BW_eff_GB_s'] / ceiling:.0f} %",
-                f"{1e3 * fit['c0_s']:.2f}",
-            ]
-        )
-    head = (
+    fitted = {setting: fits(name)[setting] for setting in shown(name) if setting in fits(name)}
+    ceilings = {setting: points(name, setting=setting, batch=1)[0]["ceiling_GB_s"] for setting in fitted}
+    return columns(
         title,
-        "ns per token",
-        "ms at length 0",
-        "R²",
-        "break-even, tokens",
-        "cache GB/s",
-        "of the ceiling",
-        "c0, ms",
+        {
+            "ns per token": lambda fit: f"{1e9 * fit['slope_s']:.1f}{spread(fit['slopes_s'], 1e9)}",
+            "ms at length 0": lambda fit: f"{1e3 * fit['intercept_s']:.2f}{spread(fit['intercepts_s'], 1e3, 2)}",
+            "R²": lambda fit: f"{fit['r2']:.5f}",
+            "break-even, tokens": even,
+            "cache GB/s": lambda fit: f"{fit['BW_eff_GB_s']:,.0f}",
+            "of the ceiling": lambda fit: f"{100 * fit['BW_eff_GB_s'] / ceilings[fit['setting']]:.0f} %",
+            "c0, ms": lambda fit: f"{1e3 * fit['c0_s']:.2f}",
+        },
+        {SETTINGS[setting]: fit for setting, fit in fitted.items()},
     )
-    return table(head, rows)
 
 
 def spread(samples: Sequence[float], factor: float, digits: int = 1) -> str:
@@ -144,36 +135,31 @@ def even(fit: dict[str, Any]) -> str:
 def compression(title: str) -> str:
     """Return the table of compression and of what it could give at the shortest and at the longest length."""
     name = MODELS[title]
-    rows = []
+    ends = {}
     for setting in shown(name):
         good = [point for point in points(name, setting=setting, batch=1) if point["status"] == "ok"]
-        first, last = min(good, key=lambda p: p["prompt"]), max(good, key=lambda p: p["prompt"])
-        bound = last.get("S_cache")
-        rows.append(
-            [
-                SETTINGS[setting],
-                f"{last['r_nom']:.2f}",
-                f"{first['r_alloc']:.2f}",
-                f"{last['r_alloc']:.2f}",
-                f"{last['read_bytes'] / 1e9:.1f}",
-                f"{last['GB_s']:,.0f}",
-                f"{100 * last['read_share']:.0f} %",
-                f"{last['S']:.2f}" if "S" in last else "-",
-                "-" if bound is None else f"{bound:.2f}",
-                "-" if bound is None else f"{100 * last['S'] / bound:.0f} %",
-            ]
-        )
-    first_length, last_length = (f"{end // 1024}k" for end in (lengths(name)[0], lengths(name)[-1]))
-    head = [
+        good.sort(key=lambda point: point["prompt"])
+        ends[SETTINGS[setting]] = good[0], good[-1]
+    shortest, longest = (f"{end // 1024}k" for end in (lengths(name)[0], lengths(name)[-1]))
+
+    def bound(last: Mapping[str, Any], text: Callable[[float], str]) -> str:
+        return text(last["S_cache"]) if last.get("S_cache") is not None else "-"
+
+    return columns(
         title,
-        "r_nom",
-        f"r_alloc, {first_length}",
-        f"r_alloc, {last_length}",
-        "GB a step",
-        "GB/s",
-        "of the ceiling",
-    ]
-    return table([*head, "S", "S_cache", "S of S_cache"], rows)
+        {
+            "r_nom": lambda pair: f"{pair[1]['r_nom']:.2f}",
+            f"r_alloc, {shortest}": lambda pair: f"{pair[0]['r_alloc']:.2f}",
+            f"r_alloc, {longest}": lambda pair: f"{pair[1]['r_alloc']:.2f}",
+            "GB a step": lambda pair: f"{pair[1]['read_bytes'] / 1e9:.1f}",
+            "GB/s": lambda pair: f"{pair[1]['GB_s']:,.0f}",
+            "of the ceiling": lambda pair: f"{100 * pair[1]['read_share']:.0f} %",
+            "S": lambda pair: f"{pair[1]['S']:.2f}" if "S" in pair[1] else "-",
+            "S_cache": lambda pair: bound(pair[1], lambda most: f"{most:.2f}"),
+            "S of S_cache": lambda pair: bound(pair[1], lambda most: f"{100 * pair[1]['S'] / most:.0f} %"),
+        },
+        ends,
+    )
 
 
 @cache
@@ -226,28 +212,33 @@ def goodput() -> str:
 
 def capacity() -> str:
     """Return the table of sequences that fit into a memory, by formula and by allocation."""
-    gib, rows = 2**30, []
-    for row in content("capacity"):
-        sizes = [row["per_sequence"] / gib, row["workspace"] / gib]
-        numbers = [str(row["by_formula"]), str(row["allocated"])]
-        rows.append([SETTINGS[row["setting"]], *(f"{size:.2f}" for size in sizes), *numbers])
-    return table(["Llama-2-7B, 32k", "GiB a sequence", "workspace", "by formula", "allocated"], rows)
+    return columns(
+        "Llama-2-7B, 32k",
+        {
+            "GiB a sequence": lambda row: f"{row['per_sequence'] / 2**30:.2f}",
+            "workspace": lambda row: f"{row['workspace'] / 2**30:.2f}",
+            "by formula": lambda row: str(row["by_formula"]),
+            "allocated": lambda row: str(row["allocated"]),
+        },
+        {SETTINGS[row["setting"]]: row for row in content("capacity")},
+    )
 
 
 def energy() -> str:
     """Return the table of energy per token at one length."""
-    rows = []
-    for setting in ("fp16", "kivi:int4", "kivi:int2"):
-        (row,) = content(f"energy_{setting.rpartition(':')[2]}")
-        used = row["energy"]
-        cells = [
-            f"{used['J_per_token']:.2f}",
-            f"{used['W']:.0f}",
-            f"{1e3 * row['tpot_s']['median']:.2f}",
-            f"{used['s']:.1f}",
-        ]
-        rows.append([SETTINGS[setting], *cells])
-    return table(["Llama-2-7B, 32k", "J per token", "W", "ms per token", "measured for, s"], rows)
+    return columns(
+        "Llama-2-7B, 32k",
+        {
+            "J per token": lambda row: f"{row['energy']['J_per_token']:.2f}",
+            "W": lambda row: f"{row['energy']['W']:.0f}",
+            "ms per token": lambda row: f"{1e3 * row['tpot_s']['median']:.2f}",
+            "measured for, s": lambda row: f"{row['energy']['s']:.1f}",
+        },
+        {
+            SETTINGS[name]: content(f"energy_{name.rpartition(':')[2]}")[0]
+            for name in ("fp16", "kivi:int4", "kivi:int2")
+        },
+    )
 
 
 def tables() -> Iterator[str]:

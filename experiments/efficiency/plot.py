@@ -16,14 +16,8 @@ FIGURES = {
 }
 
 
-def plot(points: Sequence[Point], out: Path) -> list[Path]:
-    """Draw what there is more than one point of; the files."""
-    try:
-        import matplotlib
-    except ImportError:
-        return []  # the numbers are in the table; the extra `plot` draws them
-    matplotlib.use("Agg")
-    files = []
+def plot(points: Sequence[Point], pyplot: Any, out: Path) -> None:
+    """Draw what there is more than one point of."""
     for fixed, along in (("prompt", "batch"), ("batch", "prompt")):
         groups: dict[tuple[Any, ...], list[Point]] = {}
         for point in points:
@@ -31,17 +25,14 @@ def plot(points: Sequence[Point], out: Path) -> list[Path]:
             groups.setdefault(key, []).append(point)
         for key, group in groups.items():
             if len({getattr(point, along) for point in group}) > 1:
-                files += draw(group, fixed, along, key, out)
-    return files
+                draw(group, fixed, along, key, pyplot, out)
 
 
-def draw(group: Sequence[Point], fixed: str, along: str, key: tuple[Any, ...], out: Path) -> list[Path]:
+def draw(group: Sequence[Point], fixed: str, along: str, key: tuple[Any, ...], pyplot: Any, out: Path) -> None:
     """Draw one picture with a panel for each figure; a cross marks where memory ended."""
-    from matplotlib import pyplot
-
     names = [name for name in FIGURES if any(getattr(point, name) for point in group)]
     if not names:
-        return []
+        return
     figure, panels = pyplot.subplots(
         1, len(names), figsize=(4.6 * len(names), 4), constrained_layout=True, squeeze=False
     )
@@ -69,7 +60,5 @@ def draw(group: Sequence[Point], fixed: str, along: str, key: tuple[Any, ...], o
     name += "" if key[2] is None else f"_{key[2]:g}gb"
     name += "_compiled" if "compiled" in key[5] else ""
     name += "_random" if "random" in key[5] else ""
-    path = out / f"{name}.png"
-    figure.savefig(path, dpi=130)
+    figure.savefig(out / f"{name}.png", dpi=130)
     pyplot.close(figure)
-    return [path]

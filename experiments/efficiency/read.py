@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from kvbench.results.point_record import Point, bench_points, circumstances, from_record
 from kvbench.results.samples import MEASURED
-from kvbench.results.store import RunStore, find_runs
+from kvbench.results.store import find_runs
 from kvbench.results.tables import labels
 
 __all__ = ["Point", "read"]
@@ -34,12 +34,9 @@ def read(places: Sequence[Path]) -> list[Point]:
 
 def run_points(folder: Path) -> Iterator[Point]:
     """Yield the points of all runs in a folder."""
-    stores: list[tuple[RunStore, Mapping[str, Any]]] = []
-    for store in find_runs(folder):
-        metrics = store.metrics()
-        if metrics is not None and any(entry.get("points") for entry in metrics["scores"].values()):
-            stores.append((store, metrics))
-    for (store, metrics), label in zip(stores, labels([metrics for _, metrics in stores]), strict=True):
+    stores = [(store, content) for store in find_runs(folder) if (content := store.metrics()) is not None]
+    stores = [(store, content) for store, content in stores if any(e.get("points") for e in content["scores"].values())]
+    for (store, content), label in zip(stores, labels([content for _, content in stores]), strict=True):
         runtime = (store.config() or {}).get("runtime") or {}
         eager = ", eager" if runtime.get("graphs") == "never" else ""
         for row in store.samples().rows.values():
@@ -47,7 +44,7 @@ def run_points(folder: Path) -> Iterator[Point]:
             if record:
                 yield from_record(
                     record,
-                    model=metrics["config"]["model"],
+                    model=content["config"]["model"],
                     device=row[MEASURED]["device"],
                     setting=label + eager,
                     limit_gb=runtime.get("memory_limit_gb"),

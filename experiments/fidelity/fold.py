@@ -6,15 +6,15 @@ the same bootstrap, which draws whole prompts, so the measures differ only in wh
 
 from __future__ import annotations
 
-import csv
 import itertools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.fidelity.grid import FORCED, FREE
+from experiments.measured import Folded, Stored, as_csv, markdown_table
 from kvbench.metrics import fidelity as metrics
 from kvbench.results import fidelity
 from kvbench.results.samples import Row
@@ -36,43 +36,42 @@ FOUR_BITS = ("kivi 4", "atom 4", "kvquant 4, 1% outliers", "logquant 4")
 Drawn = Mapping[str, NDArray[np.float64]]
 
 
-def fold(stored: Mapping[str, Mapping[str, Mapping[str, Row]]], out: Path, count: int) -> str:
-    """Write ``table.md``, ``settings.csv`` and ``pairs.csv``, and return the table as text.
+def fold(stored: Mapping[str, Stored], count: int) -> Folded:
+    """Return ``table.md``, ``settings.csv`` and ``pairs.csv``.
 
     Args:
-        stored: for each setting the rows of its two runs by sample id: ``fidelity``, with fp16's answers decoded, and
-            ``mini``, with answers of its own. Settings with fewer samples than `count` are left out.
-        out: folder of the files.
-        count: number of samples of each setting.
+        stored: the rows of both runs of each setting. Settings with fewer samples than `count` are left out.
+        count: samples of each setting.
     """
-    full = {name: set(runs["fidelity"]) & set(runs["mini"]) for name, runs in stored.items()}
-    names = [name for name in stored if len(full[name]) == count]
+    runs = {name: done.rows for name, done in stored.items()}
+    full = {name: own[FORCED].keys() & own[FREE].keys() for name, own in runs.items()}
+    names = [name for name in runs if len(full[name]) == count]
     if "fp16" not in names:
-        return f"fp16 has {len(full.get('fp16', ()))} of {count} samples in both of its runs"
+        return Folded(f"fp16 has {len(full.get('fp16', ()))} of {count} samples in both of its runs")
     # prompts without a decoded position, such as answers of one token, have no divergences
-    samples = [key for key in sorted(full["fp16"]) if stored["fp16"]["fidelity"][key]["fidelity"]["kld"]]
-    base = stored["fp16"]["mini"]
-    measured = {name: measure(stored[name], base, samples) for name in names}
+    samples = [key for key in sorted(full["fp16"]) if runs["fp16"][FORCED][key]["fidelity"]["kld"]]
+    measured = {name: measure(runs[name], runs["fp16"][FREE], samples) for name in names}
     pairs = [pair(a, b, measured) for a, b in itertools.combinations(names, 2)]
-    out.mkdir(parents=True, exist_ok=True)
-    _write(out / "settings.csv", [{"setting": name, **values} for name, (values, _) in measured.items()])
-    _write(out / "pairs.csv", pairs)
-    text = markdown(measured, pairs, samples, stored)
-    missing = [name for name in stored if name not in names]
+    positions = sum(len(runs["fp16"][FORCED][key]["fidelity"]["kld"]) for key in samples)
+    text = markdown(measured, pairs, len(samples), positions)
+    missing = [name for name in runs if name not in names]
     text += f"\nLeft out, with fewer prompts: {', '.join(missing)}\n" if missing else ""
-    (out / "table.md").write_text(text, encoding="utf-8")
-    return text
+    files = {
+        "settings.csv": _csv([{"setting": name, **values} for name, (values, _) in measured.items()]),
+        "pairs.csv": _csv(pairs),
+    }
+    return Folded(text, files, {"prompts": count, "settings": len(stored)})
 
 
 def measure(
     runs: Mapping[str, Mapping[str, Row]], base: Mapping[str, Row], samples: list[str]
 ) -> tuple[dict[str, float], Drawn]:
     """Return the measures of a setting, and the same for each draw of the bootstrap over prompts."""
-    forced = [runs["fidelity"][key] for key in samples]
+    forced = [runs[FORCED][key] for key in samples]
     klds = [row["fidelity"]["kld"] for row in forced]
     same = [fidelity.same_top(row) for row in forced]
     parts = [_kept(row["fidelity"]["left"]) for row in forced]
-    scores = [float(runs["mini"][key]["scores"]["score"]) for key in samples]
+    scores = [float(runs[FREE][key]["scores"]["score"]) for key in samples]
     right = [score >= 1 - 1e-9 for score in scores]
     flipped = [
         float(own != (base[key]["scores"]["score"] >= 1 - 1e-9)) for own, key in zip(right, samples, strict=True)
@@ -117,42 +116,38 @@ def pair(a: str, b: str, measured: Mapping[str, tuple[dict[str, float], Drawn]])
 
 
 def markdown(
-    measured: Mapping[str, tuple[dict[str, float], Drawn]],
-    pairs: list[dict[str, Any]],
-    samples: list[str],
-    stored: Mapping[str, Any],
+    measured: Mapping[str, tuple[dict[str, float], Drawn]], pairs: list[dict[str, Any]], prompts: int, positions: int
 ) -> str:
     """Return the tables as markdown: the measures of each setting, and how many pairs each of them tells apart."""
-    positions = sum(len(stored["fp16"]["fidelity"][key]["fidelity"]["kld"]) for key in samples)
-    lines = [
-        f"{len(samples)} prompts, {positions} decoded tokens of fp16's answers",
-        "",
-        "| | KL mean | KL median | KL 99.9 % | same top | share of fp16's answer kept | never leave | flips | score |",
-        "|:--|" + "--:|" * 8,
-    ]
+    lines = []
     for name, (values, _) in measured.items():
+        divergences = (f"{values[key]:.3g}" for key in ("kld_mean", "kld_median", "kld_p99_9"))
         shares = (f"{100 * values[key]:.1f} %" for key in ("same_top", "kept", "never_left", "flips"))
-        lines.append(
-            f"| {name} | {' | '.join(f'{values[key]:.3g}' for key in ('kld_mean', 'kld_median', 'kld_p99_9'))} "
-            f"| {' | '.join(shares)} | {values['score']:.3f} |"
-        )
+        lines.append([name, *divergences, *shares, f"{values['score']:.3f}"])
+    head = ["", *list(MEASURES.values())[:4], "share of fp16's answer kept", "never leave", "flips", "score"]
     lossy = [line for line in pairs if "fp16" not in (line["a"], line["b"])]
     groups = {
         "with fp16": [line for line in pairs if line not in lossy],
         "two methods": lossy,
         "two formats of 4 bits": [line for line in lossy if line["a"] in FOUR_BITS and line["b"] in FOUR_BITS],
     }
-    lines += ["", "Pairs told apart (95 % interval of the paired difference without 0):", ""]
-    lines += ["| pairs | " + " | ".join(MEASURES.values()) + " |", "|:--|" + "--:|" * len(MEASURES)]
-    for title, chosen in groups.items():
-        counts = (sum(line[f"{name}_apart"] for line in chosen) for name in MEASURES)
-        lines.append(f"| {title}, of {len(chosen)} | " + " | ".join(map(str, counts)) + " |")
-    return "\n".join(lines) + "\n"
+    counts = [
+        [f"{title}, of {len(chosen)}", *(str(sum(line[f"{name}_apart"] for line in chosen)) for name in MEASURES)]
+        for title, chosen in groups.items()
+    ]
+    parts = [
+        f"{prompts} prompts, {positions} decoded tokens of fp16's answers",
+        "",
+        *markdown_table(head, lines),
+        "",
+        "Pairs told apart (95 % interval of the paired difference without 0):",
+        "",
+        *markdown_table(["pairs", *MEASURES.values()], counts),
+    ]
+    return "\n".join(parts) + "\n"
 
 
-def _write(path: Path, lines: list[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as handle:
-        writer = csv.DictWriter(handle, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        for line in lines:
-            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in line.items()})
+def _csv(lines: list[dict[str, Any]]) -> str:
+    return as_csv(
+        list(lines[0]), ({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in line.items()} for line in lines)
+    )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-#: name in the table -> method, quantizer and options: all methods, and formats of 4 bits, which scores hardly separate
-SETTINGS: dict[str, str] = {
+from experiments.measured import Setting
+
+_SETTINGS = {
     "fp16": "fp16",
     "kivi 4": "kivi:int4",
     "kivi 3": "kivi:int3",
@@ -21,7 +22,27 @@ SETTINGS: dict[str, str] = {
     "snapkv, half": "snapkv:budget=512",
     "h2o, half": "h2o:budget=512",
 }
+#: all methods, and formats of 4 bits, which scores hardly separate
+SETTINGS = tuple(Setting(name, "", setting) for name, setting in _SETTINGS.items())
 
 #: tasks of mini with answers of 12 to 144 tokens, and the nominal length of their prompts
 TASKS = ("key_value_hex", "multi_value", "copy_long", "repeat")
 LENGTH = 1024
+#: the two runs of a setting: fp16's own answers decoded through its cache, and answers of its own
+FORCED, FREE = "fidelity", "mini"
+
+
+def data(length: int, forced: int, free: int) -> dict[str, list[str]]:
+    """Return the data of both runs, over the same prompts.
+
+    Args:
+        length: nominal tokens of a prompt.
+        forced: samples per task of fp16's answers.
+        free: samples per task of own answers.
+    """
+    options = f"{{tasks: [{', '.join(TASKS)}], lengths: [{length}], limit: {forced}}}"
+    tasks = [f"dataset.tasks=[{','.join(TASKS)}]", f"dataset.lengths=[{length}]", f"dataset.limit={free}"]
+    return {
+        FORCED: ["dataset=fidelity/answers", "dataset.over=mini", f"dataset.options={options}"],
+        FREE: ["dataset=mini", *tasks],
+    }

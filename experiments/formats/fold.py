@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+from experiments.fidelity.grid import FORCED, FREE
 from experiments.formats.grid import CLAIMS, ROWS
 from experiments.formats.report import markdown, plot
 from experiments.formats.tpot import steps
+from experiments.measured import TINY, Folded, Rows, Stored, as_json
 from experiments.mini.fold import mean_of, score
 from kvbench.results import fidelity
 from kvbench.results.samples import Row
 
-#: the two runs of a line, by data set
-Runs = Mapping[str, Any]
+#: the rows of both runs of a line, by data set
+Runs = Mapping[str, Rows]
 BASE = "fp16 | own"
 
 
-def fold(lines: Mapping[str, Runs], out: Path, count: int, prompts: int) -> str:
-    """Write ``lines.json``, ``claims.json``, ``table.md`` and ``plot.png``, and return the tables as text.
+def fold(stored: Mapping[str, Stored], count: int, prompts: int, model: str = TINY) -> Folded:
+    """Return ``lines.json``, ``claims.json``, ``table.md`` and ``plot.png``.
 
     Args:
-        lines: for each line of the grid the rows of its two runs by sample id, ``mini`` and ``fidelity``, and ``env``,
-            its machine. Lines with fewer samples than the others are left out and named.
-        out: folder of the files.
+        stored: the rows of both runs of each line. Lines with fewer samples than the others are left out and named.
         count: number of scored samples that a line must have.
         prompts: number of prompts with a KL divergence that a line must have.
+        model: name in the plot.
     """
-    whole = {key: runs for key, runs in lines.items() if len(runs["mini"]) >= count}
-    whole = {key: runs for key, runs in whole.items() if len(runs["fidelity"]) >= prompts}
+    whole = {key: done.rows for key, done in stored.items() if len(done.rows[FREE]) >= count}
+    whole = {key: runs for key, runs in whole.items() if len(runs[FORCED]) >= prompts}
     if BASE not in whole:
-        return f"fp16 does not have its {count} scored samples and {prompts} prompts with a KL divergence"
+        return Folded(f"fp16 does not have its {count} scored samples and {prompts} prompts with a KL divergence")
     table = [line(key, whole[key], whole[BASE]) for key in ROWS if key in whole]
     claims = [
         {"claim": claim, **compare(better, worse, whole)}
@@ -41,20 +41,20 @@ def fold(lines: Mapping[str, Runs], out: Path, count: int, prompts: int) -> str:
         if better in whole and worse in whole
     ]
     content = {
-        "tasks": sorted({row["task"] for row in whole[BASE]["mini"].values()}),
+        "tasks": sorted({row["task"] for row in whole[BASE][FREE].values()}),
         "n": count,
         "prompts": prompts,
         "missing": [key for key in ROWS if key not in whole],
-        "env": whole[BASE]["env"],
+        "env": stored[BASE].env,
         "lines": table,
     }
-    out.mkdir(parents=True, exist_ok=True)
-    for name, data in (("lines", content), ("claims", claims)):
-        (out / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    text = markdown(content, claims, steps())
-    (out / "table.md").write_text(text, encoding="utf-8")
-    plot(table, out / "plot.png")
-    return text
+    files = {"lines.json": as_json(content), "claims.json": as_json(claims)}
+    return Folded(markdown(content, claims, steps()), files, sizes(content), partial(plot, table, model))
+
+
+def sizes(content: Mapping[str, Any]) -> dict[str, int]:
+    """Return what a ``lines.json`` rests on: scored samples and prompts of a line, and the number of lines."""
+    return {"samples": content["n"], "prompts": content["prompts"], "lines": len(content["lines"])}
 
 
 def line(key: str, runs: Runs, base: Runs) -> dict[str, Any]:
@@ -65,12 +65,11 @@ def line(key: str, runs: Runs, base: Runs) -> dict[str, Any]:
         runs: its rows.
         base: those of fp16.
     """
-    samples, row = runs["mini"], ROWS[key]
+    samples, row = runs[FREE], ROWS[key]
     ids = sorted(samples)
     used = sum(samples[i]["kv_bytes"]["used"]["total"] for i in ids)
     full = sum(samples[i]["kv_bytes"]["fp16_equivalent"] for i in ids)
-    forced = list(runs["fidelity"].values())
-    figures = fidelity.fold(forced)
+    figures = fidelity.fold(list(runs[FORCED].values())) or dict.fromkeys(("kld", "same_top", "positions"))
     tasks: dict[str, list[str]] = {}
     for i in ids:
         tasks.setdefault(samples[i]["task"], []).append(i)
@@ -80,13 +79,11 @@ def line(key: str, runs: Runs, base: Runs) -> dict[str, Any]:
         "tail": row.tail,
         "setting": row.setting,
         "score": mean_of([score(samples[i]) for i in ids], "score"),
-        "vs_fp16": mean_of([score(samples[i]) - score(base["mini"][i]) for i in ids]),
+        "vs_fp16": mean_of([score(samples[i]) - score(base[FREE][i]) for i in ids]),
         "tasks": {task: mean_of([score(samples[i]) for i in chosen], "score") for task, chosen in tasks.items()},
         "bytes": used / len(ids),
         "bits": 16 * used / full,
-        "kld": None if figures is None else figures["kld"],
-        "same_top": None if figures is None else figures["same_top"],
-        "positions": None if figures is None else figures["positions"],
+        **{name: figures[name] for name in ("kld", "same_top", "positions")},
     }
 
 
@@ -98,10 +95,9 @@ def compare(better: str, worse: str, whole: Mapping[str, Runs]) -> dict[str, Any
         worse: key of the other.
         whole: the rows of all lines.
     """
-    first, second = whole[better]["mini"], whole[worse]["mini"]
+    first, second = whole[better][FREE], whole[worse][FREE]
     ids = sorted(first.keys() & second.keys())
-    rows: list[list[Row]] = [list(whole[key]["fidelity"].values()) for key in (worse, better)]
-    divergences = fidelity.pair(*rows)
+    divergences = fidelity.pair(*(list(whole[key][FORCED].values()) for key in (worse, better)))
 
     def bits(samples: Mapping[str, Row]) -> float:
         used = sum(samples[i]["kv_bytes"]["used"]["total"] for i in ids)

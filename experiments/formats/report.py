@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.formats.grid import TAILS, key
+from experiments.measured import TINY, markdown_table
+from experiments.mini.report import points
 
 #: colour and marker of each family
 STYLE = {
@@ -31,26 +33,28 @@ def markdown(content: Mapping[str, Any], claims: Sequence[Line] = (), steps: Map
         steps: time per token of a large model in milliseconds, by the line's key (``experiments.formats.tpot``).
     """
     steps = steps or {}
-    names = [name.replace("_", " ") for name in content["tasks"]]
+    head = ["quantizer", "bits", "KL mean, 0.0001 nats", "KL 99.9 %", "same top", "score", "Δ to fp16", "TPOT, ms"]
+    head += [name.replace("_", " ") for name in content["tasks"]]
     out: list[str] = []
     for tail, title in TAILS.items():
         chosen = [line for line in content["lines"] if line["tail"] == tail or line["name"] == "fp16"]
         if len(chosen) < 2:
             continue
-        out += [f"Exact tokens: {title}", ""]
-        out.append("| quantizer | bits | KL mean, 0.0001 nats | KL 99.9 % | same top | score | Δ to fp16 | TPOT, ms | ")
-        out[-1] += " | ".join(names) + " |"
-        out.append("|:--|" + "--:|" * (7 + len(names)))
-        for line in sorted(chosen, key=lambda line: -line["bits"]):
-            tasks = [f"{100 * line['tasks'][task]['score']:.0f}" for task in content["tasks"]]
-            kld = line["kld"]
-            out.append(
-                f"| {line['name']} | {line['bits']:.2f} | {divergence(kld)} | {kld['p99_9']:.2g} "
-                f"| {100 * line['same_top']['share']:.1f} % | {100 * line['score']['score']:.1f} "
-                f"| {points(line['vs_fp16'])} | {shown(steps.get(key(line['name'], line['tail'])))} "
-                f"| {' | '.join(tasks)} |"
-            )
-        out.append("")
+        cells = [
+            [
+                line["name"],
+                f"{line['bits']:.2f}",
+                divergence(line["kld"]),
+                f"{line['kld']['p99_9']:.2g}",
+                f"{100 * line['same_top']['share']:.1f} %",
+                f"{100 * line['score']['score']:.1f}",
+                points(line["vs_fp16"]),
+                shown(steps.get(key(line["name"], line["tail"]))),
+                *(f"{100 * line['tasks'][task]['score']:.0f}" for task in content["tasks"]),
+            ]
+            for line in sorted(chosen, key=lambda line: -line["bits"])
+        ]
+        out += [f"Exact tokens: {title}", "", *markdown_table(head, cells), ""]
     env = content["env"]
     positions = max(line["positions"] for line in content["lines"])
     out += [
@@ -73,18 +77,15 @@ def markdown(content: Mapping[str, Any], claims: Sequence[Line] = (), steps: Map
             "not contain 0), and in whose favour.",
             "",
         ]
-        out += [
-            "| claim | first | second | bits | Δ score | Δ KL mean, 0.0001 nats | apart |",
-            "|:--|:--|:--|" + "--:|" * 4,
-        ]
-        out += [claim_line(claim) for claim in claims]
+        head = ["claim", "first", "second", "bits", "Δ score", "Δ KL mean, 0.0001 nats", "apart"]
+        out += markdown_table(head, map(claim_line, claims), "lllr")
     return "\n".join(out) + "\n"
 
 
-def claim_line(claim: Line) -> str:
-    """Return the line of one pair of a claim."""
+def claim_line(claim: Line) -> list[str]:
+    """Return the cells of one pair of a claim."""
     mean = claim["kld"]["kld_mean"]
-    values = [
+    return [
         claim["claim"],
         claim["better"].replace(" | ", ", "),
         claim["worse"].replace(" | ", ", "),
@@ -93,7 +94,6 @@ def claim_line(claim: Line) -> str:
         "{} ({} to {})".format(*(digits(1e4 * mean[name], "+") for name in ("diff", "low", "high"))),
         apart(claim),
     ]
-    return f"| {' | '.join(values)} |"
 
 
 def apart(claim: Line) -> str:
@@ -127,20 +127,8 @@ def digits(x: float, sign: str = "") -> str:
     return format(x, f"{sign}.0f" if abs(x) >= 999.5 else f"{sign}.3g")
 
 
-def points(difference: Mapping[str, float]) -> str:
-    """Return a difference and its standard error in percentage points."""
-    return f"{100 * difference['diff']:+.1f} ±{100 * difference['stderr']:.1f}"
-
-
-def plot(lines: Sequence[Line], path: Path) -> None:
-    """Plot KL divergence against bits, one panel for each tail."""
-    try:
-        import matplotlib
-    except ImportError:
-        return  # the numbers are in the table; the extra `plot` draws them
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+def plot(lines: Sequence[Line], model: str, pyplot: Any, folder: Path) -> None:
+    """Plot KL divergence against bits, one panel for each tail, as ``plot.png``."""
     tails = [tail for tail in TAILS if any(line["tail"] == tail and line["name"] != "fp16" for line in lines)]
     figure, panels = pyplot.subplots(1, len(tails), figsize=(6 * len(tails), 8), sharey=True, squeeze=False)
     for axes, tail in zip(panels[0], tails, strict=True):
@@ -153,12 +141,12 @@ def plot(lines: Sequence[Line], path: Path) -> None:
         axes.set_xlabel("bits of the cache per element")
         axes.set_title(f"exact tokens: {TAILS[tail]}", fontsize=9)
         axes.grid(alpha=0.3)
-    panels[0][0].set_ylabel("KL divergence from fp16, mean, nats")
+    panels[0][0].set_ylabel("KL divergence from fp16, mean, nats" + ("" if model == TINY else f" ({model})"))
     figure.tight_layout()
     for axes, tail in zip(panels[0], tails, strict=True):
         names = {line["name"]: (line["bits"], line["kld"]["mean"]) for line in lines if line["tail"] == tail}
         label(axes, {name: place for name, place in names.items() if name != "fp16" and place[1] > 0})
-    figure.savefig(path, dpi=130)
+    figure.savefig(folder / "plot.png", dpi=130)
     pyplot.close(figure)
 
 

@@ -43,5 +43,5 @@ def steps(root: Path = ROOT) -> dict[str, float]:
     Args:
         root: folder of the repository.
     """
-    own = {"fp16": key("fp16", "own"), **{part.name: key(part.name, part.tails[0][0]) for part in QUANTIZERS}}
+    own = {"fp16": key("fp16", "own"), **{part.name: key(part.name, next(iter(part.tails))) for part in QUANTIZERS}}
     return {own[name]: 1e3 * seconds for name, seconds in measured(root).items()}

@@ -9,22 +9,20 @@ tokens, the gap between the two best logits at that token tells whether it was a
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from experiments.kernels.greedy import load
-from experiments.place import add_options, choice, known, place
-from experiments.place import rows as counted
-from experiments.quantspec.prompts import Prompt, tasks
-from kvbench.bench import report
-from kvbench.cache import KVCache, Prompts
+from experiments.kernels.greedy import Row, eager, make, new_cache, parser, parted
+from experiments.quantspec.prompts import Prompt
+from kvbench.cache import KVCache
 from kvbench.cache.options import Options
 from kvbench.config.setting import parse
 from kvbench.decoding import graphs, recordable
 from kvbench.decoding.autoregressive import capture
-from kvbench.decoding.passes import forward, prefill
+from kvbench.decoding.passes import prefill
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.stopping import Stopping
 
@@ -51,19 +49,6 @@ METHODS: dict[str, str] = {
 }
 
 
-def eager(model: Any, cache: KVCache, token: torch.Tensor, length: int, count: int) -> tuple[list[int], list[float]]:
-    """Return greedy tokens after `token`, and the gap between the two best logits at each."""
-    tokens, gaps = [int(token)], [0.0]
-    for number in range(count - 1):
-        positions = torch.tensor([[length + number]], device=token.device)
-        logits = forward(model, cache, token[:, None], None, positions)[:, -1]
-        two = logits.float().topk(2).values[0]
-        token = logits.argmax(-1)
-        tokens.append(int(token))
-        gaps.append(float(two[0] - two[1]))
-    return tokens, gaps
-
-
 def captured(
     model: Any, cache: KVCache, token: torch.Tensor, length: int, count: int, compile: bool
 ) -> tuple[list[int], str]:
@@ -81,22 +66,13 @@ def captured(
     return stopping.tokens[0], "graph"
 
 
-def parted(left: list[int], right: list[int]) -> int | None:
-    """Return the first position at which two continuations differ."""
-    return next((i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b), None)
-
-
 @torch.inference_mode()
-def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, arguments: argparse.Namespace) -> Row:
     """Compare the ways for one prompt."""
-    method = parse(METHODS[name]).load()
-    ids, count = torch.tensor([prompt.ids], device=model.device), arguments.tokens
-    spans = [prompt.span] if prompt.span else None
-    prompts = Prompts.from_batch(ids, None, context_spans=spans, queries=[prompt.query], decode=tokenizer.decode)
-    cache = method.new_cache(model, prompts, max_length=len(prompt.ids) + count)
-    length = len(prompt.ids)
+    method, count, length = parse(METHODS[name]).load(), arguments.tokens, len(prompt.ids)
+    cache, ids = new_cache(method, model, tokenizer, prompt, count)
     token = prefill(model, cache, ids, None).argmax(-1)
-    row: dict[str, Any] = {"id": prompt.id, "method": name, "tokens": count, "prompt": length}
+    row: Row = {"id": prompt.id, "method": name, "tokens": count, "prompt": length}
     cache.options = Options(kernels=arguments.kernels)
     twin = cache.clone()
     replayed, row["how"] = captured(model, twin, token, length, count, False)
@@ -121,42 +97,25 @@ def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, arguments: ar
     return row
 
 
-def main() -> None:
+def lines(name: str, mine: Sequence[Row]) -> list[str]:
+    """Return what is printed of one method: how many captured continuations are as eager ones, and the other ways."""
+    if "parted_at" not in mine[0]:
+        return [f"{name}: {mine[0]['how']}"]
+    same = sum(row["parted_at"] is None and row["same_bill"] for row in mine)
+    rest = {key: [row[key] for row in mine] for key in ("stock", "compiled") if key in mine[0]}
+    return [f"{name} ({mine[0]['captured_path']}): {same} of {len(mine)} captured = eager; {rest}"]
+
+
+def main() -> int:
     """Compare, print a line a method and write everything."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.kernels.captured", description=__doc__)
-    parser.add_argument("--model", default="tiny")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--length", type=int, default=2048)
-    parser.add_argument("--prompts", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument(
-        "--kernels", default="cuda", choices=["cuda", "triton"], help="kernels of eager and captured steps"
-    )
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="NAME")
-    parser.add_argument("--compile", action="store_true", help="compile the layers around attention in captured steps")
-    parser.add_argument("--out", default="results/h200/captured.json")
-    add_options(parser)
-    arguments = parser.parse_args()
-    model, tokenizer = load(arguments.model, arguments.device)
-    rows = []
-    for name in arguments.methods:
-        mine = [
-            compare(model, tokenizer, prompt, name, arguments)
-            for prompt in tasks(tokenizer, arguments.length, arguments.prompts)
-        ]
-        rows += mine
-        if "parted_at" not in mine[0]:
-            print(f"{name}: {mine[0]['how']}", flush=True)
-            continue
-        same = sum(row["parted_at"] is None and row["same_bill"] for row in mine)
-        rest = {key: [row[key] for row in mine] for key in ("stock", "compiled") if key in mine[0]}
-        print(f"{name} ({mine[0]['captured_path']}): {same} of {len(mine)} captured = eager; {rest}", flush=True)
-    content = {**vars(arguments), **report.machine(), "rows": rows}
-    out = Path(arguments.out)
-    where = place(out, choice(arguments), counted(content), known(out, counted))
-    report.write(where.path, content)
-    where.say()
+    top = parser("experiments.kernels.captured", __doc__, 2048, 2, 512, "results/h200/captured.json")
+    add = top.add_argument
+    add("--kernels", default="cuda", choices=["cuda", "triton"], help="kernels of eager and captured steps")
+    add("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="NAME")
+    add("--compile", action="store_true", help="compile the layers around attention in captured steps")
+    arguments = top.parse_args()
+    return make(arguments, arguments.methods, compare, lines)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

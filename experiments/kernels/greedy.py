@@ -8,18 +8,27 @@ listed: kernels round differently, so they may decide a near tie the other way, 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments.place import add_options, choice, known, place
-from experiments.place import rows as counted
+from experiments.measured import keep_rows
+from experiments.place import add_options, choice
 from experiments.quantspec.prompts import Prompt, tasks
 from kvbench.bench import report
-from kvbench.cache import Prompts
+from kvbench.cache import KVCache, Prompts
 from kvbench.cache.options import Options
+from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse
+from kvbench.decoding.passes import forward, prefill
+from kvbench.models import by_name
+from kvbench.models.load import LoadedModel
+from kvbench.models.load import load as load_model
+from kvbench.models.spec import ModelConfig
+from kvbench.util.schema import build
 
 METHODS: dict[str, str] = {
     "kivi int4": "kivi:int4",
@@ -30,85 +39,132 @@ METHODS: dict[str, str] = {
     "cocktail": "cocktail:encoder=bm25",
     "quantspec": "quantspec:gamma=0",
 }
+Row = dict[str, Any]
+
+
+def loaded(name: str, runtime: RuntimeConfig, **changes: Any) -> LoadedModel:
+    """Load a model by name, with some keys of its configuration changed."""
+    return load_model(build(ModelConfig, {**by_name.group(name), **changes}, "model"), runtime)
 
 
 def load(name: str, device: str) -> tuple[Any, Any]:
-    """Load model and tokenizer of ``conf/model``."""
-    import yaml
-
-    from kvbench.config.run_config import RuntimeConfig
-    from kvbench.models.load import load as load_model
-    from kvbench.models.spec import ModelConfig
-    from kvbench.util.confdir import conf_dir
-
-    data = yaml.safe_load((conf_dir() / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
-    data.pop("_target_", None)
-    loaded = load_model(ModelConfig(**data), RuntimeConfig(device=device))
-    return loaded.model, loaded.tokenizer
+    """Return model and tokenizer on one device."""
+    on_device = loaded(name, RuntimeConfig(device=device))
+    return on_device.model, on_device.tokenizer
 
 
-@torch.no_grad()
-def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, count: int) -> dict[str, Any]:
-    """Continue one prompt twice; return the first token that differs and the reference path's gap there, or None."""
-    method = parse(METHODS[name]).load()
+def new_cache(method: Any, model: Any, tokenizer: Any, prompt: Prompt, count: int) -> tuple[KVCache, torch.Tensor]:
+    """Return an empty cache for a prompt and `count` new tokens, and the prompt's ids ``[1, T]``."""
     ids = torch.tensor([prompt.ids], device=model.device)
     spans = [prompt.span] if prompt.span else None
     prompts = Prompts.from_batch(ids, None, context_spans=spans, queries=[prompt.query], decode=tokenizer.decode)
-    cache = method.new_cache(model, prompts, max_length=len(prompt.ids) + count)
-    first = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].argmax(-1)[:, None]
-    runs = {}
-    for kernels in ("reference", "auto"):
-        mine, token, tokens, gaps = cache.clone(), first, [], []
-        mine.options = Options(kernels=kernels)  # type: ignore[arg-type]
-        for _ in range(count):
-            logits = model(token, past_key_values=mine, use_cache=True).logits[:, -1].float()
-            two = logits.topk(2).values[0]
-            token = logits.argmax(-1)[:, None]
-            tokens.append(int(token))
-            gaps.append(float(two[0] - two[1]))
-        runs[kernels] = (tokens, gaps, mine.path)
+    return method.new_cache(model, prompts, max_length=len(prompt.ids) + count), ids
+
+
+def eager(model: Any, cache: KVCache, token: torch.Tensor, length: int, count: int) -> tuple[list[int], list[float]]:
+    """Return `token` and the greedy tokens after it, `count` in all, and the gap between the two best logits at each.
+
+    Args:
+        model: the model.
+        cache: cache with the `length` tokens before `token`.
+        token: first token of the answer, ``[1]``, whose gap is given as 0.
+        length: tokens of the prompt.
+        count: number of tokens.
+    """
+    tokens, gaps = [int(token)], [0.0]
+    for number in range(count - 1):
+        positions = torch.tensor([[length + number]], device=token.device)
+        logits = forward(model, cache, token[:, None], None, positions)[:, -1]
+        two = logits.float().topk(2).values[0]
+        token = logits.argmax(-1)
+        tokens.append(int(token))
+        gaps.append(float(two[0] - two[1]))
+    return tokens, gaps
+
+
+def parted(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """Return the first position at which two continuations differ."""
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b), None)
+
+
+@torch.inference_mode()
+def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, arguments: argparse.Namespace) -> Row:
+    """Continue one prompt twice; return the first token that differs and the reference path's gap there, or None."""
+    method, count = parse(METHODS[name]).load(), arguments.tokens
+    cache, ids = new_cache(method, model, tokenizer, prompt, count)
+    token = prefill(model, cache, ids, None).argmax(-1)
+    continued = {}
+    for options in (Options(kernels="reference"), Options(kernels="auto")):
+        mine = cache.clone()
+        mine.options = options
+        tokens, gaps = eager(model, mine, token, len(prompt.ids), count + 1)
+        continued[options.kernels] = (tokens[1:], gaps[1:], mine.path)
     method.detach(model)
-    (expected, gaps, _), (kernel_tokens, _, path) = runs["reference"], runs["auto"]
-    parted = next((i for i, (a, b) in enumerate(zip(expected, kernel_tokens, strict=True)) if a != b), None)
+    (expected, gaps, _), (kernel_tokens, _, path) = continued["reference"], continued["auto"]
+    at = parted(expected, kernel_tokens)
     return {
         "id": prompt.id,
         "method": name,
         "path": path,
         "tokens": count,
-        "parted_at": parted,
-        "gap": None if parted is None else round(gaps[parted], 5),
+        "parted_at": at,
+        "gap": None if at is None else round(gaps[at], 5),
     }
 
 
-def main() -> None:
-    """Compare, print a line a method and write everything."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.kernels.greedy", description=__doc__)
-    parser.add_argument("--model", default="tiny")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--length", type=int, default=4096)
-    parser.add_argument("--prompts", type=int, default=50)
-    parser.add_argument("--tokens", type=int, default=24)
-    parser.add_argument("--out", default="results/h200/greedy.json")
-    add_options(parser)
-    arguments = parser.parse_args()
+def lines(name: str, mine: Sequence[Row]) -> list[str]:
+    """Return what is printed of one method: how many continuations are equal, and where the others part."""
+    parts = [row for row in mine if row["parted_at"] is not None]
+    equal = f"{name} ({mine[0]['path']}): {len(mine) - len(parts)} of {len(mine)} continuations equal"
+    return [equal, *(f"  {row['id']}: token {row['parted_at']}, gap {row['gap']}" for row in parts)]
+
+
+def parser(
+    command: str, about: str | None, length: int, prompts: int, tokens: int, out: str
+) -> argparse.ArgumentParser:
+    """Return a parser with the options of a comparison of continuations, and their defaults."""
+    top = argparse.ArgumentParser(prog=f"python -m {command}", description=about)
+    add, default = top.add_argument, " (default: %(default)s)"
+    add("--model", default="tiny", help="preset, OWNER/NAME of the hub or ./FOLDER" + default)
+    add("--device", default="cuda", help="device" + default)
+    add("--length", type=int, default=length, help="tokens of a prompt" + default)
+    add("--prompts", type=int, default=prompts, help="prompts of each method" + default)
+    add("--tokens", type=int, default=tokens, help="tokens of a continuation" + default)
+    add("--out", default=out, help="JSON file" + default)
+    add_options(top)
+    return top
+
+
+def make(
+    arguments: argparse.Namespace,
+    methods: Iterable[str],
+    one: Callable[[Any, Any, Prompt, str, argparse.Namespace], Row],
+    shown: Callable[[str, Sequence[Row]], list[str]],
+) -> int:
+    """Compare the continuations of all prompts with all methods, print them and write the file.
+
+    Args:
+        arguments: the command line (:func:`parser`).
+        methods: names of the methods.
+        one: function that compares one prompt's.
+        shown: function from a method's name and its rows to lines.
+    """
     model, tokenizer = load(arguments.model, arguments.device)
     rows = []
-    for name in METHODS:
-        mine = [
-            compare(model, tokenizer, prompt, name, arguments.tokens)
-            for prompt in tasks(tokenizer, arguments.length, arguments.prompts)
-        ]
+    for name in methods:
+        prompts = tasks(tokenizer, arguments.length, arguments.prompts)
+        mine = [one(model, tokenizer, prompt, name, arguments) for prompt in prompts]
         rows += mine
-        parted = [row for row in mine if row["parted_at"] is not None]
-        print(f"{name} ({mine[0]['path']}): {len(mine) - len(parted)} of {len(mine)} continuations equal", flush=True)
-        for row in parted:
-            print(f"  {row['id']}: token {row['parted_at']}, gap {row['gap']}", flush=True)
+        print("\n".join(shown(name, mine)), flush=True)
     content = {**vars(arguments), **report.machine(), "rows": rows}
-    out = Path(arguments.out)
-    where = place(out, choice(arguments), counted(content), known(out, counted))
-    report.write(where.path, content)
-    where.say()
+    return keep_rows(content, Path(arguments.out), choice(arguments))
+
+
+def main() -> int:
+    """Compare, print a line a method and write everything."""
+    top = parser("experiments.kernels.greedy", __doc__, 4096, 50, 24, "results/h200/greedy.json")
+    return make(top.parse_args(), METHODS, compare, lines)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,25 +8,28 @@ first call, in which cuDNN plans; the feed-forward layer whole and in slices; pe
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
+import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
-from experiments.place import add_options, choice, known, place
-from experiments.place import rows as counted
+from experiments.measured import keep_rows
+from experiments.place import add_options, choice
 from kvbench.attention import prefill
+from kvbench.bench.baselines import BACKENDS
 from kvbench.bench.shapes import MODELS, Model, tokens
 from kvbench.cache.options import Backend
 from kvbench.decoding import slices
 
-BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+#: torch's back ends that are measured, and its choice with kvbench's order of them and with its own
+WAYS = ("auto", "stock", "cudnn", "flash")
 #: hidden and intermediate size of the models of :data:`kvbench.bench.shapes.MODELS`
 SIZES = {"7b": (4096, 11008), "8b": (4096, 14336), "tiny": (384, 1024)}
 
@@ -66,18 +69,6 @@ class Mlp(nn.Module):
         return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Block(nn.Module):
-    """Something that has a module named ``mlp``.
-
-    Args:
-        mlp: the feed-forward layer.
-    """
-
-    def __init__(self, mlp: Mlp) -> None:
-        super().__init__()
-        self.mlp = mlp
-
-
 def measure(call: Callable[[], object], device: torch.device, repeats: int) -> dict[str, float]:
     """Return milliseconds of the first call and the best of the others, and peak GiB above the memory before."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
@@ -105,19 +96,15 @@ def attention(model: Model, count: int, device: torch.device, dtype: torch.dtype
     )
     measured: dict[str, Any] = {}
     work = 2 * count**2 * model.query_heads * model.channels  # of the lower triangle: two products
-    contexts: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-        "auto": nullcontext,
-        "stock": nullcontext,
-        **{name: (lambda backend=backend: sdpa_kernel([backend])) for name, backend in BACKENDS.items()},  # type: ignore[misc]
-    }
-    for name, context in contexts.items():
+    for name in WAYS:
         backend: Backend = "auto" if name == "auto" else "stock"
+        context = sdpa_kernel([BACKENDS[name]]) if name in BACKENDS else nullcontext()
 
         def call(backend: Backend = backend) -> object:
             return prefill.attend(module, q, k, v, None, None, {}, backend)
 
         try:
-            with context():
+            with context:
                 with prefill.order(q, k, v, None, backend) as served:
                     measured[name] = measure(call, device, repeats)
                 measured[name] |= {"served": served, "tflops": round(work / measured[name]["ms"] / 1e9, 1)}
@@ -129,17 +116,18 @@ def attention(model: Model, count: int, device: torch.device, dtype: torch.dtype
 def feed_forward(name: str, count: int, device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
     """Measure the feed-forward layer of one model on `count` tokens: whole, and in slices of several sizes."""
     hidden, inner = SIZES[name]
-    block = Block(Mlp(hidden, inner, device, dtype))
+    block = nn.Module()
+    block.mlp = mlp = Mlp(hidden, inner, device, dtype)
     x = torch.randn(1, count, hidden, device=device, dtype=dtype)
     measured = {}
     for size in (None, 4096, slices.SLICE, 16384):
         with slices.sliced(block, count, size):  # type: ignore[arg-type]
-            measured["whole" if size is None else str(size)] = measure(lambda: block.mlp(x), device, repeats)
+            measured["whole" if size is None else str(size)] = measure(lambda: mlp(x), device, repeats)
     return measured
 
 
 @torch.inference_mode()
-def main() -> None:
+def main() -> int:
     """Measure the chosen parts of a prefill on this GPU and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["7b", "8b"])
@@ -151,25 +139,19 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16
     rows = []
-    for name in options.models:
-        for count in options.contexts:
-            row = {
-                "model": name,
-                "tokens": count,
-                "attention": attention(MODELS[name], count, device, dtype, options.repeats),
-                "mlp": feed_forward(name, count, device, dtype, options.repeats),
-            }
-            rows.append(row)
-            for part in ("attention", "mlp"):
-                for how, figures in row[part].items():  # type: ignore[union-attr]
-                    print(f"{name} {count:>7} {part:<10}{how:<7} {figures}", flush=True)
+    for name, count in itertools.product(options.models, options.contexts):
+        parts = {
+            "attention": attention(MODELS[name], count, device, dtype, options.repeats),
+            "mlp": feed_forward(name, count, device, dtype, options.repeats),
+        }
+        rows.append({"model": name, "tokens": count, **parts})
+        for part, ways in parts.items():
+            for how, figures in ways.items():
+                print(f"{name} {count:>7} {part:<10}{how:<7} {figures}", flush=True)
     device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     measured = {"device": device_name, "torch": torch.__version__, "dtype": "bfloat16", "rows": rows}
-    where = place(options.out, choice(options), counted(measured), known(options.out, counted))
-    where.path.parent.mkdir(parents=True, exist_ok=True)
-    where.path.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-    where.say()
+    return keep_rows(measured, options.out, choice(options))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

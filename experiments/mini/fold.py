@@ -6,79 +6,77 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from experiments.mini.grid import Setting
+from experiments.measured import TINY, Folded, Rows, Setting, Stored, as_json
 from experiments.mini.report import markdown, plot
-from experiments.place import Choice, Place, known, place
+from experiments.runs import Run, composed
+from kvbench.config.run_config import checked_config
 from kvbench.results.samples import read as read_samples
+from kvbench.runner.resolve import fitted
 
 #: a setting that has done less than this share of the furthest one's samples stays out of the common table
 ENOUGH = 0.5
 
 
 def fold(
-    runs: Path,
-    out: Path,
+    stored: Mapping[str, Stored],
     settings: Sequence[Setting],
-    configs: Mapping[str, Mapping[str, Any]],
     pairs: Sequence[tuple[str, str]] = (),
-    chosen: Choice | None = None,
-) -> tuple[str, Place | None]:
-    """Read every setting's runs, write ``table.md``, ``scores.json``, ``pairs.json``, ``plot.png``.
-
-    Returns the table as text, and the place of the files; None where there is nothing to write.
+    runs: Path = Path("results/runs/mini"),
+    model: str = TINY,
+) -> Folded:
+    """Return ``table.md``, ``scores.json``, ``pairs.json`` and ``plot.png``.
 
     Settings whose runs are not finished count with what they have: the table is over the samples that all of its
     settings have done, each pair over those that its two have done.
 
     Args:
-        runs: where the runs lie.
-        out: where the files go.
-        settings: the rows.
-        configs: the composed configuration of each setting, by name: a run is found by its method and formats.
+        stored: what each setting has done.
+        settings: the lines.
         pairs: names of settings whose difference is of interest.
-        chosen: what the command line says about replacing files in `out`.
+        runs: folder of the runs, which is named where it holds too little.
+        model: name in the plot.
     """
-    records = [row for setting in settings if (row := read(runs, setting, configs[setting.name]))]
-    most = max((len(row["samples"]) for row in records), default=0)
-    enough = [row for row in records if len(row["samples"]) >= ENOUGH * most]
-    shared = whole_tasks(set.intersection(*(set(row["samples"]) for row in enough)) if enough else set())
+    samples = {name: rows for name, done in stored.items() if (rows := done.rows["mini"])}
+    most = max(map(len, samples.values()), default=0)
+    enough = {name: rows for name, rows in samples.items() if len(rows) >= ENOUGH * most}
+    shared = whole_tasks(set.intersection(*(set(rows) for rows in enough.values())) if enough else set())
     if not shared:
-        return f"{runs} does not contain a sample that all settings have done", None
-    base = next((row for row in enough if row["name"] == "fp16"), None)
-    rows = [summarize(row, sorted(shared), base) for row in enough]
-    by_name = {row["name"]: row for row in records}
-    compared = [less(by_name[a], by_name[b]) for a, b in pairs if a in by_name and b in by_name]
+        return Folded(f"{runs} does not contain a sample that all settings have done")
+    lines = [
+        summarize(setting, enough[setting.name], sorted(shared), enough.get("fp16")) | {"env": stored[setting.name].env}
+        for setting in settings
+        if setting.name in enough
+    ]
+    compared = [less(a, b, samples) for a, b in pairs if a in samples and b in samples]
     compared = [pair for pair in compared if pair["mean"]["n"]]
-    missing = {row["name"]: len(row["samples"]) for row in records if row not in enough}
-    missing |= {setting.name: 0 for setting in settings if setting.name not in by_name}
-    new = {row["name"]: row["mean"]["n"] for row in rows}
-    old = known(out / "scores.json", lambda content: {row["name"]: row["mean"]["n"] for row in content})
-    where = place(out, chosen or Choice(), new, old, [out / "plot.png"])
-    out = where.path
-    out.mkdir(parents=True, exist_ok=True)
-    text = markdown(rows, compared, missing)
-    (out / "table.md").write_text(text, encoding="utf-8")
-    for name, content in (("scores", rows), ("pairs", compared)):
-        (out / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    plot(rows, out / "plot.png")
-    return text, where
+    missing = {name: len(rows) for name, rows in samples.items() if name not in enough}
+    missing |= {setting.name: 0 for setting in settings if setting.name not in samples}
+    files = {"scores.json": as_json(lines), "pairs.json": as_json(compared)}
+    counts = {line["name"]: line["mean"]["n"] for line in lines}
+    return Folded(markdown(lines, compared, missing), files, counts, partial(plot, lines, model))
 
 
-def read(runs: Path, setting: Setting, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the samples that a setting has done in all its runs, finished or not; None where it has not begun.
+def find(folder: Path, run: Run) -> tuple[Rows, Mapping[str, Any]]:
+    """Return the samples of all runs of a run's setting, finished or not, and the machine of the first of them."""
+    return matching(folder, fitted(checked_config(composed(run.overrides))).plain)
+
+
+def matching(folder: Path, config: Mapping[str, Any]) -> tuple[Rows, Mapping[str, Any]]:
+    """Return the samples that all runs of a configuration's setting have done, and the machine of the first run.
 
     A setting has several runs where its tasks were run one by one. Samples of tasks and lengths that `config` does not
     ask for, and beyond its limit, are left out.
     """
     data = config["dataset"]
     samples: dict[str, Any] = {}
-    environments: list[dict[str, Any]] = []
-    for path in sorted(runs.glob("*/config.yaml")):
+    machines: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("*/config.yaml")):
         have = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not all(same(have[group], config[group]) for group in ("model", "method", "quantizer")):
             continue
@@ -88,15 +86,17 @@ def read(runs: Path, setting: Setting, config: Mapping[str, Any]) -> dict[str, A
         wanted = {key: row for key, row in rows.items() if asked(row, data)}
         if wanted:
             samples |= wanted
-            environments.append(json.loads((path.parent / "env.json").read_text(encoding="utf-8")))
-    if not samples:
-        return None
-    return {"setting": setting, "name": setting.name, "samples": samples, "env": environments[0]}
+            machines.append(json.loads((path.parent / "env.json").read_text(encoding="utf-8")))
+    return samples, machines[0] if machines else {}
 
 
 def same(have: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Return True if two groups mean the same; a key newer than the run has the value that changes nothing."""
-    return all(have[key] == value if key in have else value in (None, False, 0) for key, value in wanted.items())
+    """Return True if two groups mean the same; a key newer than the run has the value that changes nothing.
+
+    The name of the method's preset, which follows from its keys, is not compared.
+    """
+    keys = wanted.keys() - {"preset"}
+    return all(have[key] == wanted[key] if key in have else wanted[key] in (None, False, 0) for key in keys)
 
 
 def asked(row: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
@@ -113,21 +113,20 @@ def whole_tasks(ids: set[str]) -> set[str]:
     return {i for i in ids if 2 * counts[i.rsplit("/", 1)[0]] > most}
 
 
-def summarize(row: dict[str, Any], ids: Sequence[str], base: dict[str, Any] | None) -> dict[str, Any]:
+def summarize(setting: Setting, samples: Rows, ids: Sequence[str], base: Rows | None) -> dict[str, Any]:
     """Score a setting over the samples `ids`, by task and over all, paired with `base`; with mean bytes."""
-    samples = row["samples"]
 
     def cell(chosen: Sequence[str]) -> dict[str, Any]:
         answer = mean_of([score(samples[i]) for i in chosen], "score")
         if base is not None:
-            answer["vs_fp16"] = mean_of([score(samples[i]) - score(base["samples"][i]) for i in chosen])
+            answer["vs_fp16"] = mean_of([score(samples[i]) - score(base[i]) for i in chosen])
             del answer["vs_fp16"]["n"]
         return answer
 
     return {
-        "name": row["name"],
-        "family": row["setting"].family,
-        "command": " ".join(row["setting"].overrides),
+        "name": setting.name,
+        "family": setting.family,
+        "command": " ".join(setting.overrides),
         "mean": cell(ids),
         "tasks": {task: cell(chosen) for task, chosen in by_task(samples, ids).items()},
         "kv_bytes": {
@@ -135,15 +134,13 @@ def summarize(row: dict[str, Any], ids: Sequence[str], base: dict[str, Any] | No
             "fp16_equivalent": sum(samples[i]["kv_bytes"]["fp16_equivalent"] for i in ids) / len(ids),
         },
         "devices": sorted({samples[i]["measured"]["device"] for i in ids}),
-        "env": row["env"],
     }
 
 
-def less(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `first` less `second`, sample by sample, by task and over all, with the bytes of both."""
-    one, two = first["samples"], second["samples"]
+def less(first: str, second: str, samples: Mapping[str, Rows]) -> dict[str, Any]:
+    """Return one setting less another, sample by sample, by task and over all, with the bytes of both."""
+    one, two = samples[first], samples[second]
     ids = sorted(one.keys() & two.keys())
-    tasks = by_task(one, ids)
 
     def cell(chosen: Sequence[str]) -> dict[str, Any]:
         scores = {"first": mean_of([score(one[i]) for i in chosen]), "second": mean_of([score(two[i]) for i in chosen])}
@@ -152,10 +149,10 @@ def less(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
             **{name: value["diff"] for name, value in scores.items()},
         }
 
-    cells = {task: cell(chosen) for task, chosen in tasks.items()}
+    cells = {task: cell(chosen) for task, chosen in by_task(one, ids).items()}
     return {
-        "first": first["name"],
-        "second": second["name"],
+        "first": first,
+        "second": second,
         "mean": cell(ids) if ids else {"n": 0},
         "by_task": evenly(cells),
         "tasks": cells,

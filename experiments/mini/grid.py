@@ -1,42 +1,16 @@
-"""The settings that are compared on tiny and mini, a line each in kvbench's grammar, and the pairs of a comparison."""
+"""The settings that are compared on mini, a line each in kvbench's grammar, and the pairs of a comparison."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from kvbench.config.setting import parse
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One row of the comparison.
-
-    Args:
-        name: its label in the tables.
-        family: colour in the plot.
-        setting: method, quantizer and their options (:mod:`kvbench.config.setting`).
-    """
-
-    name: str
-    family: str
-    setting: str
-
-    @property
-    def overrides(self) -> list[str]:
-        """The setting as it would be typed after ``python -m kvbench``, part by part."""
-        return parse(self.setting).overrides()
-
-    @property
-    def slug(self) -> str:
-        """The name as a file name."""
-        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
-
+from experiments.measured import Setting
 
 _HQQ = "backend=hqq:axis_key=1:axis_value=1"
 # StreamingQuant and PartialStreaming of LogQuant's authors (src/LogQuant.py): W = (R - 4) // 2 = 62 of R = 128
 _STREAMING = "sinks=4:recent=62:residual=124"
 _PARTIAL_STREAMING = f"{_STREAMING}:value_residual=62"
+_SHARES = "cocktail:encoder=bm25:split=[15,35,50]:key_axis=token"
 
 GRID = (
     Setting("fp16", "fp16", "fp16"),
@@ -77,19 +51,9 @@ GRID = (
     Setting("kvquant 2, 1% outliers", "kvquant", "kvquant:bits=2"),
     Setting("cocktail", "cocktail", "cocktail:encoder=bm25"),
     Setting("cocktail, random chunks", "cocktail", "cocktail:encoder=bm25:search=none"),
-    Setting(
-        "cocktail 15/35/50, per token",
-        "cocktail",
-        "cocktail:encoder=bm25:split=[15,35,50]:key_axis=token",
-    ),
-    Setting(
-        "the same, random chunks",
-        "cocktail",
-        "cocktail:encoder=bm25:split=[15,35,50]:key_axis=token:search=none",
-    ),
+    Setting("cocktail 15/35/50, per token", "cocktail", _SHARES),
+    Setting("the same, random chunks", "cocktail", f"{_SHARES}:search=none"),
 )
-
-_BY_NAME = {setting.name: setting for setting in GRID}
 
 #: what a claim is about: the first of the two less the second, over the samples that both have done
 PAIRS = (
@@ -127,7 +91,7 @@ class Comparison:
         settings: the rows.
         tasks: of mini; empty: all.
         limit: samples a task and length.
-        out: where table, scores and plot go.
+        out: folder of the bundled model's table, scores and plot.
     """
 
     settings: tuple[Setting, ...]
@@ -140,7 +104,11 @@ COMPARISONS = {
     "all": Comparison(GRID, (), 100, "results/mini"),
     # does the search find the chunks that matter? both sides hold as many chunks of each width
     "search": Comparison(
-        tuple(_BY_NAME[name] for name in ("fp16", "cocktail 15/35/50, per token", "the same, random chunks")),
+        tuple(
+            setting
+            for setting in GRID
+            if setting.name in ("fp16", "cocktail 15/35/50, per token", "the same, random chunks")
+        ),
         ("key_value_hex", "copy", "copy_long"),
         200,
         "results/mini/search",

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.measured import markdown_table
+
 #: colours of the families, distinguishable without hue as well (markers differ)
 STYLE = {
     "fp16": ("black", "*"),
@@ -26,22 +28,22 @@ def markdown(rows: Sequence[Row], pairs: Sequence[Row] = (), missing: Mapping[st
     keys = list(rows[0]["tasks"])
     lengths = sorted({key.split("@")[-1] for key in keys}, key=int)
     names = [key.replace("_", " ") if len(lengths) > 1 else key.split("@")[0].replace("_", " ") for key in keys]
-    lines = [
-        "| setting | mean | Δ to fp16 | KV bytes | ratio | " + " | ".join(names) + " |",
-        "|---|---|---|---|---|" + "---|" * len(names),
-    ]
+    cells = []
     for row in rows:
         whole, used, full = row["mean"], row["kv_bytes"]["used"], row["kv_bytes"]["fp16_equivalent"]
-        difference = points(whole["vs_fp16"]) if "vs_fp16" in whole else "-"
-        cells = [f"{100 * row['tasks'][key]['score']:.0f}" for key in keys]
-        lines.append(
-            f"| {row['name']} | {100 * whole['score']:.1f} ±{100 * whole['stderr']:.1f} | {difference} "
-            f"| {used / 2**20:.2f} MiB | {full / used:.2f} | " + " | ".join(cells) + " |"
-        )
+        figures = [
+            row["name"],
+            f"{100 * whole['score']:.1f} ±{100 * whole['stderr']:.1f}",
+            points(whole["vs_fp16"]) if "vs_fp16" in whole else "-",
+            f"{used / 2**20:.2f} MiB",
+            f"{full / used:.2f}",
+        ]
+        cells.append([*figures, *(f"{100 * row['tasks'][key]['score']:.0f}" for key in keys)])
     counts = sorted({row["tasks"][key]["n"] for row in rows for key in keys})
     devices = sorted({device for row in rows for device in row["devices"]})
     versions = sorted({versions_of(row["env"]) for row in rows})
-    lines += [
+    lines = [
+        *markdown_table(["setting", "mean", "Δ to fp16", "KV bytes", "ratio", *names], cells, "-"),
         "",
         f"Scores in percent over the samples that all settings have done: prompts of {', '.join(lengths)} tokens, "
         f"n = {', '.join(map(str, counts))} a task; ± standard error over samples, Δ paired over the same samples. "
@@ -58,13 +60,9 @@ def markdown(rows: Sequence[Row], pairs: Sequence[Row] = (), missing: Mapping[st
 def in_pairs(pairs: Sequence[Row]) -> list[str]:
     """Return a line per pair: the first less the second in points, over all samples that both have, and by task."""
     keys = sorted({key for pair in pairs for key in pair["tasks"]})
-    lines = [
-        "| first less second | scores | Δ by sample | n | Δ by task | KV bytes, MiB | " + " | ".join(keys) + " |",
-        "|---|---|---|---|---|---|" + "---|" * len(keys),
-    ]
+    cells = []
     for pair in pairs:
         whole, cache = pair["mean"], pair["kv_bytes"]
-        cells = [points(pair["tasks"][key]) if key in pair["tasks"] else "-" for key in keys]
         shown = [
             f"{pair['first']} less {pair['second']}",
             f"{100 * whole['first']:.1f}, {100 * whole['second']:.1f}",
@@ -73,13 +71,14 @@ def in_pairs(pairs: Sequence[Row]) -> list[str]:
             points(pair["by_task"]) if pair["by_task"] else "-",
             f"{cache['first'] / 2**20:.2f}, {cache['second'] / 2**20:.2f}",
         ]
-        lines.append(f"| {' | '.join([*shown, *cells])} |")
+        cells.append([*shown, *(points(pair["tasks"][key]) if key in pair["tasks"] else "-" for key in keys)])
+    head = ["first less second", "scores", "Δ by sample", "n", "Δ by task", "KV bytes, MiB", *keys]
     note = (
         "Differences in points, paired over the samples that both settings have done, ± standard error. By sample: a "
         "task has the weight of its samples, of which some pairs have more in some tasks than in others; by task: all "
         "tasks have the same weight."
     )
-    return [*lines, "", note]
+    return [*markdown_table(head, cells, "-"), "", note]
 
 
 def points(difference: Row) -> str:
@@ -92,15 +91,8 @@ def versions_of(env: Row) -> str:
     return f"{env['dtype']}, torch {env['torch']}, transformers {env['transformers']}"
 
 
-def plot(rows: Sequence[Row], path: Path) -> None:
-    """Plot score against KV bytes, both over all tasks."""
-    try:
-        import matplotlib
-    except ImportError:
-        return  # the numbers are in the table; the extra `plot` draws them
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+def plot(rows: Sequence[Row], model: str, pyplot: Any, folder: Path) -> None:
+    """Plot score against KV bytes, both over all tasks, as ``plot.png``."""
     figure, axes = pyplot.subplots(figsize=(8, 5), constrained_layout=True)
     for number, row in enumerate(sorted(rows, key=lambda row: -row["kv_bytes"]["used"]), start=1):
         colour, marker = STYLE[row["family"]]
@@ -114,7 +106,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("KV bytes in use, MiB (log scale)")
     axes.set_ylabel("score, mean over the tasks, %")
-    axes.set_title("tiny on mini: accuracy against KV memory")
+    axes.set_title(f"{model} on mini: accuracy against KV memory")
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=130)
+    figure.savefig(folder / "plot.png", dpi=130)
     pyplot.close(figure)

@@ -14,23 +14,19 @@ import json
 import time
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-import yaml
 
+from experiments.kernels.greedy import loaded, new_cache
 from experiments.quantspec.prompts import Prompt, tasks
-from kvbench.cache import Prompts
+from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse
 from kvbench.decoding import Sampling, generate
 from kvbench.errors import KvbenchError
 from kvbench.measure.random_fill import go_on
-from kvbench.models.load import LoadedModel, load
-from kvbench.models.spec import ModelConfig
+from kvbench.models.load import LoadedModel
 from kvbench.parallel.team import current, leave
-from kvbench.util.confdir import conf_dir
-from kvbench.util.schema import build
 
 LAYOUTS = ("one", "device_map", "tensor_parallel")
 #: methods whose tokens are compared
@@ -69,40 +65,33 @@ class Record:
             print(f"{time.perf_counter() - self.began:6.1f} s  {part}: {name}", flush=True)
 
 
-def loaded(name: str, layout: str, **changes: Any) -> LoadedModel:
+def on_layout(name: str, layout: str, **changes: Any) -> LoadedModel:
     """Load a model of ``conf/model`` in a layout."""
-    data = yaml.safe_load((conf_dir() / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
-    runtime = SimpleNamespace(
+    runtime = RuntimeConfig(
         device="auto" if layout != "one" or not torch.cuda.is_available() else "cuda:0",
         device_map="auto" if layout == "device_map" else None,
         tensor_parallel="auto" if layout == "tensor_parallel" else None,
-        seed=0,
     )
-    return load(build(ModelConfig, {**data, **changes}, "model"), runtime)
+    return loaded(name, runtime, **changes)
 
 
 @torch.inference_mode()
-def answers(loaded_: LoadedModel, prompt: Prompt, name: str, count: int) -> dict[str, Any]:
+def answers(held: LoadedModel, prompt: Prompt, name: str, count: int) -> dict[str, Any]:
     """Return greedy tokens of one prompt, with the gap between the two best logits at each (a token per step)."""
     method = parse(EQUAL[name]).load()
-    ids = torch.tensor([prompt.ids], device=loaded_.device)
-    spans = [prompt.span] if prompt.span else None
-    known_prompts = Prompts.from_batch(
-        ids, None, context_spans=spans, queries=[prompt.query], decode=loaded_.tokenizer.decode
-    )
-    cache = method.new_cache(loaded_.model, known_prompts, max_length=ids.shape[1] + count)
+    cache, ids = new_cache(method, held.model, held.tokenizer, prompt, count)
     gaps: list[float] = []
 
     def note(module: Any, inputs: Any, output: Any) -> None:
         two = output.logits[0, -1].float().topk(2).values
         gaps.append(float(two[0] - two[1]))
 
-    hook = loaded_.model.register_forward_hook(note)
+    hook = held.model.register_forward_hook(note)
     try:
-        generation = generate(loaded_.model, cache, ids, max_new_tokens=count, graphs="never")
+        generation = generate(held.model, cache, ids, max_new_tokens=count, graphs="never")
     finally:
         hook.remove()
-        method.detach(loaded_.model)
+        method.detach(held.model)
     used = cache.bill().used.total
     team = current()
     return {
@@ -115,30 +104,31 @@ def answers(loaded_: LoadedModel, prompt: Prompt, name: str, count: int) -> dict
 
 def equality(record: Record, layout: str, dtype: str, names: list[str], count: int, prompts: int) -> None:
     """Record the tokens of the bundled model with every method."""
-    loaded_ = loaded("tiny", layout, dtype=dtype)
-    given = tasks(loaded_.tokenizer, 1024, prompts)
+    held = on_layout("tiny", layout, dtype=dtype)
+    given = tasks(held.tokenizer, 1024, prompts)
     for name in names:
         try:
-            answered: Any = [answers(loaded_, prompt, name, count) for prompt in given]
+            answered: Any = [answers(held, prompt, name, count) for prompt in given]
         except (KvbenchError, ImportError) as error:  # a package that this machine lacks
             answered = f"{type(error).__name__}: {error}"
         record.add(f"tokens {dtype}", name, answered)
 
 
-def long(record: Record, layout: str, loaded_: LoadedModel, name: str, graphs: Any, context: int, steps: int) -> None:
+def long(record: Record, held: LoadedModel, name: str, graphs: Any, context: int, steps: int) -> None:
     """Measure one method on a cache of `context` random tokens: bytes of every device, time per token."""
-    free(layout)
-    devices = mine(loaded_)
+    gc.collect()  # what the last measurement left
+    torch.cuda.empty_cache()
+    devices = mine(held)
     weights = [torch.cuda.memory_allocated(device) for device in devices]
     method = parse(LONG[name]).load()
-    cache = method.new_cache(loaded_.model, None, max_length=context + steps + 16)
+    cache = method.new_cache(held.model, None, max_length=context + steps + 16)
     watch = Peaks(devices)
     generation = go_on(
-        loaded_.model, cache, 1, context, max_new_tokens=steps, sampling=Sampling(), graphs=graphs, observer=watch
+        held.model, cache, 1, context, max_new_tokens=steps, sampling=Sampling(), graphs=graphs, observer=watch
     )
     path, stepping = cache.path, generation.stepping
     bill = cache.bill()
-    method.detach(loaded_.model)
+    method.detach(held.model)
     tokens = [round.emitted[0] for round in generation.rounds] or [1] * len(generation.step_s)
     seconds = [second / count for second, count in zip(generation.step_s, tokens, strict=True)][2:]
     value = {
@@ -181,15 +171,9 @@ class Peaks:
             torch.cuda.reset_peak_memory_stats(device)
 
 
-def mine(loaded_: LoadedModel) -> list[torch.device]:
+def mine(held: LoadedModel) -> list[torch.device]:
     """Return the devices of this process that hold a part of the model."""
-    return sorted({parameter.device for parameter in loaded_.model.parameters()}, key=str)
-
-
-def free(layout: str) -> None:
-    """Give back what the last measurement left."""
-    gc.collect()
-    torch.cuda.empty_cache()
+    return sorted({parameter.device for parameter in held.model.parameters()}, key=str)
 
 
 def main() -> None:
@@ -217,13 +201,13 @@ def main() -> None:
     for dtype in args.dtypes[:1]:
         equality(record, args.layout, dtype, args.methods, args.tokens, args.prompts)
     if args.context:
-        loaded_ = loaded(
+        held = on_layout(
             args.model, args.layout, weights="random", dtype="bfloat16", max_length=args.context + args.steps + 16
         )
         record.add(
             "model",
             args.model,
-            {"layout": loaded_.layout, "devices": loaded_.devices, "parameters": loaded_.parameters},
+            {"layout": held.layout, "devices": held.devices, "parameters": held.parameters},
         )
         for graphs in GRAPHS[args.layout]:
             if graphs != "never":
@@ -232,7 +216,7 @@ def main() -> None:
                 # a captured step is not made for few tokens by itself
                 count = args.steps if graphs == "never" else max(args.steps, 72)
                 try:
-                    long(record, args.layout, loaded_, name, graphs, args.context, count)
+                    long(record, held, name, graphs, args.context, count)
                 except torch.OutOfMemoryError as error:
                     if current() is not None:
                         raise

@@ -55,7 +55,9 @@ def test_limits_ratios_and_claims(file, tmp_path):
     assert relative("batch", log, full) == (pytest.approx(0.8), None)
     assert relative("throughput", log, full) == (pytest.approx(0.5), None)
     assert relative("memory", log, full) == (pytest.approx(-0.5), 10)
-    text = fold(points, tmp_path)
+    folded = fold(points)
+    folded.write(tmp_path)
+    text = folded.text
     assert "| logquant:int2_g64 | 18 of 20 tried, 1.80x | 1200 (18), 1.50x | 11.5 ms (10), 0.96x | 9 ms |" in text
     assert "- LogQuant, Fig. 7 claims +60% batch; logquant:int2_g64: +80% (better)" in text
     assert (
@@ -71,7 +73,7 @@ def test_limits_ratios_and_claims(file, tmp_path):
 
 def test_plots_where_matplotlib_is(file, tmp_path):
     pytest.importorskip("matplotlib")
-    fold(read([file]), tmp_path)
+    fold(read([file])).write(tmp_path)
     assert (tmp_path / "llama3.1-8b_batch_prompt512_new2000_48gb.png").stat().st_size > 10_000
 
 
@@ -96,7 +98,7 @@ def test_a_compiled_step_and_one_that_is_not_are_two_points(tmp_path):
         "bfloat16, compiled, random keys and values",
         "bfloat16, random keys and values",
     ]
-    assert "(NVIDIA H200, bfloat16, compiled, random keys and values)" in fold(points, tmp_path / "out")
+    assert "(NVIDIA H200, bfloat16, compiled, random keys and values)" in fold(points).text
 
 
 def test_fp16_of_one_model_is_the_base_where_there_are_runs_of_two(file):
@@ -153,10 +155,10 @@ def test_recorded_files_stay_readable(path):
 
 def test_the_recorded_table_is_made_again(tmp_path, monkeypatch):
     """results/efficiency/points.csv from its files: the columns of that time, to the digit."""
-    monkeypatch.setattr("experiments.efficiency.fold.plot", lambda points, out: None)  # its own test is above
+    monkeypatch.setattr("experiments.efficiency.fold.plot", lambda *rest: None)  # its own test is above
     folder = ROOT / "results/h200/whole"
     files = sorted(path for path in folder.glob("*.json") if path.name != "tpot_later.json")
-    fold(read(files), tmp_path)
+    fold(read(files)).write(tmp_path)
     with (ROOT / "results/efficiency/points.csv").open() as old, (tmp_path / "points.csv").open() as new:
         recorded, made = list(csv.DictReader(old)), list(csv.DictReader(new))
     again = [{key: row[key] for key in recorded[0]} for row in made]

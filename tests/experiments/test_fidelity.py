@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.fidelity.fold import MEASURES, fold
+from experiments.measured import Stored, keep
+from experiments.place import Choice
 
 
 def row(number: int, kld: float, at: int | None, score: float) -> dict[str, Any]:
@@ -22,10 +24,10 @@ def row(number: int, kld: float, at: int | None, score: float) -> dict[str, Any]
     return {"id": f"t/{number}", "scores": {"score": score}, "fidelity": part}
 
 
-def runs(kld: float, wrong: int = 0, count: int = 12) -> dict[str, Any]:
+def runs(kld: float, wrong: int = 0, count: int = 12) -> Stored:
     """Prompts of which the first `wrong` are answered wrong, after 4 tokens of fp16's answer."""
     rows = {f"t/{k}": row(k, kld, 4 if k < wrong else None, float(k >= wrong)) for k in range(count)}
-    return {"fidelity": rows, "mini": rows}
+    return Stored({"fidelity": rows, "mini": rows})
 
 
 def lines(path: Path) -> list[dict[str, str]]:
@@ -36,7 +38,9 @@ def lines(path: Path) -> list[dict[str, str]]:
 def test_only_divergences_tell_caches_apart_that_answer_alike(tmp_path) -> None:
     stored = {"fp16": runs(0.0), "kivi 4": runs(1e-4), "atom 4": runs(2e-4), "bad": runs(1.0, 9)}
     stored["short"] = runs(1.0, count=3)
-    text = fold(stored, tmp_path, 12)
+    folded = fold(stored, 12)
+    folded.write(tmp_path)
+    text = folded.text
     pairs = {(line["a"], line["b"]): line for line in lines(tmp_path / "pairs.csv")}
     apart = {names: [line[f"{name}_apart"] == "True" for name in MEASURES] for names, line in pairs.items()}
     assert apart["kivi 4", "atom 4"] == [True, True, True, False, False, False, False]
@@ -49,5 +53,6 @@ def test_only_divergences_tell_caches_apart_that_answer_alike(tmp_path) -> None:
 
 
 def test_without_all_of_fp16s_samples_there_is_no_table(tmp_path) -> None:
-    assert fold({"fp16": runs(0.0, count=3)}, tmp_path / "out", 12) == "fp16 has 3 of 12 samples in both of its runs"
-    assert not (tmp_path / "out").exists()
+    folded = fold({"fp16": runs(0.0, count=3)}, 12)
+    assert folded.text == "fp16 has 3 of 12 samples in both of its runs" and not folded.files
+    assert keep(folded, tmp_path / "out", Choice(), lambda folder: None) == 1 and not (tmp_path / "out").exists()

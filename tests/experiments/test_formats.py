@@ -4,13 +4,15 @@ import json
 
 import pytest
 
+from experiments import measured
 from experiments.formats.__main__ import parse as parse_arguments
-from experiments.formats.__main__ import stored
+from experiments.formats.__main__ import table_of
 from experiments.formats.fold import fold
 from experiments.formats.grid import CLAIMS, ROWS
 from experiments.formats.report import apart
 from experiments.formats.tpot import SOURCE, settings, steps
 from experiments.formats.which import bits
+from experiments.measured import Stored
 from kvbench.config.setting import parse
 
 
@@ -37,7 +39,7 @@ def row(number, score, used, kld):
 def runs(scores, used, kld):
     rows = {f"repeat@1024/{i}": row(i, score, used, [kld * (1 + i)] * 3) for i, score in enumerate(scores)}
     env = {"device": "cpu", "dtype": "float32", "torch": "2", "transformers": "5"}
-    return {"mini": rows, "fidelity": rows, "env": env}
+    return Stored({"mini": rows, "fidelity": rows}, env)
 
 
 @pytest.fixture
@@ -48,8 +50,13 @@ def folded(tmp_path):
         "TurboQuant 4 bits | own": runs([1, 0, 0, 0], 400, 0.04),
         "kivi int4 G32 | own": runs([1], 500, 0.02),
     }
-    text = fold(lines, tmp_path, 4, 4)
-    return text, json.loads((tmp_path / "lines.json").read_text()), json.loads((tmp_path / "claims.json").read_text())
+    table = fold(lines, 4, 4)
+    table.write(tmp_path)
+    return (
+        table.text,
+        json.loads((tmp_path / "lines.json").read_text()),
+        json.loads((tmp_path / "claims.json").read_text()),
+    )
 
 
 def test_lines_have_bits_and_paired_differences(folded):
@@ -74,9 +81,9 @@ def test_a_claim_is_the_first_less_the_second(folded):
     assert apart(claim) == "KL: first, score: second"
 
 
-def test_without_fp16_there_is_no_table(tmp_path):
-    assert fold({"kivi int4 G32 | own": runs([1], 500, 0.02)}, tmp_path, 1, 1).startswith("fp16 does not have")
-    assert not list(tmp_path.iterdir())
+def test_without_fp16_there_is_no_table():
+    table = fold({"kivi int4 G32 | own": runs([1], 500, 0.02)}, 1, 1)
+    assert table.text.startswith("fp16 does not have") and not table.files
 
 
 def test_times_are_found_however_their_settings_are_spelled(tmp_path):
@@ -105,6 +112,8 @@ def test_bits_are_those_of_packed_tokens_alone(setting, per_element):
 
 
 def test_a_line_that_cannot_run_is_missing_and_its_reason_is_shown(tmp_path, capsys):
-    arguments = parse_arguments(["--length", "256", "--runs", str(tmp_path)])
-    assert stored(ROWS["fp16 | own"], arguments) is None
-    assert "fp16 | own: dataset.lengths=256" in capsys.readouterr().err
+    given = ["--length", "256", "--runs", str(tmp_path), "--out", str(tmp_path / "out"), "--only", "fp16 | own"]
+    arguments = parse_arguments(given)
+    assert measured.stored(table_of(arguments), ROWS["fp16 | own"], arguments).rows == {"fidelity": {}, "mini": {}}
+    assert measured.make(table_of(arguments), arguments, given) == 1 and not list(tmp_path.iterdir())
+    assert "fp16 | own: skipped: dataset.lengths=256" in capsys.readouterr().err

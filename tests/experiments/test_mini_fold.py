@@ -6,10 +6,13 @@ import math
 import pytest
 import yaml
 
-from experiments.mini.__main__ import composed, overrides, parse
-from experiments.mini.fold import error, evenly, fold, same
+from experiments import measured
+from experiments.measured import Stored
+from experiments.mini.__main__ import data, parse
+from experiments.mini.fold import error, evenly, fold, matching, same
 from experiments.mini.grid import COMPARISONS, GRID, PAIRS
 from experiments.mini.report import STYLE
+from experiments.runs import composed
 from kvbench.config import setting as grammar
 from kvbench.results import samples as rows
 from kvbench.tasks.mini.catalogue import TASKS
@@ -35,6 +38,16 @@ def write_run(folder, config, scores):
     rows.append(folder / "samples.jsonl", made)
 
 
+def written(runs, out, settings, configs, pairs=()):
+    """Fold the runs of settings, found by their configurations, and write the files; the table's text."""
+    found = {setting.name: matching(runs, configs[setting.name]) for setting in settings}
+    stored = {name: Stored({"mini": done}, env) for name, (done, env) in found.items()}
+    folded = fold(stored, settings, pairs, runs)
+    if folded.files:
+        folded.write(out)
+    return folded.text
+
+
 def test_settings_are_paired_over_what_all_of_them_have_done(tmp_path):
     settings = [s for s in GRID if s.name in ("fp16", "kivi 2")]
     configs = {
@@ -45,7 +58,7 @@ def test_settings_are_paired_over_what_all_of_them_have_done(tmp_path):
     write_run(tmp_path / "runs" / "a", configs["fp16"], full)
     part = {f"copy@4096/{i}": float(i > 0) for i in range(4)} | {"repeat@4096/0": 0.0}
     write_run(tmp_path / "runs" / "b", configs["kivi 2"], part)
-    text, _ = fold(tmp_path / "runs", tmp_path / "out", settings, configs)
+    text = written(tmp_path / "runs", tmp_path / "out", settings, configs)
     assert "repeat" not in text  # one sample of four: an interrupted task
     table = {row["name"]: row for row in json.loads((tmp_path / "out" / "scores.json").read_text())}
     assert table["kivi 2"]["mean"]["score"] == 0.75
@@ -68,7 +81,7 @@ def test_a_setting_may_have_several_runs_and_only_what_is_asked_for_counts(tmp_p
     write_run(runs / "other seed", config_of("fp16", seed=1), {f"copy@4096/{i}": 0.0 for i in range(4)})
     more = {f"{task}@4096/{i}": 0.5 for task in ("copy", "repeat", "needle") for i in (0, 1, 2, 3, 100)}
     write_run(runs / "c", config_of("kivi 2", limit=101), more)
-    fold(runs, tmp_path / "out", settings, configs)
+    written(runs, tmp_path / "out", settings, configs)
     table = {row["name"]: row for row in json.loads((tmp_path / "out" / "scores.json").read_text())}
     assert list(table["fp16"]["tasks"]) == list(table["kivi 2"]["tasks"]) == ["copy@4096", "repeat@4096"]
     assert table["fp16"]["mean"] | {"vs_fp16": 0} == {"score": 1.0, "stderr": 0.0, "n": 8, "vs_fp16": 0}
@@ -83,7 +96,7 @@ def test_a_setting_that_has_hardly_begun_is_named_and_pairs_have_their_own_sampl
     write_run(runs / "a", configs["fp16"], {f"copy@4096/{i}": 1.0 for i in range(8)})
     write_run(runs / "b", configs["kivi 2"], {f"copy@4096/{i}": float(i % 2) for i in range(6)})
     write_run(runs / "c", configs["kivi 4"], {f"copy@4096/{i}": 1.0 for i in range(2)})
-    text, _ = fold(runs, tmp_path / "out", settings, configs, [("kivi 4", "kivi 2"), ("kivi 4", "atom 2")])
+    text = written(runs, tmp_path / "out", settings, configs, [("kivi 4", "kivi 2"), ("kivi 4", "atom 2")])
     table = {row["name"]: row for row in json.loads((tmp_path / "out" / "scores.json").read_text())}
     assert set(table) == {"fp16", "kivi 2"}
     assert table["fp16"]["mean"]["n"] == 6
@@ -109,8 +122,8 @@ def test_a_key_that_came_after_a_run_has_the_value_that_changes_nothing():
 
 def test_nothing_done_is_said(tmp_path):
     config = {"model": {}, "method": {}, "quantizer": {}, "dataset": {"lengths": [4096]}}
-    text, where = fold(tmp_path, tmp_path / "out", GRID[:1], {GRID[0].name: config})
-    assert "does not contain a sample" in text and where is None
+    assert "does not contain a sample" in written(tmp_path, tmp_path / "out", GRID[:1], {GRID[0].name: config})
+    assert not (tmp_path / "out").exists()
 
 
 def test_standard_error():
@@ -131,12 +144,14 @@ def test_the_command_line_of_a_setting():
     search = parse(
         ["--grid", "search", "--batch", "16", "--device", "cuda", "--limit-for", "the same, random chunks=7"]
     )
-    lines = {s.name: overrides(s, search) for s in COMPARISONS["search"].settings}
+    table = measured.Table("experiments.mini", lambda s: data(s, search), None, None)
+    runs = {s.name: measured.runs_of(table, s, search)["mini"] for s in COMPARISONS["search"].settings}
+    lines = {name: run.overrides for name, run in runs.items()}
     assert {"runtime.batch_size=16", "runtime.device=cuda"} <= set(lines["fp16"])
     assert "dataset.limit=200" in lines["fp16"]
     assert "dataset.limit=7" in lines["the same, random chunks"]
     assert "dataset.tasks=[key_value_hex,copy,copy_long]" in lines["fp16"]
-    assert composed(COMPARISONS["search"].settings[1], search)["method"]["split"] == [15, 35, 50]
+    assert composed(lines["cocktail 15/35/50, per token"])["method"]["split"] == [15, 35, 50]
     assert parse(["--limit", "3"]).tasks == ()
     with pytest.raises(SystemExit):
         parse(["--only", "no such setting"])

@@ -1,0 +1,341 @@
+"""The driver of measured tables: one command line, the runs of a grid, and the files that are folded from them.
+
+A measured table is a :class:`Table`: its settings, the data of the runs that each of them has, and a fold of the stored
+rows into files. Every run is one of kvbench, so an interrupted command goes on where it stopped, and ``--fold-only``
+makes the files of what is there. Settings that a model cannot take are named with the reason and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments.place import Choice, add_options, choice, drawable, known, place
+from experiments.place import rows as counted
+from experiments.runs import Run, composed, execute, identify
+from kvbench.config.setting import parse
+from kvbench.results.samples import Row
+from kvbench.results.store import RunStore
+from kvbench.util import atomic
+
+#: the bundled model, whose results have folders of their own names
+TINY = "tiny"
+#: rules below the headings of a table in Markdown
+RULES = {"l": ":--", "r": "--:", "-": "---"}
+Rows = Mapping[str, Row]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a table.
+
+    Args:
+        name: its label in the table.
+        family: colour in the plot.
+        setting: method, quantizer and their options (:mod:`kvbench.config.setting`).
+    """
+
+    name: str
+    family: str
+    setting: str
+
+    @property
+    def key(self) -> str:
+        """What tells the setting from all others of its table."""
+        return self.name
+
+    @property
+    def overrides(self) -> list[str]:
+        """The setting as it would be typed after ``python -m kvbench``, part by part."""
+        return parse(self.setting).overrides()
+
+    @property
+    def slug(self) -> str:
+        """The key as a file name."""
+        return re.sub(r"[^a-z0-9]+", "-", self.key.lower()).strip("-")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What the runs of a setting have done.
+
+    Args:
+        rows: for each of its runs the rows by sample id; none for a run that has not begun, or cannot be made.
+        env: the machine of the last of them; empty where none has begun.
+    """
+
+    rows: Mapping[str, Rows]
+    env: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """The files of a table.
+
+    Args:
+        text: the table in Markdown, or why there is none; it is printed, and written as ``table.md``.
+        files: content of the other files by name; without any, nothing is written.
+        counts: samples that each part of the table rests on, by name.
+        draw: function that draws the pictures into a folder, with matplotlib's pyplot.
+    """
+
+    text: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    draw: Callable[[Any, Path], object] | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write all files; without matplotlib no picture, as its numbers are in the table."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in (*self.files.items(), ("table.md", self.text)):
+            atomic.write(folder / name, content.encode())
+        if self.draw is not None and drawable():
+            import matplotlib
+
+            matplotlib.use("Agg")
+            from matplotlib import pyplot
+
+            self.draw(pyplot, folder)
+
+
+def by_id(folder: Path, run: Run) -> tuple[Rows, Mapping[str, Any]]:
+    """Return the rows of the run with this id, of each task's first samples up to its limit, and its machine."""
+    store = RunStore(folder, identify(run)[0])
+    data = composed(run.overrides)["dataset"]
+    limit = data["limit"] or data["options"]["limit"]  # of the data set, or of the one whose answers are decoded
+    rows = {key: row for key, row in store.samples().rows.items() if int(key.rpartition("/")[2]) < limit}
+    return rows, store.environment() or {}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that is folded from runs.
+
+    Args:
+        command: module of its command.
+        data: for a setting the data of each of its runs by name: overrides, of which the first is ``dataset=CHOICE``.
+        fold: function from what the settings have done, by key, to the table.
+        before: function from a folder to the samples that the table there rests on; None without a table.
+        find: function from the folder of the runs and a run to its rows and its machine.
+    """
+
+    command: str
+    data: Callable[[Setting], Mapping[str, Sequence[str]]]
+    fold: Callable[[Mapping[str, Stored]], Folded]
+    before: Callable[[Path], Mapping[str, int] | None]
+    find: Callable[[Path, Run], tuple[Rows, Mapping[str, Any]]] = by_id
+
+
+def parser(command: str, about: str | None, runs: str, batch: int, limit: int | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that all tables have.
+
+    Args:
+        command: module of the command.
+        about: its description.
+        runs: default of ``--runs``.
+        batch: default of ``--batch``.
+        limit: default of ``--limit``; None where the command decides.
+    """
+    top = argparse.ArgumentParser(prog=f"python -m {command}", description=about)
+    add, default = top.add_argument, " (default: %(default)s)"
+    add("--model", default=TINY, help="preset, OWNER/NAME of the hub or ./FOLDER" + default)
+    add("--limit", type=int, default=limit, help="samples per task" + (default if limit else ""))
+    add("--only", nargs="*", default=[], metavar="NAME", help="settings to run and to fold (default: all)")
+    add("--device", default="auto", help="device: auto, cpu, cuda or cuda:N")
+    add("--batch", type=int, default=batch, help="prompts per batch" + default)
+    add("--jobs", type=int, default=1, help="settings that run side by side, each in a process of its own" + default)
+    add("--runs", type=Path, default=Path(runs), help="folder of the runs" + default)
+    add("--out", type=Path, help="folder of the tables (default: below results/, by model)")
+    add("--fold-only", action="store_true", help="write the tables from existing runs, without running anything")
+    add("--run-only", action="store_true", help="write no tables")
+    add_options(top)
+    return top
+
+
+def chosen(
+    top: argparse.ArgumentParser, arguments: argparse.Namespace, settings: Iterable[Setting], out: str
+) -> argparse.Namespace:
+    """Set ``chosen`` to those of ``--only``, in the order of the table, and ``out`` to its default.
+
+    Args:
+        top: the parser, which ends the command at a wrong name.
+        arguments: what was parsed.
+        settings: all settings of the table.
+        out: folder of the bundled model's tables.
+    """
+    by_key = {setting.key: setting for setting in settings}
+    check_names(top, arguments.only, by_key)
+    arguments.chosen = [by_key[key] for key in by_key if not arguments.only or key in arguments.only]
+    arguments.out = arguments.out or home(out, arguments.model)
+    return arguments
+
+
+def check_names(top: argparse.ArgumentParser, names: Iterable[str], known_names: Iterable[str]) -> None:
+    """End the command at a name that is not among the known ones."""
+    for name in names:
+        if name not in known_names:
+            top.error(f"no setting {name!r}: {', '.join(known_names)}")
+
+
+def home(out: str, model: str) -> Path:
+    """Return the folder of a model's tables: `out` for the bundled one, the same below ``results/MODEL`` for others."""
+    if model == TINY:
+        return Path(out)
+    return Path("results", slug_of(model), *(part for part in Path(out).parts if part not in ("results", TINY)))
+
+
+def slug_of(model: str) -> str:
+    """Return a model as a file name."""
+    return model.strip("./").replace("/", "_")
+
+
+def runs_of(table: Table, setting: Setting, arguments: argparse.Namespace) -> dict[str, Run]:
+    """Return the runs of a setting by name, each as it would be typed."""
+    where = [f"runtime.device={arguments.device}", f"runtime.batch_size={arguments.batch}"]
+    where.append(f"runtime.results_dir={arguments.runs}")
+    return {
+        name: Run(
+            (*setting.overrides, f"model={arguments.model}", *data, *where), arguments.model, data[0].partition("=")[2]
+        )
+        for name, data in table.data(setting).items()
+    }
+
+
+def refused(runs: Mapping[str, Run]) -> str:
+    """Return why one of the runs of a setting cannot be made, such as a missing calibration; empty if all can."""
+    return next((reason for run in runs.values() if (reason := identify(run)[1])), "")
+
+
+def stored(table: Table, setting: Setting, arguments: argparse.Namespace) -> Stored:
+    """Return what the runs of a setting have done: nothing if the model cannot take it."""
+    runs = runs_of(table, setting, arguments)
+    if refused(runs):
+        return Stored({name: {} for name in runs})
+    found = {name: table.find(arguments.runs, run) for name, run in runs.items()}
+    machines = [env for _, env in found.values() if env]
+    return Stored({name: done for name, (done, _) in found.items()}, machines[-1] if machines else {})
+
+
+def run_here(table: Table, setting: Setting, arguments: argparse.Namespace) -> bool:
+    """Do what is missing of a setting in this process; False if a run failed."""
+    good = True
+    for name, run in runs_of(table, setting, arguments).items():
+        outcome = execute(run)
+        print(": ".join(filter(None, (f"{setting.key}, {name}", outcome.status, outcome.reason))), flush=True)
+        good &= outcome.status == "ok"
+    return good
+
+
+def run_apart(table: Table, setting: Setting, arguments: argparse.Namespace, given: Sequence[str]) -> bool:
+    """Do what is missing of a setting in a process of its own, with its output in a log; False if a run failed."""
+    log = arguments.runs / "logs" / f"{slug_of(arguments.model)}-{setting.slug}.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", table.command, *given, "--jobs", "1", "--run-only", "--only", setting.key]
+    with log.open("w", encoding="utf-8") as out:
+        good = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode == 0
+    print(f"{setting.key}: {'done' if good else f'failed, see {log}'}", flush=True)
+    return good
+
+
+def make(table: Table, arguments: argparse.Namespace, given: Sequence[str]) -> int:
+    """Run what is missing, print and write the table, and return the exit status: 1 if a run or the table failed.
+
+    The first setting is run before the others, which may compare with what its run stores.
+    """
+    able, failed = [], 0
+    for setting in arguments.chosen:
+        reason = refused(runs_of(table, setting, arguments))
+        if reason:
+            print(f"{setting.key}: skipped: {reason}", file=sys.stderr, flush=True)
+        else:
+            able.append(setting)
+    if not arguments.fold_only:
+        alone = able if arguments.jobs == 1 else able[:1]
+        failed = sum(not run_here(table, setting, arguments) for setting in alone)
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            good = pool.map(lambda setting: run_apart(table, setting, arguments, given), able[len(alone) :])
+            failed += sum(not one for one in good)
+    if arguments.run_only:
+        return int(failed > 0)
+    done = {setting.key: stored(table, setting, arguments) for setting in arguments.chosen}
+    status = keep(table.fold(done), arguments.out, choice(arguments), table.before, arguments.model)
+    return status or int(failed > 0)
+
+
+def keep(
+    folded: Folded,
+    wanted: Path,
+    said: Choice,
+    before: Callable[[Path], Mapping[str, int] | None],
+    model: str = TINY,
+) -> int:
+    """Print a table, write its files, and return the exit status: 1 if there is none, or a better one was kept.
+
+    Args:
+        folded: the table.
+        wanted: the folder that it belongs to.
+        said: what the command line says about writing.
+        before: function from a folder to the samples that the table there rests on; None without a table.
+        model: model, which a table of another than the bundled one names.
+    """
+    if not folded.files:
+        print(folded.text)
+        return 1
+    if model != TINY:
+        folded = Folded(f"Model: {model}\n\n{folded.text}", folded.files, folded.counts, folded.draw)
+    where = place(wanted, said, folded.counts, before(wanted), sorted(wanted.glob("*.png")))
+    try:
+        folded.write(where.path)
+    except OSError as error:
+        print(
+            f"error: {wanted} cannot be written: {error}\n  hint: name another folder with --out FOLDER",
+            file=sys.stderr,
+        )
+        return 2
+    print(folded.text)
+    return where.say()
+
+
+def keep_rows(content: Mapping[str, Any], wanted: Path, said: Choice) -> int:
+    """Write measurements, which ``rows`` of `content` has, as a JSON file; 1 if one of more rows was kept."""
+    where = place(wanted, said, counted(content), known(wanted, counted))
+    where.path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write(where.path, as_json(content).encode())
+    return where.say()
+
+
+def as_json(content: Any) -> str:
+    """Return the text of a JSON file."""
+    return json.dumps(content, indent=1) + "\n"
+
+
+def as_csv(head: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
+    """Return the text of a CSV file."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, head, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]], align: str = "lr") -> list[str]:
+    """Return the lines of a table in Markdown.
+
+    Args:
+        head: headings.
+        lines: cells of each line.
+        align: for each column ``l`` (left), ``r`` (right) or ``-`` (as it comes); the last one is that of the others.
+    """
+    top, *rest = ("|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|" for cells in (head, *lines))
+    sides = [RULES[side] for side in align.ljust(len(head), align[-1])]
+    return [top, f"|{'|'.join(sides)}|", *rest]
