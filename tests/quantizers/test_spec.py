@@ -126,6 +126,9 @@ def test_groups_must_divide_the_head() -> None:
     ) as raised:
         replace(INT4, key=VALUE).check("draft", 36)
     assert "set draft.key.group_size=head_dim" in str(raised.value)
+    with pytest.raises(ConfigError) as raised:
+        replace(INT4, value=replace(VALUE, group_size=96)).check(head_dim=512)
+    assert list(raised.value.allowed) == ["8", "16", "32", "64", "128", "256", "head_dim"]
     INT4.as_default(INT4).check(head_dim=80)  # reduced to 16
     with pytest.raises(ConfigError, match=r"quantizer\.value\.bits=7"):
         replace(INT4, value=replace(VALUE, bits=7)).check()
