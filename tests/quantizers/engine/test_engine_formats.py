@@ -148,6 +148,9 @@ def test_a_refusal_names_the_formats_that_fit():
     with pytest.raises(ConfigError, match=r"method\.format=octave_k3v4: needs heads of a multiple of 64") as raised:
         FORMATS["octave_k3v4"].check(80, 80)
     wanted = [name for name in FORMATS if name not in (*LLAMA_CPP, "ultraquant_4bit", *OCTAVE)]
+    with pytest.raises(ConfigError, match="RoPE over a multiple of 64") as other:
+        FORMATS["octave_k3v4"].check(192, 32)  # 192 is no power of two, 32 is one
+    assert list(other.value.allowed) == [name for name in FORMATS if name not in ("ultraquant_4bit", *OCTAVE)]
     assert list(raised.value.allowed) == wanted and "int8_per_token_head" in str(raised.value)
 
 
