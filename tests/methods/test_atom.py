@@ -114,3 +114,32 @@ def test_quantizers_that_are_not_atoms_are_refused():
     }
     with pytest.raises(ConfigError, match="one group per token and head"):
         load_method("atom", quantizer=formats).check(head_dim=128)
+
+
+@pytest.mark.parametrize("side", ["key", "value"])
+def test_groups_along_tokens_are_not_atoms(side):
+    whole = {"bits": 4, "group_size": "head_dim", "axis": "token"}
+    formats = {"key": whole, "value": whole, side: {"bits": 4, "group_size": 32, "axis": "channel"}}
+    with pytest.raises(ConfigError, match=rf"quantizer\.{side}\.axis=channel: must be token"):
+        load_method("atom", quantizer=formats)
+
+
+@pytest.mark.parametrize("side", ["key", "value"])
+def test_a_group_may_be_the_number_of_channels(side):
+    whole = {"bits": 4, "group_size": "head_dim", "axis": "token"}
+    formats = {"key": whole, "value": whole, side: {"bits": 2, "group_size": 64, "axis": "token"}}
+    method = load_method("atom", quantizer=formats)
+    method.check(64)
+    assert method.make_quantizer(side, 64).group_size is None and method.make_quantizer(side, 64).bits == 2
+    with pytest.raises(ConfigError, match=rf"quantizer\.{side}\.group_size=64: must be head_dim"):
+        method.check(128)
+
+
+def test_what_is_stored_follows_from_rope_and_prefill():
+    plain, authors = load_method("atom"), load_method("atom", rope="pre", prefill="quantized")
+    traits = ("keys_before_rope", "quantized_prefill", "eager", "by_token")
+    assert [getattr(plain, name) for name in traits] == [False, False, False, True]
+    assert [getattr(authors, name) for name in traits] == [True] * 4
+    windowed = load_method("atom", window=40)
+    assert not windowed.by_token and [windowed.exact(n) for n in (0, 39, 40, 41, 90)] == [0, 39, 40, 40, 40]
+    assert [plain.exact(n) for n in (0, 1, 90)] == [0, 0, 0]

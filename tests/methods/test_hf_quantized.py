@@ -5,11 +5,12 @@ import shutil
 
 import pytest
 import torch
-from transformers import QuantizedCache
+from transformers import QuantizedCache, cache_utils
 
-from kvbench.errors import CacheError, ConfigError
+from kvbench.errors import CacheError, ConfigError, ModelError
 from kvbench.methods import load_method
 from kvbench.methods.bytes import kv_bytes
+from kvbench.methods.reach import Reach
 from tests import zoo
 
 NEEDS = {
@@ -247,3 +248,170 @@ def test_fp8_has_no_options_of_groups(option, value):
     with pytest.raises(ConfigError, match=rf"method\.{option}={value}: has no effect with method\.backend=fp8"):
         load_method("hf_quantized", backend="fp8", **{option: value})
     assert load_method("hf_quantized", backend="fp8", sinks=2).packages() == ()
+
+
+class Library:
+    """Stands for a quantizer of transformers: it notes its options, and rounds to halves."""
+
+    def __init__(self, *options):
+        self.options = options
+
+    def _quantize(self, x, axis):
+        return (2 * x).round(), axis
+
+    def _dequantize(self, quantized):
+        return quantized[0] / 2
+
+
+@pytest.fixture
+def libraries(monkeypatch):
+    """Both libraries as if they were installed."""
+    monkeypatch.setattr(cache_utils, "QuantoQuantizedLayer", type("Quanto", (Library,), {}))
+    monkeypatch.setattr(cache_utils, "HQQQuantizedLayer", type("HQQ", (Library,), {}))
+
+
+@pytest.mark.parametrize(("backend", "name", "axes"), [("quanto", "Quanto", (-1, 0)), ("hqq", "HQQ", (1, 0))])
+def test_options_reach_the_library(backend, name, axes, libraries):
+    axis_key, axis_value = axes
+    method = load_method(
+        "hf_quantized", backend=backend, bits=4, axis_key=axis_key, axis_value=axis_value, group_size=32, residual=7
+    )
+    made = method.backend_layer()
+    assert type(made).__name__ == name and made.options == (4, axis_key, axis_value, 32, 7)
+    layer = zoo.new_layer(method)
+    zoo.feed(layer, *(x.bfloat16() for x in zoo.random_kv(9, channels=64)))
+    for store, axis in zip(layer.stores(), axes, strict=True):
+        packed, tail = store.segments
+        assert (packed.axis, packed.multiple) == (axis, 8 if axis == 1 else 1)
+        assert packed.backend.dtype == packed.backend.keys.dtype == packed.backend.values.dtype == torch.bfloat16
+        assert packed.backend.device == layer.device and tail.capacity == 7 + 64
+
+
+def test_a_library_that_is_missing_is_named(monkeypatch):
+    def missing(*options):
+        raise ImportError
+
+    monkeypatch.setattr(cache_utils, "HQQQuantizedLayer", missing)
+    with pytest.raises(ModelError, match=r"method\.backend=hqq needs a package(?s:.*)kvbench\[hf\]"):
+        load_method("hf_quantized", backend="hqq").backend_layer()
+    monkeypatch.delattr(cache_utils, "Fp8QuantizedLayer")
+    with pytest.raises(ModelError, match=r"needs transformers 5\.23"):
+        load_method("hf_quantized", backend="fp8").backend_layer()
+
+
+def halves(x):
+    return (2 * x).round() / 2
+
+
+@pytest.mark.parametrize("prompt", [3, 32])
+@pytest.mark.parametrize("partial", [False, True])
+def test_tokens_are_quantized_when_the_residual_is_full(partial, prompt, libraries):
+    """The sinks and the newest tokens stay as they are; values may have a residual of their own."""
+    window, sinks, count = 5, 4, 50
+    settings = {"value_residual": window} if partial else {}
+    method = load_method("hf_quantized", bits=4, sinks=sinks, recent=window, residual=2 * window, **settings)
+    assert method.window("key") == (10, 5) and method.window("value") == ((5, 0) if partial else (10, 5))
+    keys, values = zoo.random_kv(count, channels=64)
+    layer, row = zoo.new_layer(method), slice(0, 1)
+    zoo.feed(layer, keys[:, :, :prompt], values[:, :, :prompt])
+    borders = [min(sinks, prompt) + max(prompt - sinks - method.window(side)[1], 0) for side in ("key", "value")]
+    for n in range(prompt, count + 1):
+        if n > prompt:
+            zoo.feed(layer, keys[:, :, n - 1 : n], values[:, :, n - 1 : n])
+            layer.settle()
+        for number, (store, x, side) in enumerate(zip(layer.stores(), (keys, values), ("key", "value"), strict=True)):
+            full, stay = method.window(side)
+            borders[number] = max(borders[number], min(sinks, n))
+            if n > prompt and n - borders[number] >= full:
+                borders[number] = n - stay
+            first, border = min(sinks, n), borders[number]
+            assert [segment.length(row) for segment in store.segments] == [first, border - first, n - border]
+            read = torch.cat([s.read(row, 0, s.length(row), torch.float32) for s in store.segments if s.length(row)], 2)
+            wanted = torch.cat([x[:, :, :first], halves(x[:, :, first:border]), x[:, :, border:n]], 2)
+            assert torch.equal(read, wanted)
+
+
+@pytest.mark.parametrize("prompt", [1, 3, 30])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"residual": 8},
+        {"residual": 8, "recent": 3, "sinks": 2},
+        {"residual": 8, "recent": 7, "sinks": 1},
+        {"residual": 8, "recent": 3, "value_residual": 5, "sinks": 4},
+    ],
+    ids=str,
+)
+def test_the_formula_counts_exact_tokens_as_the_rule_leaves_them(options, prompt):
+    method, sinks = load_method("hf_quantized", **options), options.get("sinks", 0)
+    tails = {side: min(max(prompt - sinks, 0), method.window(side)[1]) for side in ("key", "value")}
+    for n in range(prompt, 60):
+        exact = 0
+        for side, (full, stay) in ((side, method.window(side)) for side in tails):
+            tails[side] += n > max(prompt, sinks)
+            if tails[side] >= full:
+                tails[side] = stay
+            exact += min(sinks, n) + tails[side]
+        found = kv_bytes(method, n, prompt=prompt, layers=1, query_heads=1, heads=2, channels=64, width=2)
+        assert found.window == exact * 2 * 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("backend", "bits", "axis", "codes", "groups"),
+    [
+        ("quanto", 2, 0, 2 * 64, 5),  # a row of 64 codes per group; two bytes hold the five codes of a column
+        ("quanto", 4, -1, 32 * 5, 5),  # a column per group
+        ("hqq", 4, 1, 4 * 64, 8),  # eight tokens, of which three fill up
+        ("hqq", 8, 1, 8 * 64, 8),
+        ("hqq", 2, 0, 16 * 5, 5),
+        ("hqq", 3, 0, 7 * 4 * 5, 5),  # ten codes in four bytes
+        ("hqq", 1, 0, 8 * 5, 5),
+    ],
+)
+@pytest.mark.parametrize("width", [2, 4])
+def test_bytes_of_five_tokens_are_those_of_the_libraries_layouts(backend, bits, axis, codes, groups, width):
+    method = load_method("hf_quantized", backend=backend, bits=bits, axis_key=axis, axis_value=axis)
+    found = kv_bytes(method, 5, prompt=5, layers=1, query_heads=1, heads=1, channels=64, width=width)
+    assert (found.codes, found.scales, found.window) == (2 * codes, 2 * 2 * groups * width, 0)
+    half = load_method("hf_quantized", backend=backend, bits=bits, axis_key=axis, axis_value=axis, group_size=32)
+    found = kv_bytes(half, 5, prompt=5, layers=1, query_heads=1, heads=1, channels=64, width=width)
+    assert found.scales == 2 * 2 * 2 * groups * width
+
+
+@pytest.mark.parametrize(
+    ("options", "reach"),
+    [
+        ({}, None),
+        ({"sinks": 2}, Reach("method.sinks", 2, 2)),
+        ({"recent": 16}, Reach("method.recent", 16, 16)),
+        ({"recent": 16, "sinks": 2}, Reach("method.recent", 16, 18)),
+    ],
+    ids=str,
+)
+def test_nothing_is_quantized_up_to_the_sinks_and_the_newest_tokens(options, reach):
+    assert load_method("hf_quantized", **options).reach() == reach
+
+
+@pytest.mark.parametrize("options", [{"residual": 100}, {"residual": 50, "value_residual": 100}], ids=str)
+def test_a_residual_that_never_fills_is_refused(options):
+    method = load_method("hf_quantized", **options)
+    method.check_reach(101)
+    key = list(options)[-1]
+    with pytest.raises(ConfigError, match=rf"method\.{key}=100: is so large"):
+        method.check_reach(100)
+    load_method("hf_quantized", backend="fp8").check_reach(2)
+
+
+def test_only_fp8_stores_a_token_by_itself():
+    fp8, quanto = load_method("hf_quantized", backend="fp8"), load_method("hf_quantized")
+    assert (fp8.by_token, fp8.eager, fp8.window("key"), fp8.window("value")) == (True, True, (1, 0), (1, 0))
+    assert (quanto.by_token, quanto.eager, quanto.window("key")) == (False, False, (128, 0))
+
+
+def test_limits_of_options_are_allowed():
+    for options in ({"residual": 1}, {"recent": 127}, {"recent": 0, "value_residual": 1}, {"sinks": 0}):
+        load_method("hf_quantized", **options).check(64)
+    for bits in (1, 2, 3, 4, 8):
+        load_method("hf_quantized", backend="hqq", bits=bits).check(64)
+    for bits in (2, 4):
+        load_method("hf_quantized", backend="quanto", bits=bits, axis_key=-1).check(64)

@@ -10,6 +10,7 @@ from kvbench.cache.segments.packed import PackedSegment
 from kvbench.errors import CacheError, ConfigError
 from kvbench.methods import KeepMethod, load_method
 from kvbench.methods.bytes import kv_bytes
+from kvbench.methods.reach import Reach
 from tests import zoo
 from tests.zoo import feed, new_layer, random_kv
 
@@ -192,3 +193,70 @@ def test_exact_prompt_tokens_cannot_be_taken_back_after_eviction():
     feed(layer, *(x[:, :, :1] for x in MORE))
     layer.crop(-1)
     assert layer.seen == 100
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "fields", "reach"),
+    [
+        ("none", {"keep": 70}, Reach("method.keep", 70, 70, of_prompt=True)),
+        ("none", {"keep": 0.5}, Reach("method.newest", 13, 13, of_prompt=True)),  # 4 sinks, 8 newest and one more
+        ("int4", {"keep": 0.5}, Reach("method.newest", 13, 13, of_prompt=True)),
+        ("int4", {"keep": 70}, Reach("method.residual", 32, 35)),  # Kivi's packs sooner than tokens are dropped
+        ("int4", {"keep": 35}, Reach("method.keep", 35, 35, of_prompt=True)),
+        ("int4", {"keep": 36}, Reach("method.residual", 32, 35)),
+        ("int4", {"keep": 1}, Reach("method.residual", 32, 35)),
+    ],
+)
+def test_the_reach_ends_where_tokens_are_dropped_or_packed(quantizer, fields, reach):
+    assert load_method("keep", quantizer=quantizer, **FIELDS, **fields).reach() == reach
+
+
+def test_times_are_known_in_advance_only_if_nothing_is_dropped():
+    layer = filled(load_method("keep", quantizer="int4", **FIELDS), 0)
+    assert layer.method.demotions(layer, 100) is None
+    everything = filled(load_method("keep", quantizer="int4", **FIELDS, keep=1), 0)
+    kivi = load_method("kivi", quantizer="int4", residual=32, sinks=4)
+    for mine, its in zip(everything.method.demotions(everything, 100), kivi.demotions(everything, 100), strict=True):
+        assert torch.equal(mine, its)
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"), [(0.5, 50), (0.25, 25), (70, 70), (0.1, 13), (200, 100), (1, 100), (1.0, 100)]
+)
+def test_so_many_prompt_tokens_are_kept(keep, kept):
+    method = load_method("keep", quantizer="none", **FIELDS, keep=keep)
+    assert method.kept(100) == kept and method.least == 13
+    assert method.drops_tokens == (keep != 1)
+    index = method.choose(KEYS, VALUES, None)
+    assert (100 if index is None else index.shape[-1]) == kept
+
+
+def test_without_a_quantizer_everything_is_exact():
+    plain, packed = (load_method("keep", quantizer=name, **FIELDS) for name in ("none", "int4"))
+    assert (plain.exact(90), plain.unit(64), plain.prompt_only, plain.packs(0, None)) == (90, 1, True, False)
+    assert (packed.unit(64), packed.prompt_only, packed.packs(0, None)) == (32, False, True)
+    assert packed.exact(90) == (90 % 32, 32)
+
+
+def test_without_sinks_and_newest_tokens_the_score_alone_chooses():
+    method = load_method("keep", quantizer="none", by="key_norm", newest=0, sinks=0, keep=10)
+    index = method.choose(KEYS, VALUES, None)
+    assert method.least == 1
+    for head in range(2):
+        assert index[0, head].tolist() == KEYS[0, head].norm(dim=-1).argsort()[:10].sort().values.tolist()
+
+
+@pytest.mark.parametrize("quantizer", ["none", "int4"])
+def test_a_sliding_window_drops_tokens_of_a_prompt_that_was_kept_whole(quantizer):
+    method = load_method("keep", quantizer=quantizer, residual=32, newest=8, sinks=4, keep=1)
+    kivi = load_method("kivi", quantizer="int4", residual=32, sinks=4)
+    layers = [new_layer(method), new_layer(kivi)]
+    for layer in layers:
+        layer.window = 60
+        feed(layer, KEYS, VALUES)
+        for at in range(30):
+            feed(layer, *(x[:, :, at : at + 1] for x in MORE))
+            layer.settle()
+    assert layers[0].order == [None]
+    mine, its = (layer.length(ONE) for layer in layers)
+    assert mine == (59 if quantizer == "none" else its) and mine < 100
