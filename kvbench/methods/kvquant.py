@@ -116,7 +116,6 @@ class KVQuant(RecencyMethod):
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if a hyper-parameter is out of range, or if `calibration` is a path that does not exist."""
-        super().check(head_dim, max_length)
         if self.bits not in (2, 3, 4):
             raise ConfigError(
                 "method.bits", self.bits, "there are no codebooks with this number of bits", allowed=(2, 3, 4)
@@ -137,6 +136,7 @@ class KVQuant(RecencyMethod):
                 hint=f"python -m kvbench.calibrate --model MODEL --text FILE --bits {self.bits} "
                 f"--outliers {self.outliers!r} --out {self.calibration}",
             )
+        super().check(head_dim, max_length)
 
     def reach(self) -> Reach | None:
         """Return the largest number of tokens of which none is packed: `first_tokens`; None if it is 0."""
