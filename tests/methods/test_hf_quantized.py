@@ -10,7 +10,7 @@ from transformers import QuantizedCache, cache_utils
 from kvbench.errors import CacheError, ConfigError, ModelError
 from kvbench.methods import load_method
 from kvbench.methods.bytes import kv_bytes
-from kvbench.methods.reach import Reach
+from kvbench.methods.refusals import Reach
 from tests import zoo
 
 NEEDS = {

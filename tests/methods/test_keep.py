@@ -10,7 +10,7 @@ from kvbench.cache.segments.packed import PackedSegment
 from kvbench.errors import CacheError, ConfigError
 from kvbench.methods import KeepMethod, load_method
 from kvbench.methods.bytes import kv_bytes
-from kvbench.methods.reach import Reach
+from kvbench.methods.refusals import Reach
 from tests import zoo
 from tests.zoo import feed, new_layer, random_kv
 

@@ -15,8 +15,7 @@ from kvbench.methods.cocktail import Cocktail
 from kvbench.methods.engine import Engine, rope_share
 from kvbench.methods.kvarn import Kvarn
 from kvbench.methods.kvquant import KVQuant
-from kvbench.methods.python_hints import for_python
-from kvbench.methods.reach import Reach
+from kvbench.methods.refusals import Reach, for_python
 from kvbench.methods.scored import ScoredMethod
 from kvbench.methods.streamingllm import TurningWithin
 from kvbench.methods.turboquant import TurboQuant
