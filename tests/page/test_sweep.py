@@ -90,3 +90,28 @@ def test_messages_are_shortened_and_commands_are_whole_or_left_out(results):
     assert len(data["jobs"][0][6]) <= 200
     longer = write_sweep(results, [], "longer", command=("x" * 30_000,))
     assert FollowedSweep(Sweep.open(longer)).data()["command"] == ""
+
+
+def test_texts_of_a_sweep_have_their_lengths(results):
+    name = "n" * 121
+    job = sweeps.Job(number=0, overrides=("x" * 1182,), label="l" * 161)
+    longer = sweeps.Job(number=1, overrides=("x" * 1183,), label="l" * 160)
+    more = {"id": name, "created": "c" * 41, "launcher": "k" * 41, "jobs": (job, longer)}
+    data = FollowedSweep(Sweep.open(write_sweep(results, [], **more))).data()
+    half = {"id": 57, "created": 17, "launcher": 17}  # of a text that is cut, before and after the dots
+    assert {key: data[key] for key in half} == {
+        key: f"{more[key][0] * n} ... {more[key][0] * n}" for key, n in half.items()
+    }
+    shown = {entry[0]: entry for entry in data["jobs"]}
+    assert shown[1][1] == "l" * 77 + " ... " + "l" * 77 and shown[2][1] == "l" * 160
+    assert len(shown[1][5]) == 1200 and len(shown[2]) == 3, "a longer command is left out"
+    exact = {**more, "id": "n" * 120, "created": "c" * 40, "launcher": "k" * 40}
+    data = FollowedSweep(Sweep.open(write_sweep(results, [], "exact", **exact))).data()
+    assert {key: data[key] for key in half} == {key: exact[key] for key in half}
+
+
+def test_a_pair_of_which_one_run_is_gone_is_left_out(results):
+    stores = [write(results / "runs", number) for number in (1, 2)]
+    pairs = [(run_id(1), run_id(2)), (run_id(1), run_id(9)), (run_id(9), run_id(2))]
+    shown = Report(lambda: stores, reader(), results / "runs", results, pairs=pairs)
+    assert [pair["runs"] for pair in shown.data()["pairs"]] == [[run_id(1), run_id(2)]]
