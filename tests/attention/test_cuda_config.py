@@ -1,4 +1,4 @@
-"""Numbers that the CUDA kernel is configured by: shared memory, slots, columns, and the configurations to choose from."""
+"""What the CUDA kernel is configured by: shared memory, slots, columns, and the configurations to choose from."""
 
 from __future__ import annotations
 
