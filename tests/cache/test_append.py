@@ -23,7 +23,19 @@ def by_kernel(keys, values, key_buffer, value_buffer, places) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("do", [append, by_kernel])
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+def by_launch(keys, values, *others) -> None:
+    """The launch of the kernel as on a GPU; channels that are not contiguous are copied first."""
+    keys, values = (torch.stack([x, x], -1)[..., 0] for x in (keys, values))
+    append(keys.as_subclass(OnGpu), values.as_subclass(OnGpu), *others)
+
+
+@pytest.mark.parametrize("do", [append, by_kernel, by_launch])
 def test_new_tokens_are_written_at_the_places_of_their_rows_and_nothing_else_changes(do):
     generator = torch.Generator().manual_seed(0)
     keys = torch.randn(2, 2, 3, 24, generator=generator)  # channels need not be a power of two

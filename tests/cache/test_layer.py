@@ -121,3 +121,32 @@ def test_an_open_prompt_loses_its_newest_tokens_unless_its_attention_is_observed
     with pytest.raises(CacheError, match=r"cannot take back 2 tokens .*snapkv.* attention"):
         observing.crop(-2)
     assert observing.seen == 12
+
+
+def test_a_layer_tells_transformers_what_it_can_do():
+    assert KVLayer.is_croppable is True and KVLayer.is_sliding is False
+    layer = placed(load_method("fp16"), 3, [0, 0])
+    layer.reorder_cache(torch.tensor([1, 1, 0]))
+    assert layer.batch == 3 and layer.order == [None] * 3 and layer.firm == [0] * 3
+
+
+def test_a_positive_crop_keeps_the_first_tokens_and_an_empty_layer_has_none_to_lose():
+    layer = placed(load_method("fp16"), 8)
+    for count, left in ((9, 8), (8, 8), (0, 8), (6, 6), (torch.tensor(-2), 4)):
+        layer.crop(count)
+        assert layer.seen == left == layer.stores()[0].tail.lengths[0]
+    zoo.new_layer(load_method("fp16")).crop(-1)
+
+
+def test_new_tokens_are_packed_at_once_only_where_both_sides_have_segments_of_one_kind():
+    engine, fp16 = placed(load_method("engine", format="q8_0"), 5), placed(load_method("fp16"), 5)
+    packed = engine.packed_at_once()
+    assert packed == tuple(store.segments[-2] for store in engine.stores()) and len(packed) == 2
+    assert engine.advance(1) == [(5, 5)] and engine.seen == 6
+    assert fp16.packed_at_once() is None
+    eager = placed(load_method("fp16"), 5)
+    eager.method = type("Eager", (), {"eager": True})()
+    assert eager.packed_at_once() is None  # nothing is packed
+    values = engine.stores()[1]
+    values.segments[-2] = values.tail
+    assert engine.packed_at_once() is None

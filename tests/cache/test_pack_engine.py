@@ -11,6 +11,8 @@ interpreted()
 
 from kvbench.cache.kernels import engine  # noqa: E402
 from kvbench.cache.kernels.pack import served  # noqa: E402
+from kvbench.cache.segments.packed import PackedSegment  # noqa: E402
+from kvbench.cache.watch import Watch, words  # noqa: E402
 from kvbench.errors import NonFiniteError  # noqa: E402
 from kvbench.quantizers.engine.llamacpp import IQ4NL, Q8_0, Signed  # noqa: E402
 from kvbench.quantizers.engine.nvfp4 import NVFP4  # noqa: E402
@@ -99,3 +101,92 @@ def test_what_the_kernel_does_not_serve_is_packed_by_torch():
     x = tokens(3, 64, torch.float16)
     for quantizer, reason in ((IQ4NL(), "codes of IQ4NL"), (Signed(5), "5-bit codes")):
         assert served(new(quantizer, "key", x), x) == reason
+
+
+def step_of(key, value, x, y):
+    """Pack the last token of keys and values by a captured step, into buffers of different lengths."""
+    sides = []
+    for quantizer, side, tokens_of, capacity in ((key, "key", x, 128), (value, "value", y, 300)):
+        shape = {"batch": x.shape[0], "heads": x.shape[1], "channels": tokens_of.shape[3], "capacity": capacity}
+        made = PackedSegment(**shape, dtype=x.dtype, device="cpu", quantizer=quantizer, side=side)
+        made.append(ALL, tokens_of[:, :, :-1].contiguous())
+        assert made.advance() == [x.shape[2] - 1] * x.shape[0]
+        sides.append(made)
+    return sides, torch.full((x.shape[0], 2), x.shape[2] - 1, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [(NVFP4(0.03), Int8PerTokenHead()), (Fp8(0.7), Signed(4)), (Q8_0(), NVFP4(0.5, four=True))],
+    ids=str,
+)
+def test_keys_and_values_of_a_captured_step_have_formats_strides_and_channels_of_their_own(key, value):
+    x = tokens(4, 64, torch.float16, batch=2, heads=2).contiguous()
+    y = tokens(4, 96, torch.float16, 1, batch=2, heads=2)
+    sides, places = step_of(key, value, x, y)
+    engine.quantize(*sides, x[:, :, 3:], y[:, :, 3:], places)
+    for done, quantizer, side, like in zip(sides, (key, value), ("key", "value"), (x, y), strict=True):
+        wanted = new(quantizer, side, like)
+        wanted.append(ALL, like)
+        assert torch.equal(done.codes(ALL, 0, 4), wanted.codes(ALL, 0, 4))
+        assert torch.equal(*(each.read(ALL, 0, 4, torch.float32) for each in (done, wanted)))
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_token_of_a_captured_step_that_is_not_finite_is_recorded_with_the_tag_of_its_side(side):
+    both_sides = tokens(3, 64, torch.float16, batch=2, heads=2), tokens(3, 96, torch.float16, batch=2, heads=2)
+    sides, places = step_of(Int8PerTokenHead(), Q8_0(), *both_sides)
+    watch = Watch(torch.device("cpu"))
+    watch.tag(words)
+    for segment in sides:
+        segment.watch = watch, watch.tag(words)
+    last = [x[:, :, 2:].clone() for x in both_sides]
+    engine.quantize(*sides, *last, places)
+    assert not watch.record.any()
+    last[side][1, 0, 0, 40] = float("inf")
+    engine.quantize(*sides, *last, places)
+    assert watch.record.tolist() == [1, 1 + side, 1, 0, 2, 40]
+
+
+def test_channels_of_a_captured_step_that_are_not_contiguous_are_copied_first():
+    x = tokens(2, 64, torch.float16)
+    found = []
+    for spread in (False, True):
+        sides, places = step_of(Q8_0(), Int8PerTokenHead(), x, x)
+        last = x[:, :, 1:]
+        last = torch.stack([last, last], -1)[..., 0] if spread else last
+        assert (last.stride(-1) == 1) is not spread
+        engine.quantize(*sides, last, last, places)
+        found.append([segment.codes(ALL, 0, 2) for segment in sides])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "rule"),
+    [
+        (Q8_0(), "q8_0"), (Q8_0(even=True), "q8_0_cpu"), (Signed(4), "q4_0"), (NVFP4(), "nvfp4"),
+        (NVFP4(four=True), "4over6"), (Int8PerTokenHead(), "int8"), (Fp8PerTokenHead(), "fp8_head"), (Fp8(), "fp8"),
+        (Int4PerTokenHead(), "int4"), (IQ4NL(), None),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_quantizer_has_the_kernels_rule_of_its_own(quantizer, rule):
+    assert engine.rule(quantizer) == rule and (rule is None or rule in engine.RULES)
+
+
+def test_the_kernels_parameters_follow_the_format():
+    """Channels are padded to a power of two, 16 at least; a group of all channels is as wide; 4 warps take 8 rows."""
+    for channels, wide in ((8, 16), (64, 64), (80, 128), (96, 128), (256, 256)):
+        form = engine.form(Int8PerTokenHead(), channels)
+        assert (form.channels, form.group, form.rows, form.parts, form.warps) == (wide, wide, 8, 4, 4)
+        assert (form.kind, form.bits, form.scale, form.table) == ("int8", 8, 1.0, ())
+    assert engine.form(Q8_0(), 96).group == 32 and "groups of 32" in engine.form(Q8_0(), 80)
+    assert engine.form(Fp8(0.7), 64).scale == 0.7 and engine.form(NVFP4(0.03), 64).scale == 0.03
+    assert engine.form(IQ4NL(), 64) is None
+
+
+@pytest.mark.parametrize("quantizer", [Q8_0(), Signed(4)], ids=str)
+def test_scales_beyond_the_range_of_fp16_are_its_largest_number(quantizer):
+    x = tokens(2, 64, torch.bfloat16)
+    x[0, 0, 0, :2] = torch.tensor([3e8, -4e8])
+    both(quantizer, "key", [x])

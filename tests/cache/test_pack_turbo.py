@@ -57,3 +57,23 @@ def test_the_token_of_a_captured_step_is_packed_at_places_on_the_device(key, val
         same(done, alike)
     assert engine.refuses(*computed) is None
     assert "SketchQuantizer" in engine.refuses(new(SketchQuantizer(3), "key", x), computed[1])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_minima_beyond_the_range_of_fp16_are_its_largest_number(sign):
+    x = (1e5 + 10 * tokens(2, 64, torch.float32)) * sign
+    both(TruncatingQuantizer(4), "value", [x.bfloat16()])
+
+
+def test_the_kernel_of_levels_gets_the_borders_between_levels_and_the_levels():
+    """A table of 2 ** bits - 1 borders, then 2 ** bits levels; codes of 3 bits are packed in pairs of word rows."""
+    for bits in (3, 4):
+        form, table = engine.form(LevelQuantizer(bits), 64), LevelQuantizer(bits).table(64)
+        count = 2**bits
+        assert len(form.table) == 2 * count - 1 and form.table[count - 1 :] == tuple(table.sort().values.tolist())
+        assert form.table[: count - 1] == pytest.approx(
+            ((table.sort().values[1:] + table.sort().values[:-1]) / 2).tolist()
+        )
+        assert (form.rows, form.parts) == ((2, 8) if bits == 3 else (8, 4))
+    assert engine.rule(LevelQuantizer(3, "write")) == "levels_write" and engine.rule(LevelQuantizer(3)) == "levels"
+    assert engine.rule(TruncatingQuantizer(4)) == "grid" and engine.form(TruncatingQuantizer(4), 64).table == ()

@@ -147,12 +147,13 @@ def test_a_copy_has_its_own_state_and_empty_queues():
     progress.positions.see(torch.arange(5)[None], 0, [0, 3])
     progress.frozen, progress.upper, progress.span = True, True, 4
     progress.tables["layer"] = torch.zeros(1)
+    progress.plans["layer"], progress.plain_masks[None] = object(), ("key", True, torch.zeros(1))
     progress.watches.of(torch.device("cpu")).record[0] = 1
     twin = progress.clone()
     assert (twin.frozen, twin.upper, twin.span, twin.max_length, twin.prefill.path) == (True, True, 4, 50, "sdpa")
     assert twin.watches is not progress.watches and twin.watches.of(torch.device("cpu")).record[0] == 0
     assert twin.packs is not progress.packs and twin.rolls is not progress.rolls
-    assert twin.tables == {} and twin.plain_masks == {}
+    assert twin.tables == {} and twin.plans == {} and twin.plain_masks == {}
     twin.reset()
     twin.padding.infer(None, 1, 2)
     twin.method_state.select([1])
@@ -165,3 +166,11 @@ def test_a_copy_has_its_own_state_and_empty_queues():
     other.select(torch.tensor([1]))
     assert progress.padding.starts == [0, 3] and progress.method_state.rows == [7, 8]
     assert len(progress.positions.runs) == 2
+
+
+def test_a_cache_begins_with_nothing_seen_and_one_process():
+    fresh, other = Progress(), Progress()
+    assert (fresh.rope_from, fresh.storage, fresh.rank, fresh.span) == (0, None, (0, 1), None)
+    assert (fresh.prefill.prompts, fresh.prefill.open, fresh.prefill.group) == (None, False, None)
+    assert fresh.options == Options() and (Options().kernels, Options().prefill, Options().mlp_chunk) == ("auto",) * 3
+    assert fresh.tables is not other.tables and fresh.prefill is not other.prefill

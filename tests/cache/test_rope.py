@@ -115,3 +115,24 @@ def test_keys_are_converted_only_where_one_cache_stores_them_before_rope_and_the
     assert layer.handed_on(second, part, 4) is part
     layer.rope = layer.follower.rope = None
     assert layer.handed_on(second, part, 4) is part
+
+
+def test_columns_are_rotated_by_their_positions_in_each_row():
+    layer = zoo.new_layer(load_method("fp16"))
+    layer.batch, layer.rope = 2, rotated
+    layer.progress.positions.see(torch.tensor([[0, 1, 2, 3], [9, 9, 0, 1]]), 0, [0, 2])
+    turned = rope.rotated_columns(layer, 1, torch.zeros(2, 1, 3, 4))
+    assert turned[:, 0, :, 0].tolist() == [[1, 2, 3], [0, 0, 1]]
+
+
+def test_a_run_ends_where_positions_jump_and_one_that_goes_on_is_not_cut():
+    positions = RopePositions()
+    positions.see(torch.tensor([[3, 4, 5]]), 0, [0])
+    positions.see(torch.tensor([[6, 7, 20]]), 3, [0])
+    assert positions.runs == [[(0, 3), (5, 20)]]
+    positions.see(torch.tensor([[8]]), 5, [0])  # the last column again
+    assert positions.runs == [[(0, 3)]]
+    positions.see(torch.tensor([[1, 2], [1, 2]]), 0, [0, 1])  # another batch
+    assert positions.runs == [[(0, 1)], [(1, 2)]]
+    positions.select([1])
+    assert positions.runs == [[(1, 2)]]
