@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.cache import Prompts
+from kvbench.cache import KVCache, Prompts
 from kvbench.decoding import passes
 from kvbench.decoding.likelihood import answer_nll
 from kvbench.decoding.passes import groups, prefill
@@ -112,4 +112,51 @@ def test_answers_of_any_length_are_scored_after_the_prompt(batch: str) -> None:
     assert answer_nll(model, cache, logits, [[]] * len(lengths), given) == [(0.0, 0)] * len(lengths)
     single = answer_nll(model, cache, logits, [[5]] * len(lengths), given)
     assert single[-1][0] == pytest.approx(-float(torch.log_softmax(logits[-1].float(), -1)[5]))
+    method.detach(model)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@torch.inference_mode()
+def test_groups_of_prompts_give_what_one_pass_gives(padded: bool) -> None:
+    """Each group with its own rows of tokens, mask and positions, and all of them in the cache afterwards."""
+    model, method = zoo.model("llama"), load_method("kivi", quantizer="int4", residual=32)
+    ids, mask = zoo.padded_batch([40, 33, 37] if padded else [40, 40, 40], seed=2)
+    given = mask if padded else None
+    caches = [method.new_cache(model, Prompts.from_batch(ids, mask)) for _ in range(2)]
+    seen = Seen(model)
+    whole = prefill(model, caches[0], ids, given, rows=None)
+    parts = prefill(seen, caches[1], ids, given, rows=2)  # type: ignore[arg-type]
+    torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
+    assert [call["input_ids"].tolist() for call in seen.calls] == [ids[:2].tolist(), ids[2:].tolist()]
+    assert [call["position_ids"].tolist() for call in seen.calls] == [
+        (mask.cumsum(-1) - 1).clamp(min=0)[rows].tolist() for rows in (slice(0, 2), slice(2, 3))
+    ]
+    assert [None if (m := call["attention_mask"]) is None else m.tolist() for call in seen.calls] == (
+        [mask[:2].tolist(), mask[2:].tolist()] if padded else [None, None]
+    )
+    assert caches[1].get_seq_length() == 40 and caches[1].bill().used == caches[0].bill().used
+    for mine, its in zip(caches[1].layers, caches[0].layers, strict=True):
+        assert mine.sealed and [s.lengths for s in mine.segments()] == [s.lengths for s in its.segments()]
+    method.detach(model)
+
+
+@pytest.mark.parametrize("all_logits", [True, False])
+@torch.inference_mode()
+def test_a_model_that_takes_tokens_one_by_one_gets_each_with_its_own_columns(
+    all_logits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, method = zoo.model("llama"), load_method("fp16")
+    ids, mask = zoo.padded_batch([20, 14], seed=2)
+    caches = [method.new_cache(model) for _ in range(2)]
+    for cache in caches:
+        prefill(model, cache, ids[:, :15], mask[:, :15])
+    monkeypatch.setattr(KVCache, "one_by_one", property(lambda cache: cache is caches[1]))
+    positions = (mask.cumsum(-1) - 1)[:, 15:]
+    together = passes.forward(model, caches[0], ids[:, 15:], mask, positions, all_logits=all_logits)
+    seen = Seen(model)
+    single = passes.forward(seen, caches[1], ids[:, 15:], mask, positions, all_logits=all_logits)  # type: ignore[arg-type]
+    assert single.shape == (2, 5 if all_logits else 1, zoo.VOCABULARY)
+    torch.testing.assert_close(single, together, rtol=1e-4, atol=1e-5)
+    assert [call["attention_mask"].shape[1] for call in seen.calls] == [16, 17, 18, 19, 20]
+    assert [call["position_ids"].tolist() for call in seen.calls] == positions.T[..., None].tolist()
     method.detach(model)

@@ -20,6 +20,7 @@ from kvbench.models.spec import ModelConfig
 from kvbench.runner.perplexity import check_mode
 from kvbench.runner.run import run
 from kvbench.tasks.perplexity import Perplexity
+from kvbench.util.attachment import Placement, record_placement
 from kvbench.util.schema import build
 from tests import zoo
 from tests.contract.test_methods import PLAIN, fresh, make
@@ -383,3 +384,25 @@ def test_tokens_that_would_not_be_scored_are_not_asked_for_in_silence(model, ids
     most, least = (decoded(model, ids, method, first=first, prompt=20) for first in (20, 39))
     assert (most > least).all()
     assert (least > 0).all()
+
+
+def test_a_text_of_its_prompt_alone_has_nothing_to_score(model, ids):
+    method = kvbench.load_method("fp16")
+    cache = method.new_cache(model)
+    assert decode_nll(model, cache, ids[:, :1], 1).tolist() == [0.0] * 3
+    assert cache.get_seq_length() == 1
+    method.detach(model)
+
+
+def test_one_pass_of_a_wider_dtype_reads_keys_and_values_as_caches_store_them():
+    """The same as decoding with the full-precision cache of 16 bits; without a cache, nothing is rounded."""
+    model, (ids, _) = zoo.fresh("llama"), zoo.padded_batch([40, 40])
+    exact = forward_nll(model, ids, 5)
+    record_placement(model, Placement(storage=torch.bfloat16))
+    rounded = forward_nll(model, ids, 5)
+    method = kvbench.load_method("fp16")
+    cache = method.new_cache(model)
+    assert cache.progress.storage == torch.bfloat16
+    through = decode_nll(model, cache, ids, 5)
+    assert torch.allclose(rounded, exact, rtol=1e-2) and not torch.equal(rounded, exact)
+    assert torch.allclose(rounded, through, rtol=1e-3)

@@ -201,3 +201,12 @@ def test_stored_keys_are_turned_in_the_models_basis() -> None:
     turned = TurningWithin(basis, turn)(keys, [1, 2])  # type: ignore[arg-type]
     assert torch.equal(turned, ((keys.float() * sign).flip(-1) * sign).half())
     assert turned.dtype == torch.float16 and seen == [(torch.float32, [1, 2])]
+
+
+@pytest.mark.parametrize("name", ["kivi", "atom", "oscar", "kvarn", "quantspec", "keep"])
+def test_a_rule_that_cannot_be_is_refused_whatever_else_a_method_checks(name: str, monkeypatch: Any) -> None:
+    method = load_method(name)
+    method.check(128)
+    monkeypatch.setattr(type(method), "exact", lambda self, n: n + 1)
+    with pytest.raises(ConfigError, match=r"exact\(0\) returned 1"):
+        method.check(128)
