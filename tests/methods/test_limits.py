@@ -11,6 +11,7 @@ import torch
 
 from kvbench.errors import ConfigError
 from kvbench.methods import load_method
+from kvbench.methods.byte_parts import Setting
 from kvbench.methods.cocktail import Cocktail
 from kvbench.methods.engine import Engine, rope_share
 from kvbench.methods.kvarn import Kvarn
@@ -18,7 +19,7 @@ from kvbench.methods.kvquant import KVQuant
 from kvbench.methods.refusals import Reach, for_python
 from kvbench.methods.scored import ScoredMethod
 from kvbench.methods.streamingllm import TurningWithin
-from kvbench.methods.turboquant import TurboQuant
+from kvbench.methods.turboquant import TurboQuant, TurboRotation
 from kvbench.quantizers.spec import FormatSpec, QuantizerSpec
 from kvbench.retrieval import encoders
 
@@ -210,3 +211,67 @@ def test_a_rule_that_cannot_be_is_refused_whatever_else_a_method_checks(name: st
     monkeypatch.setattr(type(method), "exact", lambda self, n: n + 1)
     with pytest.raises(ConfigError, match=r"exact\(0\) returned 1"):
         method.check(128)
+
+
+@pytest.mark.parametrize(
+    ("boundary", "layers", "packed", "stored_as"),
+    [
+        (2, 8, [2, 3, 4, 5], [0, 0, 2, 2, 2, 2, 0, 0]),
+        (0, 3, [0, 1, 2], [0, 0, 0]),
+        (2, 3, [1], [0, 1, 0]),
+        (1, 2, [], [0, 0]),
+        (5, 5, [2], [0, 0, 2, 0, 0]),
+    ],
+)
+def test_layers_at_either_end_stay_in_full_precision(boundary, layers, packed, stored_as) -> None:
+    method = TurboQuant(boundary=boundary)
+    assert [layer for layer in range(layers) if method.packs_in(layer, layers)] == packed
+    assert [method.stored_as(layer, layers) for layer in range(layers)] == stored_as
+    assert method.packs_in(0, None) and method.boundaries(None) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "value"),
+    [
+        ({"format": "k8v4"}, (64, 0), (32, 4)),
+        ({"format": "4bit_nc"}, (32, 2), (32, 4)),
+        ({"format": "k3v4_nc"}, (24, 2), (32, 4)),
+        ({"format": "3bit_nc"}, (24, 2), (24, 4)),
+        ({"format": "3bit_nc", "qjl": True, "nc_at": "none"}, (24, 4), (24, 4)),
+    ],
+    ids=str,
+)
+def test_codes_and_numbers_of_a_token_are_vllms(options, key, value) -> None:
+    """In a head of 64 channels; seven tokens of three heads have 21 times as many."""
+    method, at = TurboQuant(**options), Setting(7, 7, 6, 3, 64)
+    for form, (codes, scales) in zip(method.formats(), (key, value), strict=True):
+        found = method.packed_bytes(at, 7, form)
+        assert (found.codes, found.scales, found.window) == (21 * codes, 21 * scales, 0)
+    kinds = [type(method.make_quantizer(side, 64)).__name__ for side in ("key", "value")]
+    wanted = "Fp8" if options["format"] == "k8v4" else "SketchQuantizer" if "qjl" in options else "LevelQuantizer"
+    assert kinds == [wanted, "TruncatingQuantizer"]
+    assert method.rotation_of_keys() == ("none" if options["format"] == "k8v4" else "hadamard")
+
+
+def test_options_of_turboquant_reach_its_quantizers() -> None:
+    assert TurboQuant(nc_at="write").make_quantizer("key", 64).correction == "write"
+    assert TurboQuant(qjl=True, nc_at="none", seed=5).make_quantizer("key", 64).seed == 5
+    assert TurboQuant(rotation=TurboRotation(key="random")).rotation_of_keys() == "random"
+
+
+@pytest.mark.parametrize("axis", ["channel", "token"])
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_bytes_of_kvarns_tiles_count_rows_twice_and_columns_once(axis, bits) -> None:
+    """Two tiles of 128 tokens in each of three heads of 64 channels."""
+    method, at = load_method("kvarn"), Setting(300, 300, 6, 3, 64, width=4)
+    form = FormatSpec(bits=bits, group_size=128 if axis == "channel" else "head_dim", axis=axis)
+    found = method.packed_bytes(at, 256, form)
+    numbers = 2 * 64 + 128 if axis == "channel" else 2 * 128 + 64
+    assert (found.codes, found.scales, found.window) == (6 * 128 * 64 * bits // 8, 6 * numbers * 2, 0)
+
+
+@pytest.mark.parametrize(("scales", "width", "param"), [("fp16", 2, 2), ("fp16", 4, 4), ("bf16", 4, 2), ("fp32", 2, 4)])
+def test_bytes_of_oscar_are_codes_and_two_numbers_a_token(scales, width, param) -> None:
+    method, at = load_method("oscar", scales=scales), Setting(300, 300, 6, 3, 64, width=width)
+    found = method.packed_bytes(at, 7, method.formats()[0])
+    assert (found.codes, found.scales, found.window) == (21 * 64 * 2 // 8, 21 * 2 * param, 0)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kvbench.methods import load_method
+from tests import zoo
 from tests.zoo import feed, new_layer, random_kv
 
 #: tokens of a text, of which the prompt has 40
@@ -98,3 +99,40 @@ def test_sums_of_attention_have_room_for_the_budget_and_some_steps() -> None:
     feed(layer, *random_kv(PROMPT, channels=64))
     assert [store.tail.capacity for store in layer.stores()] == [48 + 64] * 2
     assert layer.positions(0) is None or layer.positions(0).tolist() == list(range(PROMPT))
+
+
+@pytest.mark.parametrize(
+    ("options", "resident"),
+    [
+        ({"budget": 40}, 40),
+        ({"budget": 200, "sinks": 0}, 200),
+        ({"budget": 800}, 800),
+        ({"budget": 0.5}, 500),  # of the longest text
+        ({"budget": 20, "evict": "prefill"}, 20 + 1000 - PROMPT),
+        ({"budget": 0.5, "evict": "prefill"}, 20 + 1000 - PROMPT),
+    ],
+    ids=str,
+)
+def test_a_rolling_window_is_moved_back_once_in_64_steps_or_more(options, resident) -> None:
+    layer = new_layer(load_method("streamingllm", position="original", **options))
+    layer.progress.max_length = 1000
+    feed(layer, *random_kv(PROMPT, channels=64))
+    for store in layer.stores():
+        assert store.tail.capacity == resident + max(64, resident // 8)
+        assert store.tail.turn is None and store.tail.sinks == options.get("sinks", 4)
+
+
+@torch.inference_mode()
+def test_sinks_move_in_the_models_basis_if_heads_are_stored_in_another() -> None:
+    """A rotation of keys changes no answer; dropped tokens do."""
+    model, (ids, _) = zoo.model("llama"), zoo.padded_batch([60], seed=4)
+    logits = []
+    for options in ({}, {"rotation.key": "hadamard"}, {"budget": 16}):
+        method = load_method("streamingllm", **{"budget": 24, **options})
+        cache = method.new_cache(model)
+        model(ids[:, :50], past_key_values=cache)
+        steps = [model(ids[:, at : at + 1], past_key_values=cache).logits for at in range(50, 60)]
+        logits.append(torch.cat(steps, 1))
+        method.detach(model)
+    torch.testing.assert_close(logits[1], logits[0], rtol=1e-3, atol=1e-4)
+    assert float((logits[2] - logits[0]).abs().max()) > 1e-3
