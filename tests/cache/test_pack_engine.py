@@ -171,7 +171,7 @@ def test_channels_of_a_captured_step_that_are_not_contiguous_are_copied_first():
     ids=str,
 )  # fmt: skip
 def test_a_quantizer_has_the_kernels_rule_of_its_own(quantizer, rule):
-    assert engine.rule(quantizer) == rule and (rule is None or rule in engine.RULES)
+    assert engine.rule(quantizer) == rule and (rule is None or rule in engine.KINDS)
 
 
 def test_the_kernels_parameters_follow_the_format():
