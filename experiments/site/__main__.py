@@ -15,12 +15,11 @@ from pathlib import Path
 
 import yaml
 
-from experiments.site import navigation
 from experiments.site.tree import ROOT, collect
 from kvbench.errors import KvbenchError
 from kvbench.util.requirements import installed
 
-BUILD = ROOT / "build"
+BUILD, CONFIG = ROOT / "build", ROOT / "mkdocs.yml"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,10 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = stage(output)
     if not installed("zensical"):
         raise KvbenchError("building the site needs Zensical.\n  hint: pip install -c constraints.txt 'kvbench[docs]'")
-    zensical = [sys.executable, "-m", "zensical"]
+    command = [sys.executable, "-m", "zensical", "serve" if arguments.serve else "build", "--config-file", str(config)]
     if arguments.serve:
-        return serve([*zensical, "serve", "--config-file", str(config)], output)
-    status = subprocess.run([*zensical, "build", "--strict", "--clean", "--config-file", str(config)]).returncode
+        return serve(command, output)
+    status = subprocess.run([*command, "--strict", "--clean"], cwd=ROOT).returncode
     if status == 0:
         print(f"the site is {output / 'site' / 'index.html'}")
     return status
@@ -45,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(command: Sequence[str], output: Path) -> int:
     """Run Zensical's server until it ends, and stage the pages again whenever a page or a configuration changes."""
     watched = newest()
-    with subprocess.Popen(command) as server:
+    with subprocess.Popen(command, cwd=ROOT) as server:
         try:
             while server.poll() is None:
                 time.sleep(1)
@@ -70,20 +69,14 @@ def stage(output: Path) -> Path:
     """Write all pages into ``output/pages``, and a complete configuration; return the path of the latter.
 
     Raises:
-        KvbenchError: a page is not in the navigation, or a link leads nowhere.
+        KvbenchError: a page is not in the navigation.
     """
-    tree, config = collect(), navigation.read()
-    config["nav"] = navigation.complete(config["nav"], tree)
-    wrong = [*navigation.problems(config["nav"], tree), *tree.problems()]
+    tree, config = collect(), yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    wrong = list(tree.problems(config["nav"]))
     if wrong:
         raise KvbenchError("the documentation has mistakes:\n  " + "\n  ".join(wrong))
     tree.write(output / "pages")
-    config |= {"docs_dir": "pages", "site_dir": "site"}
-    for plugin in config["plugins"]:
-        if isinstance(plugin, dict) and "mkdocstrings" in plugin:
-            python = plugin["mkdocstrings"]["handlers"]["python"]
-            python["paths"] = [str(ROOT)]
-            python["options"]["extensions"] = [str(Path(__file__).with_name("roles.py"))]
+    config |= {"docs_dir": "pages", "site_dir": "site", "nav": tree.navigation(config["nav"])}
     path = output / "mkdocs.yml"
     path.write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return path

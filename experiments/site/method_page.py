@@ -6,32 +6,28 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
+from typing import Any
 
-from kvbench.cli.choice import Choice, Option
+from experiments.site.text import described, markdown, sentence, table
+from kvbench.cli.choice import Choice
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method
 from kvbench.methods.bytes import kv_bytes
 from kvbench.methods.load import load_method
 
+#: layers, query heads, KV heads and channels per head
+Shape = tuple[int, int, int, int]
 #: prompt lengths of the table of bytes
 LENGTHS = (4096, 32768, 131072)
-#: shapes of models in this table: layers, query heads, KV heads and channels per head
-SHAPES = {"Llama-2-7B": (32, 32, 32, 128), "Llama-3.1-8B": (32, 32, 8, 128)}
+#: models in this table
+SHAPES: dict[str, Shape] = {"Llama-2-7B": (32, 32, 32, 128), "Llama-3.1-8B": (32, 32, 8, 128)}
 #: hyper-parameters without which a method's bytes depend on the text
-FIXED = {"cocktail": {"split": (10, 30, 60)}}
+FIXED: dict[str, dict[str, Any]] = {"cocktail": {"split": (10, 30, 60)}}
 
 
-def page(chosen: Choice, table: Callable[[Iterable[Option]], str]) -> str:
-    """Return the page of a method.
-
-    Args:
-        chosen: the method with its options.
-        table: function that returns the table of options.
-    """
+def page(chosen: Choice) -> str:
+    """Return the page of a method."""
     assert chosen.target is not None
-    from experiments.site.reference import described, sentence
-
     cls = chosen.target
     method = load_method(chosen.name)
     module = sys.modules[cls.__module__]
@@ -48,10 +44,8 @@ def page(chosen: Choice, table: Callable[[Iterable[Option]], str]) -> str:
 
 def _source(docstring: str) -> str:
     """Return the rest of a module's docstring behind its first line: the paper, and where the code differs from it."""
-    from experiments.site.reference import markdown
-
     rest = docstring.partition("\n")[2].strip()
-    return markdown(rest.replace("Source:", "**Source.**", 1), keep_lines=True) if rest else ""
+    return markdown(rest.replace("Source:", "**Source.**", 1)) if rest else ""
 
 
 def _quantizers(chosen: Choice) -> str:
@@ -69,14 +63,12 @@ def _bytes(name: str, method: Method) -> str:
     method = load_method(name, **FIXED.get(name, {}))
     heads = "".join(f" {length:,} tokens |" for length in LENGTHS)
     lines = [f"| keys and values of one sequence, MiB (share of fp16) |{heads}", "|:--|" + "--:|" * len(LENGTHS)]
-    for model, (layers, query_heads, kv_heads, channels) in SHAPES.items():
-        shape = {"layers": layers, "query_heads": query_heads, "heads": kv_heads, "channels": channels}
+    for model, shape in SHAPES.items():
         cells = []
         for length in LENGTHS:
-            full = kv_bytes(load_method("fp16"), length, **shape).total
             try:
-                total = kv_bytes(method, length, **shape).total
-                cells.append(f"{total / 2**20:,.0f} ({100 * total / full:.0f} %)")
+                size = mebibytes(method, length, shape)
+                cells.append(f"{size:,.0f} ({100 * size / mebibytes(load_method('fp16'), length, shape):.0f} %)")
             except ConfigError:
                 cells.append("-")
         lines.append(f"| {model} | " + " | ".join(cells) + " |")
@@ -93,6 +85,13 @@ def _bytes(name: str, method: Method) -> str:
         "    formula with the buffers of real caches, to the byte.\n"
     )
     return "\n".join([intro, "", *lines, "", note])
+
+
+def mebibytes(method: Method, length: int, shape: Shape) -> float:
+    """Return the bytes of the keys and values of one sequence, in MiB."""
+    layers, query_heads, heads, channels = shape
+    size = kv_bytes(method, length, layers=layers, query_heads=query_heads, heads=heads, channels=channels)
+    return size.total / 2**20
 
 
 def kernels(method: Method) -> str:

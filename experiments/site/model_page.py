@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 import yaml
 
-from kvbench.cli.choice import Option, choice
-from kvbench.methods.bytes import kv_bytes
+from experiments.site.method_page import mebibytes
+from experiments.site.text import table
+from kvbench.cli.choice import choice
 from kvbench.methods.load import load_method
 from kvbench.models.spec import ModelConfig
 from kvbench.util.confdir import options
@@ -25,12 +24,8 @@ one token in 16 bits.
 """
 
 
-def page(table: Callable[[Iterable[Option]], str]) -> str:
-    """Return the page.
-
-    Args:
-        table: function that returns the table of options.
-    """
+def page() -> str:
+    """Return the page."""
     lines, licences = [], []
     for name, path in options("model").items():
         model: ModelConfig = build(ModelConfig, yaml.safe_load(path.read_text(encoding="utf-8")), "model")
@@ -38,8 +33,7 @@ def page(table: Callable[[Iterable[Option]], str]) -> str:
         layers, heads = int(numbers["num_hidden_layers"]), int(numbers["num_attention_heads"])
         kv_heads, channels = int(numbers.get("num_key_value_heads") or heads), model.head_dim()
         assert channels is not None, name
-        shape = {"layers": layers, "query_heads": heads, "heads": kv_heads, "channels": channels}
-        kib = kv_bytes(load_method("fp16"), 1024, **shape).total / 2**20
+        kib = mebibytes(load_method("fp16"), 1024, (layers, heads, kv_heads, channels))
         count = model.architecture.parameters if model.architecture else None
         where = model.hub_id or "bundled with kvbench"
         size = f"{count / 1e9:.1f} billion" if count else "12 million" if name == "tiny" else "-"

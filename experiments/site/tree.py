@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from experiments.site import api, reference
-from experiments.site.links import anchors, is_external, relative, resolved, rewritten, targets
+from experiments.site import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 #: languages of files that become pages with highlighted code, by ending
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".cff": "yaml", ".txt": "text"}
-#: the style sheet, in docs/
-STYLE = "site.css"
 #: files without an ending that are text
 TEXTS = ("LICENSE", "NOTICE", "Makefile")
+#: a code block, code in backquotes, or the target of a link or picture
+LINK = re.compile(
+    r"^(?P<fence>```+|~~~+).*?^(?P=fence)\s*$|`[^`\n]+`|(?<=\]\()(?P<target>[^)\s]+)(?=\))", re.MULTILINE | re.DOTALL
+)
+Nav = list[dict[str, Any]]
 
 
 @dataclass
@@ -28,26 +32,97 @@ class Tree:
         pages: Markdown by path on the site.
         files: other files by path on the site, with their places in the repository.
         sources: for pages that are Markdown files of the repository, the paths of these files.
+        root: the repository.
+        waiting: Markdown files of the repository that are still to be added.
     """
 
     pages: dict[str, str] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
+    root: Path = ROOT
+    waiting: list[str] = field(default_factory=list)
 
-    def problems(self) -> Iterator[str]:
-        """Yield a line for each link that leads nowhere: to no page or file, or to no heading of its page."""
-        headings: dict[str, set[str]] = {}
-        for page, text in sorted(self.pages.items()):
-            for target in targets(text):
-                if is_external(target):
-                    continue
-                path, anchor = resolved(page, target)
-                if path not in self.pages and path not in self.files:
-                    yield f"{page}: {target}: no such page or file"
-                elif anchor and path in self.pages:
-                    headings.setdefault(path, anchors(self.pages[path]))
-                    if anchor not in headings[path]:
-                        yield f"{page}: {target}: no heading #{anchor} in {path}"
+    def add(self, source: str) -> None:
+        """Add a Markdown file of the repository, its links rewritten to places on the site."""
+        page = site_path(source)
+        if page in self.sources:
+            return
+        self.sources[page] = source
+        text = (self.root / source).read_text(encoding="utf-8")
+        if not text.startswith("# "):
+            text = f"# {source.removesuffix('.md')}\n\n{text}"
+
+        def moved(match: re.Match[str]) -> str:
+            target = match["target"]
+            if target is None or target.startswith(("#", "mailto:")) or "://" in target:
+                return match[0]
+            name, hash_, anchor = target.partition("#")
+            place = self.linked(posixpath.normpath(posixpath.join(posixpath.dirname(source), name)))
+            return posixpath.relpath(place, posixpath.dirname(page) or ".") + hash_ + anchor
+
+        self.pages[page] = LINK.sub(moved, text)
+
+    def linked(self, source: str) -> str:
+        """Add a file or folder to which a page links, if it exists; return its place on the site.
+
+        Code has a page of its own, and so has a folder: its README.md, or the list of its files.
+        """
+        path, ending = self.root / source, posixpath.splitext(source)[1]
+        if (path / "README.md").is_file():
+            source, ending = f"{source}/README.md", ".md"
+        if ending == ".md":
+            self.waiting += [source] if (self.root / source).is_file() else []
+            return site_path(source)
+        if source == "results":
+            return "results/index.md"
+        if ending in LANGUAGES or source in TEXTS:
+            place, language = f"files/{source}.md", LANGUAGES.get(ending, "text")
+            if path.is_file():
+                text = path.read_text(encoding="utf-8")
+                self.pages[place] = f"# `{source}`\n\n````{language}\n{text}````\n"
+            return place
+        if ending:
+            self.files |= {site_path(source): path} if path.is_file() else {}
+            return site_path(source)
+        if path.is_dir():
+            names = sorted(entry.name + "/" * entry.is_dir() for entry in path.iterdir() if entry.name[0] not in "._")
+            listing = "\n".join(f"- `{name}`" for name in names)
+            self.pages[f"files/{source}/index.md"] = f"# `{source}/`\n\nA folder of the repository, with\n\n{listing}\n"
+        return f"files/{source}/index.md"
+
+    def titles(self, folder: str) -> dict[str, str]:
+        """Return the titles of a folder's pages by path; one that occurs twice is followed by its page's folder."""
+        pages = sorted((page, text) for page, text in self.pages.items() if page.startswith(folder))
+        names = {page: text.splitlines()[0].removeprefix("# ").replace("`", "").strip() for page, text in pages}
+        counts = Counter(names.values())
+        return {
+            page: name if counts[name] == 1 else f"{name} ({posixpath.dirname(page).rpartition('/')[2]})"
+            for page, name in names.items()
+        }
+
+    def navigation(self, nav: Nav) -> Nav:
+        """Return mkdocs.yml's navigation with every folder (``reference/method/``) replaced by its pages."""
+        return [{name: self._expanded(value) for name, value in entry.items()} for entry in nav]
+
+    def _expanded(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return self.navigation(value)
+        return [{name: page} for page, name in self.titles(value).items()] if value.endswith("/") else value
+
+    def problems(self, nav: Nav) -> Iterator[str]:
+        """Yield a line for each page of a navigation that does not exist, and each page that is not in it once.
+
+        Pages that show a file of the repository (``files/``) are only linked.
+        """
+        listed = Counter(pages(self.navigation(nav)))
+        for page, count in sorted(listed.items()):
+            if count > 1:
+                yield f"mkdocs.yml: {page} is in the navigation more than once"
+            if page not in self.pages:
+                yield f"mkdocs.yml: {page} does not exist"
+        for page in sorted(self.pages):
+            if page not in listed and not page.startswith("files/"):
+                yield f"{self.sources.get(page, page)} is not in the navigation: add {page} to nav in mkdocs.yml"
 
     def write(self, folder: Path) -> None:
         """Write all pages and files into a folder; what has not changed is left alone, anything else is removed."""
@@ -61,6 +136,13 @@ class Tree:
             if not path.is_file() or path.read_bytes() != content:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
+
+
+def pages(nav: Nav) -> Iterator[str]:
+    """Yield all pages of a navigation without folders."""
+    for entry in nav:
+        for value in entry.values():
+            yield from pages(value) if isinstance(value, list) else [value]
 
 
 def site_path(source: str) -> str:
@@ -79,103 +161,15 @@ def site_path(source: str) -> str:
 
 
 def collect(root: Path = ROOT) -> Tree:
-    """Return the tree of the site: hand-written pages, what they link to (and so on), generated pages and the API.
-
-    Links are rewritten to the places that files have on the site.
-    """
-    tree = Tree()
-    waiting = ["README.md", *sorted(path.relative_to(root).as_posix() for path in (root / "docs").rglob("*.md"))]
-    while waiting:
-        source = waiting.pop()
-        if site_path(source) in tree.sources:
-            continue
-        tree.sources[site_path(source)] = source
-        text = (root / source).read_text(encoding="utf-8")
-        linked = {target: _linked(root, source, target) for target in targets(text) if not is_external(target)}
-        waiting += [path for path in linked.values() if path.endswith(".md") and (root / path).is_file()]
-        for path in linked.values():
-            if not path.endswith(".md"):
-                _add(tree, root, path)
-        if not text.startswith("# "):
-            text = f"# {source.removesuffix('.md')}\n\n{text}"
-        tree.pages[site_path(source)] = rewritten(text, _Mover(site_path(source), linked))
-    tree.files[STYLE] = root / "docs" / STYLE
+    """Return the tree of the site: hand-written pages, what they link to (and so on), and generated pages."""
+    documents = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    tree = Tree(root=root, waiting=[path.relative_to(root).as_posix() for path in documents])
+    while tree.waiting:
+        tree.add(tree.waiting.pop())
+    tree.files["site.css"] = root / "docs" / "site.css"
     tree.pages |= reference.pages()
-    tree.pages |= api.pages()
-    tree.pages |= _results(tree)
-    return tree
-
-
-def _linked(root: Path, source: str, target: str) -> str:
-    """Return the path in the repository that a link leads to; for a folder with a README.md, that of the latter."""
-    path, _ = resolved(source, target)
-    return f"{path}/README.md" if (root / path / "README.md").is_file() else path
-
-
-@dataclass(frozen=True)
-class _Mover:
-    """Function from a link in the repository to the same link on the site."""
-
-    page: str
-    linked: Mapping[str, str]
-
-    def __call__(self, target: str) -> str:
-        if target not in self.linked:
-            return target
-        anchor = target.partition("#")[2]
-        if target.startswith("#"):
-            return target
-        return relative(self.page, _place(self.linked[target]), anchor)
-
-
-def _place(source: str) -> str:
-    """Return the site path of a linked file: code has a page of its own, and so has a folder."""
-    if source.endswith(".md"):
-        return site_path(source)
-    ending = posixpath.splitext(source)[1]
-    if source == "results":
-        return "results/index.md"
-    if ending in LANGUAGES or source in TEXTS:
-        return f"files/{source}.md"
-    return site_path(source) if ending else f"files/{source}/index.md"
-
-
-def _add(tree: Tree, root: Path, source: str) -> None:
-    """Add a linked file or folder of the repository, if it exists."""
-    path, place = root / source, _place(source)
-    if path.is_dir():
-        if source != "results":
-            names = sorted(entry.name + "/" * entry.is_dir() for entry in path.iterdir() if entry.name[0] not in "._")
-            listing = "\n".join(f"- `{name}`" for name in names)
-            tree.pages[place] = f"# `{source}/`\n\nA folder of the repository, with\n\n{listing}\n"
-    elif path.is_file() and place.endswith(".md"):
-        language = LANGUAGES.get(path.suffix, "text")
-        tree.pages[place] = f"# `{source}`\n\n````{language}\n{path.read_text(encoding='utf-8')}````\n"
-    elif path.is_file():
-        tree.files[place] = path
-
-
-def _results(tree: Tree) -> dict[str, str]:
-    """Return the page that lists all pages about results."""
     lines = ["# Results", "", "What was measured, with the machine, the commit and the command of each figure.", ""]
-    for page, name in titles(tree.pages, "results/").items():
-        lines.append(f"- [{name}]({relative('results/index.md', page)})")
-    return {"results/index.md": "\n".join(lines) + "\n"}
-
-
-def titles(pages: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Return the titles of the pages in a folder, by path; one that occurs twice is followed by its page's folder."""
-    names = {page: _title(text) for page, text in sorted(pages.items()) if page.startswith(folder)}
-    counts = Counter(names.values())
-    return {
-        page: name if counts[name] == 1 else f"{name} ({posixpath.dirname(page).rpartition('/')[2]})"
-        for page, name in names.items()
-    }
-
-
-def _title(text: str) -> str:
-    """Return the title of a page: its first heading, without markup."""
-    for line in text.splitlines():
-        if line.startswith("# "):
-            return line.removeprefix("# ").replace("`", "").strip()
-    return "Untitled"
+    for page, name in tree.titles("results/").items():
+        lines.append(f"- [{name}]({page.removeprefix('results/')})")
+    tree.pages["results/index.md"] = "\n".join(lines) + "\n"
+    return tree
