@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import yaml
 
 from kvbench.methods import load_method
-from kvbench.results.identity import identity, is_baseline, run_id, short_name
+from kvbench.results.identity import (
+    content_digest,
+    identity,
+    is_baseline,
+    method_name,
+    rounded_weights,
+    run_id,
+    short_name,
+)
 from kvbench.util import fingerprint as fingerprint_module
 from kvbench.util.confdir import options
 from kvbench.util.fingerprint import fingerprint
@@ -226,3 +237,93 @@ def test_a_rotation_that_a_method_has_by_default_is_not_named(name):
     assert "rotation" not in short_name({"method": defaults})
     assert "rotation" not in short_name({"method": {**defaults, "rotation": vars(load_method(name).rotation)}})
     assert short_name({"method": {**defaults, "rotation": {"key": "octave"}}}).split()[-1].startswith("rotation=octave")
+
+
+def test_random_weights_of_a_folder_count_by_the_files_that_describe_the_model(tmp_path):
+    def of(path="somewhere"):
+        material = identity(config("r", model={"path": path, "revision": "abc"}), DATA, tmp_path)
+        return material["setting"]["model"]
+
+    seen = [of()["description"]]
+    for name in ("config.json", "tokenizer.json", "tokenizer.model"):
+        (tmp_path / name).write_text("")  # an empty file is not a missing one
+        seen.append(of()["description"])
+        (tmp_path / name).write_text("content")
+        seen.append(of()["description"])
+        (tmp_path / "other.txt").write_text(name)
+        assert of()["description"] == seen[-1], "other files say nothing about the model"
+    assert len(set(seen)) == 7 and {len(text) for text in seen} == {16}
+    assert of()["revision"] == "abc", "the commit of a folder's files counts"
+    assert "description" not in of("kvbench:tiny"), "kvbench's own files have versions"
+
+
+def test_the_identity_holds_what_decides_the_answers():
+    made = config("r", "kivi", decoding={"max_new_tokens": 7}, runtime={"seed": 3})
+    material = identity(made, DATA)
+    setting = material["setting"]
+    assert setting["generation_version"] == 1 and setting["data"] == DATA
+    assert setting["decoding"] == {"max_new_tokens": 7} and setting["seed"] == 3
+    named = {"name": "toy", "weights": "random", "dtype": "float32", "max_length": 512}
+    unset = dict.fromkeys(("hub_id", "revision", "prompt_limit", "chat"))
+    assert setting["model"] == {**named, **unset, "architecture": made["model"]["architecture"]}
+    assert material["method"]["method"] == {key: value for key, value in made["method"].items() if key != "takes"}
+    assert material["method"]["quantizer"] == {side: made["quantizer"][side] for side in ("key", "value")}
+    assert identity(config("r"), DATA)["setting"]["seed"] == 0
+    assert identity(config("r", "fp16"), DATA)["method"]["quantizer"] is None
+    hot = identity(config("r", decoding={"temperature": 0.5}), DATA)["setting"]["decoding"]
+    assert hot == {"temperature": 0.5, "draw": 2}
+    assert "draw" not in identity(config("r", decoding={"temperature": 0.0}), DATA)["setting"]["decoding"]
+
+
+def test_weights_that_are_read_count_instead_of_the_architecture(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    model = identity(config("r", model={"weights": "pretrained"}), DATA, tmp_path)["setting"]["model"]
+    assert model["architecture"] is None and model["files"] == fingerprint(tmp_path)
+    assert "description" not in model
+
+
+def test_values_of_python_are_hashed_like_those_of_json():
+    plain = content_digest({"a": [1, 2], "b": "x", "c": {"d": None}})
+    assert len(plain) == 10 and set(plain) <= set("0123456789abcdef")
+    assert content_digest({"c": MappingProxyType({"d": None}), "b": Path("x"), "a": (1, 2)}) == plain
+    assert content_digest({"a": {2, 1}, "b": "x", "c": {"d": None}}) == plain
+    assert content_digest({"a": frozenset((2, 1)), "b": "x", "c": {"d": None}}) == plain
+    assert content_digest({"a": [2, 1], "b": "x", "c": {"d": None}}) != plain
+    canonical = b'{"a":[1,2],"b":"\\u00e4"}'
+    assert content_digest({"b": "ä", "a": [1, 2]}) == hashlib.sha256(canonical).hexdigest()[:10]
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"), [("int4", "int4"), ("random_int4", "random_int4"), ("random", None), ("pretrained", None)]
+)
+def test_weights_of_4_bits_are_told_apart(weights, expected):
+    assert rounded_weights(config("r", model={"weights": weights})) == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ({"_target_": "kvbench.methods.kivi.Kivi"}, "kivi"),
+        ({"_target_": "mine.Own"}, "own"),
+        ({"_target_": "Own"}, "own"),
+        ({"_target_": "kvbench.methods.kivi.Kivi", "preset": "wide"}, "wide"),
+        ({}, "?"),
+    ],
+)
+def test_a_method_is_named_for_its_preset_its_module_or_its_class(method, name):
+    assert method_name({"method": method}) == name
+
+
+@pytest.mark.parametrize(
+    ("method", "quantizer", "name"),
+    [
+        ({"format": "nuq3"}, {"name": "none"}, "own nuq3"),
+        ({"format": {"bits": 3}}, None, "own"),
+        ({"format": "nuq3", "keep": 0}, {"name": "int4"}, "own nuq3 int4 keep=0"),
+        ({"layers": None, "rotation": None}, {"name": "int4"}, "own int4"),
+        ({"forced_acceptance": 0.0}, {}, "own (forced acceptance 0)"),
+        ({"rotation": {"value": "rht"}}, {}, "own rotation=none/rht"),
+    ],
+)
+def test_a_label_has_what_is_not_the_default(method, quantizer, name):
+    assert short_name({"method": {"_target_": "mine.Own", **method}, "quantizer": quantizer}) == name
