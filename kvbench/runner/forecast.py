@@ -85,7 +85,7 @@ def longest(checked: RunConfig) -> tuple[int, int, int]:
     new = checked.decoding.max_new_tokens or _largest(data, ("max_new_tokens", "new_tokens")) or ANSWER
     wanted = _largest(data, ("lengths", "prompts", "window", "length"))
     limits = [limit for limit in (checked.model.prompt_limit, wanted, most - new) if limit]
-    prompt = max(1, min(limits)) if wanted is None or wanted <= most else wanted
+    prompt = max(1, min(limits, default=1)) if wanted is None or wanted <= most else wanted
     return prompt, new, _largest(data, ("batches",)) or checked.runtime.batch_size
 
 
