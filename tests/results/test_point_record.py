@@ -148,9 +148,9 @@ def test_files_of_other_commands_have_no_points(tmp_path: Path) -> None:
 
 
 def test_files_that_are_damaged_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="absent.json cannot be read"):
+    with pytest.raises(DataError, match=r"absent\.json cannot be read"):
         list(bench_points(tmp_path / "absent.json"))
     for lacking in ("setting", "prompt", "tpot_s", "batch"):
         row = {key: value for key, value in {**RECORD, "setting": "s"}.items() if key != lacking}
-        with pytest.raises(DataError, match=r"points.json: a row is not a measured point"):
+        with pytest.raises(DataError, match=r"points\.json: a row is not a measured point"):
             list(bench_points(written(tmp_path, row)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from kvbench.errors import ConfigError
 from kvbench.runner import gate
+from kvbench.util.process import began
 
 SIZE = 1000
 
@@ -142,3 +144,57 @@ def test_ledgers_are_made_where_there_is_no_folder_for_others_to_read(tmp_path: 
         with gate.entered("fake", SIZE, 900, ledgers=place):
             assert len(entries(place)) == 1
     assert place.stat().st_mode & 0o777 == 0o700
+
+
+def listed(place: Path, *waiting: tuple[str, int, bool]) -> gate._Ledger:
+    """A ledger with entries of this process: their marks, their bytes, and whether they are in."""
+    place.mkdir(exist_ok=True)
+    mine = {"pid": os.getpid(), "began": began(os.getpid())}
+    content = [{"mark": mark, "bytes": size, "in": inside, **mine} for mark, size, inside in waiting]
+    (place / "fake.json").write_text(json.dumps(content))
+    return gate._Ledger(place, "fake")
+
+
+@pytest.mark.parametrize(
+    ("inside", "needed", "enters"),
+    [([], 5000, True), ([500], 420, True), ([500], 421, False), ([300, 200], 420, True), ([300, 200], 421, False)],
+)
+def test_92_percent_of_a_device_are_promised(tmp_path: Path, inside: list[int], needed: int, enters: bool) -> None:
+    ledger = listed(tmp_path, *((f"in {size}", size, True) for size in inside), ("mine", needed, False))
+    assert ledger.enter("mine", SIZE) is enters
+    assert [entry["in"] for entry in entries(tmp_path)] == [True] * len(inside) + [enters]
+
+
+def test_only_the_first_that_waits_enters(tmp_path: Path) -> None:
+    ledger = listed(tmp_path, ("in", 10, True), ("first", 10, False), ("second", 10, False))
+    assert not ledger.enter("second", SIZE) and not ledger.enter("in", SIZE) and not ledger.enter("unknown", SIZE)
+    assert ledger.enter("first", SIZE) and ledger.enter("second", SIZE)
+    ledger.leave("first")
+    assert [entry["mark"] for entry in entries(tmp_path)] == ["in", "second"]
+
+
+def test_an_entry_says_who_waits_for_how_much(tmp_path: Path) -> None:
+    ledger = gate._Ledger(tmp_path, "cuda:0 / a b")
+    marks = [ledger.join(7), ledger.join(8)]  # type: ignore[list-item]
+    content = json.loads((tmp_path / "cuda-0---a-b.json").read_text())
+    mine = {"pid": os.getpid(), "began": began(os.getpid()), "in": False}
+    assert content == [{"mark": mark, "bytes": size, **mine} for mark, size in zip(marks, (7, 8), strict=True)]
+    assert len(set(marks)) == 2
+
+
+def test_a_process_with_the_number_of_one_that_ended_is_another(tmp_path: Path) -> None:
+    ledger = listed(tmp_path, ("old", 900, True))
+    (entry,) = entries(tmp_path)
+    (tmp_path / "fake.json").write_text(json.dumps([{**entry, "began": -1.0}]))
+    assert ledger.enter(ledger.join(900), SIZE)
+    assert [entry["bytes"] for entry in entries(tmp_path)] == [900] and len(entries(tmp_path)) == 1
+
+
+def test_ledgers_of_a_user_are_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: 1234)
+    assert gate.folder() == tmp_path / "kvbench-gate-1234"
+    with gate.entered("fake", SIZE, 900):
+        assert len(entries(gate.folder())) == 1
+    monkeypatch.delattr(os, "getuid")
+    assert gate.folder() == tmp_path / "kvbench-gate-0"

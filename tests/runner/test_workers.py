@@ -7,14 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kvbench.config.run_config import checked_config
 from kvbench.errors import CombinationError, ConfigError
 from kvbench.models import devices
+from kvbench.models import load as models_load
 from kvbench.parallel.crew import WorkerDiedError
 from kvbench.results import load, samples
 from kvbench.results.samples import MEASURED, outputs
@@ -22,7 +25,7 @@ from kvbench.runner import workers
 from kvbench.runner.rerun import MARK
 from kvbench.runner.run import run
 from tests.run_files import read
-from tests.run_support import config
+from tests.run_support import ToyTask, config
 from tests.runner import workers_support
 
 ROOT = Path(__file__).parents[2]
@@ -184,3 +187,131 @@ def test_a_real_model_on_two_workers_of_which_one_is_killed(tmp_path: Path) -> N
     assert (tmp_path / "two" / "died").exists()
     compared(one, two)
     assert two["env"]["devices"] == ["cpu", "cpu"]
+
+
+class Answering:
+    """A crew that answers at once, from a worker's own code."""
+
+    def __init__(self, answers: list[Any], facts: dict[int, Any] | None = None) -> None:
+        self.asked: list[list[Any]] = []
+        self.answers, self.facts, self.pids, self.stopped = answers, facts or {}, [7, 8], False
+
+    def outcomes(self, requests: list[Any]) -> list[tuple[int, Any]]:
+        self.asked.append(requests)
+        return [(number, self.answers.pop(0)) for number in range(len(requests))]
+
+    def unseen(self) -> list[tuple[Any, Any]]:
+        return [(1, ["late"]), (None, ["a plan"])]
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+FACTS = {
+    number: {
+        "device": f"cuda:{number}",
+        "machine": {"device": f"GPU {number}", "dtype": "bfloat16"},
+        "layout": {"devices": [f"GPU {number}"], "layout": "one device"},
+    }
+    for number in (1, 0)
+}
+
+
+def test_batches_of_the_plan_are_asked_for_and_come_back_with_their_samples() -> None:
+    samples_ = list(ToyTask(limit=3).samples())
+    names = [sample.id for sample in samples_]
+    plan, rows, error = [[names[2]], names[:2]], [{"id": names[2]}], ValueError("bad")
+    crew = Answering([plan, rows, error], FACTS)
+    team = workers.Workers(crew, samples_)  # type: ignore[arg-type]
+    assert team.device == "cuda:1" and team.machine.device == "GPU 1", "those of the worker that was ready first"
+    assert team.order() == [names[2], *names[:2]] and team.pids == [7, 8]
+    assert list(team.outcomes()) == [([samples_[2]], rows), (samples_[:2], error)]
+    assert crew.asked == [[{"plan": names}], [{"rows": [names[2]]}, {"rows": names[:2]}]]
+    assert team.unseen() == [(samples_[:2], ["late"])], "a plan is no batch"
+    assert team.layout() == {"devices": ["GPU 0", "GPU 1"], "layout": "one device"}
+    team.stop()
+    assert crew.stopped
+    with pytest.raises(ValueError, match="no plan"):
+        workers.Workers(Answering([ValueError("no plan")], FACTS), samples_)  # type: ignore[arg-type]
+
+
+def made_up(checked: Any, team: None, kind: str = "cpu") -> Any:
+    session = workers_support.MadeUp()
+    session.task, session.device = checked.task, torch.device(kind)  # type: ignore[assignment]
+    return nullcontext(session)
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "shown"),
+    [("cpu", 2, "a cpu (shared by 2 workers)"), ("cpu", 1, "a cpu"), ("meta", 2, "a cpu")],
+)
+def test_a_worker_answers_with_a_plan_and_with_rows(tmp_path: Path, kind: str, count: int, shown: str) -> None:
+    plain = settings(tmp_path, 1)
+    argument = {"config": plain, "count": count}
+    with workers.serve(argument, 0, lambda checked, team: made_up(checked, team, kind)) as served:
+        dtypes = workers_support.MadeUp.machine.dtypes()
+        layout = {"devices": ["cpu"], "layout": "one device"}
+        assert served.facts == {"device": kind, "machine": {"device": shown, **dtypes}, "layout": layout}
+        names = [sample.id for sample in checked_config(plain).task.samples()]
+        plan = served.answer({"plan": names[:5]})
+        assert sorted(name for batch in plan for name in batch) == sorted(names[:5])
+        assert max(map(len, plan)) == 2
+        rows = served.answer({"rows": names[3:1:-1]})
+        assert [row["id"] for row in rows] == names[3:1:-1]
+        assert {row[MEASURED]["device"] for row in rows} == {shown}
+
+
+def test_a_worker_gives_the_tokenizer_to_a_task_that_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[Any] = []
+    monkeypatch.setattr(models_load, "load_tokenizer", lambda model: f"tokenizer of {model.name}")
+    monkeypatch.setattr(workers_support.Deadly, "bind", lambda self, tokenizer: bound.append(tokenizer))
+    for needed in (False, True):
+        monkeypatch.setattr(workers_support.Deadly, "needs_tokenizer", needed, raising=False)
+        with workers.serve({"config": settings(tmp_path, 1), "count": 1}, 0, made_up):
+            pass
+        assert bound == ["tokenizer of toy"] * needed
+
+
+def test_workers_start_with_the_configuration_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[Any, ...]] = []
+    samples_ = list(ToyTask(limit=2).samples())
+
+    def crew(*arguments: Any) -> Any:
+        started.append(arguments)
+        return nullcontext(Answering([[[sample.id for sample in samples_]]], FACTS))
+
+    monkeypatch.setattr(workers, "Crew", crew)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    given = {**settings(tmp_path, 3), "logger": {"name": "csv", "path": str(tmp_path / "x.csv")}}
+    checked = checked_config(given)
+    with workers.opened(checked, samples_, 3) as team:
+        assert team.order() == [sample.id for sample in samples_]
+    ((server, argument, places),) = started
+    assert server == workers.SERVER and places == [{}, {}] and argument["count"] == 2, "no more workers than samples"
+    runtime = {**checked.plain["runtime"], "workers": 1}
+    assert argument["config"] == {**checked.plain, "runtime": runtime, "logger": {"name": "none"}}
+
+
+def test_processors_are_divided_and_empty_names_of_gpus_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert workers.environments(2, on_cpu=True) == [{"OMP_NUM_THREADS": "1"}] * 2
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert workers.environments(4, on_cpu=True) == [{"OMP_NUM_THREADS": "1"}] * 4
+    monkeypatch.setattr(workers, "_gpu_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", " ,")
+    assert workers.environments(3, on_cpu=False) == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
+    monkeypatch.setattr(workers, "_gpu_count", lambda: 0)
+    assert workers.environments(1, on_cpu=False) == [{"OMP_NUM_THREADS": "3"}]
+
+
+def test_gpus_are_counted_where_torch_can_use_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    for usable, count in ((True, 4), (False, 0)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda usable=usable: usable)
+        assert workers._gpu_count() == count
+        checked = checked_config(config(tmp_path, runtime={"workers": "auto", "device": "auto"}))
+        assert workers.number(checked) == max(count, 1)
+    all_ = checked_config(config(tmp_path, runtime={"workers": 4, "device": "auto"}))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert workers.number(all_) == 4, "each has its own"
