@@ -162,3 +162,97 @@ def test_runs_are_listed_by_the_time_they_were_touched(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     assert [found.run_id for found in find_runs(tmp_path)] == ["b", "a", "c"]
     assert find_runs(tmp_path / "nothing") == []
+
+
+def test_commits_and_repetitions_are_kept_with_a_run(tmp_path):
+    store = RunStore(tmp_path, "run")
+    assert store.origin() == store.rerun() == {}
+    with store.hold():
+        store.write_origin({"commit": "abc"})
+        store.write_rerun({"kind": "times"})
+    assert (store.origin(), store.rerun()) == ({"commit": "abc"}, {"kind": "times"})
+    assert json.loads((store.path / "origin.json").read_text()) == {"commit": "abc"}
+    assert json.loads((store.path / "rerun.json").read_text()) == {"kind": "times"}
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskError, match=r"file/run"), RunStore(tmp_path / "file", "run").hold():
+        pass
+
+
+def filled(folder, *names):
+    store = RunStore(folder, "run")
+    store.path.mkdir()
+    store.append([{**ROW, "id": name} for name in names])
+    return store
+
+
+ROW = {
+    "id": "a", "task": "t", "length": None, "scores": {"score": 1.0}, "scorer_version": 1, "prediction": "x",
+    "prompt_tokens": 3, "tokens": [1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        (["c", "a"], ["b", "c", "a"]),
+        (["c", "absent", "b", "a"], ["c", "b", "a"]),
+        (["c"], ["a", "b", "c"]),
+        (["a"], ["b", "c", "a"]),
+        ([], ["a", "b", "c"]),
+    ],
+)
+def test_rows_of_several_processes_are_put_in_order_behind_all_others(tmp_path, order, expected):
+    store = filled(tmp_path, "a", "b", "c")
+    before = store.samples().rows
+    store.arrange(order)
+    after = store.samples().rows
+    assert list(after) == expected and after == before
+
+
+@pytest.mark.parametrize(
+    ("names", "kept"), [({"a", "c"}, ["a", "c"]), ({"a", "b", "c", "d"}, ["a", "b", "c"]), ((), [])]
+)
+def test_some_rows_alone_are_kept(tmp_path, names, kept):
+    store = filled(tmp_path, "a", "b", "c")
+    before = store.samples_path.read_bytes()
+    store.keep_only(names)
+    assert list(store.samples().rows) == kept
+    lines = before.splitlines(keepends=True)
+    assert store.samples_path.read_bytes() == b"".join(lines["abc".index(name)] for name in kept)
+
+
+def test_files_of_a_run_that_are_damaged_are_as_if_missing(tmp_path):
+    store = RunStore(tmp_path, "run")
+    store.path.mkdir()
+    for text in ("a: [", "- a\n", ""):
+        (store.path / "config.yaml").write_text(text)
+        assert store.config() is None
+    for text in ("{", "[]", ""):
+        for name in ("origin", "rerun", "env"):
+            (store.path / f"{name}.json").write_text(text)
+        assert store.origin() == store.rerun() == {} and store.environment() is None
+
+
+def test_what_yaml_cannot_hold_is_written_as_text(tmp_path):
+    store = RunStore(tmp_path, "run")
+    given = {"a": (1, 2.5, True, None, "x"), 3: {"path": tmp_path}, "deep": [{"set": (tmp_path,)}]}
+    with store.hold():
+        store.start(given)
+    place = str(tmp_path)
+    assert store.config() == {"a": [1, 2.5, True, None, "x"], "3": {"path": place}, "deep": [{"set": [place]}]}
+
+
+def test_runs_are_ordered_by_their_last_change(tmp_path):
+    assert find_runs(tmp_path / "absent") == []
+    for name in ("b", "a", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").touch()
+    (tmp_path / "none").mkdir()
+    for name in ("a", "c", "b"):
+        latest = max(path.stat().st_ctime_ns for path in tmp_path.iterdir())
+        while (tmp_path / name).stat().st_ctime_ns <= latest:
+            (tmp_path / name).chmod(0o755)
+    assert [store.run_id for store in find_runs(tmp_path)] == ["a", "c", "b"]

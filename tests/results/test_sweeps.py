@@ -112,3 +112,84 @@ def test_the_newest_sweep_of_a_command_is_found(tmp_path: Path) -> None:
     assert sweep is not None and sweep.manifest.id == "b"
     assert sweeps.newest(tmp_path, ["z"]) is None
     assert sweeps.newest(tmp_path / "none", ["x"]) is None
+
+
+def test_a_sweep_is_found_by_its_id_or_the_beginning_of_it(tmp_path: Path) -> None:
+    home = tmp_path / "sweeps"
+    with pytest.raises(KvbenchError, match=r"there is no sweep a in [^;]*$"):
+        sweeps.named(home, "a")
+    for name in ("2026-01", "2026-01-b", "2027-01"):
+        (home / name).mkdir(parents=True)
+    (home / "2028-file").touch()
+    assert sweeps.named(home, "2026-01") == home / "2026-01", "a whole id is no beginning"
+    assert sweeps.named(home, "2026-01-") == home / "2026-01-b"
+    assert sweeps.named(home, "2027") == home / "2027-01"
+    with pytest.raises(KvbenchError, match=r"2 sweeps: 2026-01, 2026-01-b"):
+        sweeps.named(home, "2026")
+    for name in ("2028", "", "01"):
+        with pytest.raises(KvbenchError, match="the newest one is 2027-01"):
+            sweeps.named(home, name)
+
+
+def test_a_sweep_elsewhere_is_named_by_its_folder(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "mine"
+    elsewhere.mkdir()
+    with pytest.raises(KvbenchError):
+        sweeps.named(tmp_path / "sweeps", str(elsewhere))
+    manifest(elsewhere).write(elsewhere)
+    assert sweeps.named(tmp_path / "sweeps", str(elsewhere)) == elsewhere
+
+
+def test_a_sweep_is_called_by_its_id_in_the_usual_place_and_by_its_path_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, name in ((sweeps.SWEEPS / "s", "s"), (Path("other") / "s", str(tmp_path / "other" / "s"))):
+        folder.mkdir(parents=True)
+        manifest(folder).write(folder)
+        assert Sweep.open(folder).name == name
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 jobs"), (1, "1 job"), (2, "2 jobs")])
+def test_jobs_in_words(count: int, text: str) -> None:
+    assert sweeps.in_words(count) == text
+
+
+RECORDED = {"status": "ok", "number": 3, "overrides": [], "message": ""}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, ""),
+        ({"metrics": None}, ""),
+        ({"sweep": "mine", "metrics": {"no": "run"}}, ""),
+        ({"sweep": "other"}, "belongs to another sweep"),
+        ({"metrics": {"no": "run"}}, "is not a record of a job ("),
+        ({"status": None}, "is not a record of a job"),
+        ({"number": "3"}, "is not a record of a job"),
+        ({"overrides": ()}, "is not a record of a job"),
+        ({"message": 1}, "is not a record of a job"),
+    ],
+)
+def test_a_file_that_is_no_record_of_a_job_is_told(changes: dict[str, object], told: str) -> None:
+    given = sweeps.refusal({**RECORDED, **changes}, "mine")
+    assert given.startswith(told) and bool(given) == bool(told) and given.endswith(")") == told.endswith("(")
+    valid = {**ranking.failed(CONFIG, ""), "run_id": "a", "status": "ok"}
+    assert sweeps.refusal({**RECORDED, "metrics": valid}, "mine") == ""
+
+
+def test_files_of_jobs_are_numbered_with_four_digits(tmp_path: Path) -> None:
+    assert sweeps.job_file(tmp_path, 7) == tmp_path / "job-0007.json"
+    assert sweeps.running_file(tmp_path, 12345) == tmp_path / "running-12345.json"
+
+
+def test_ids_of_runs_are_those_of_whole_records(tmp_path: Path) -> None:
+    put(tmp_path, 1)
+    put(tmp_path, 2, metrics=None)
+    put(tmp_path, 3, metrics=[1])
+    put(tmp_path, 4, metrics={"run_id": 4})
+    put(tmp_path, 5)
+    (tmp_path / "job-0006.json").write_text("{")
+    (tmp_path / "other-0007.json").write_text(json.dumps({"metrics": {"run_id": "other"}}))
+    assert sweeps.run_ids(tmp_path) == {"run-1", "run-5"}

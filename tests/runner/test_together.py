@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,20 +15,20 @@ import torch
 from kvbench.cache import KVCache, Prompts
 from kvbench.config.run_config import RuntimeConfig, checked_config
 from kvbench.decoding import shared_prefill as reading
-from kvbench.errors import CacheError
+from kvbench.errors import CacheError, ConfigError
 from kvbench.methods.load import load_method
 from kvbench.models import shared
 from kvbench.models.load import load
 from kvbench.models.spec import ModelConfig
 from kvbench.results.identity import run_id
 from kvbench.results.samples import MEASURED, DiskError, outputs
-from kvbench.runner import shared_prefill
+from kvbench.runner import shared_prefill, together
 from kvbench.runner.resolve import material
 from kvbench.runner.run import run
 from kvbench.runner.together import refusal, run_together
 from kvbench.util.schema import build
 from tests.run_files import store_of
-from tests.run_support import METHODS, config
+from tests.run_support import ARCHITECTURE, METHODS, config
 
 OTHERS: dict[str, dict[str, Any]] = {
     "snapkv": {"_target_": "kvbench.methods.snapkv.SnapKV", "takes": ["none"], "budget": 24, "window": 8},
@@ -263,3 +265,177 @@ def test_a_prompt_fills_only_the_caches_that_it_was_read_for(tmp_path: Path) -> 
             prompt.fill(cache)
     with pytest.raises(CacheError, match="cannot share a prefill: its prompt attends to quantized"):
         reading.read(model, [load_method("atom", prefill="quantized").new_cache(model, prompts)], prompts, ids, None)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "reason"),
+    [
+        ({"workers": 2}, "several processes"),
+        ({"tensor_parallel": 2}, "several processes"),
+        ({"memory_limit_gb": 4.0}, "memory_limit_gb"),
+        ({"batch_size": 3, "prefill_chunk": 16}, None),
+    ],
+)
+def test_runs_of_several_processes_or_of_limited_memory_are_refused(
+    tmp_path: Path, runtime: dict[str, Any], reason: str | None
+) -> None:
+    checked = checked_config(config(tmp_path))
+    told = refusal(dataclasses.replace(checked, runtime=dataclasses.replace(checked.runtime, **runtime)))
+    assert told is None if reason is None else reason in str(told)
+
+
+@pytest.mark.parametrize("name", ["adaptive", "times_only", "single_process"])
+def test_data_that_measure_times_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    checked = checked_config(config(tmp_path))
+    monkeypatch.setattr(type(checked.task), name, True)
+    assert refusal(checked) == "its data set measures time and memory"
+
+
+def test_an_error_of_one_configuration_is_its_own_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[int, str]] = []
+    ended: list[int] = []
+
+    def single(given: Any, start: Any) -> Any:
+        start("an-id")
+        raise ValueError("bad data")
+
+    monkeypatch.setattr(together, "run", single)
+    wrong = config(tmp_path, runtime={"batch_size": 0})
+    results = run_together(
+        [wrong, config(tmp_path)], lambda *said: begun.append(said), lambda place, result: ended.append(place)
+    )
+    assert isinstance(results[0], ConfigError) and str(results[1]) == "bad data"
+    assert begun == [(1, "an-id")] and ended == [0, 1]
+
+
+class Strategy:
+    """What a forecast of a shared prefill reads of a method: two layers, two heads, one of them of keys and values."""
+
+    def __init__(self, observed: int = 0, device: str = "meta", width: torch.dtype = torch.bfloat16) -> None:
+        shape = SimpleNamespace(layers=2, kv_heads=1, head_dim=32, heads=2, hidden_size=64)
+        text = SimpleNamespace(get_text_config=lambda decoder: {**ARCHITECTURE, "num_experts": 8})
+        self.loaded = SimpleNamespace(
+            architecture=shape,
+            dtype=width,
+            storage=torch.bfloat16,
+            model=SimpleNamespace(config=text),
+            device=torch.device(device),
+        )
+        runtime = SimpleNamespace(prefill_chunk=None, prefill_rows=None, mlp_chunk=None)
+        self.config = SimpleNamespace(runtime=runtime, method=SimpleNamespace(observe_prompt=observed))
+
+
+BATCH = SimpleNamespace(input_ids=torch.zeros(3, 100, dtype=torch.long), new_tokens=28)
+
+
+def test_the_memory_of_a_shared_prefill_by_hand() -> None:
+    def of(*strategies: Strategy) -> tuple[int, int]:
+        return shared_prefill.predicted(strategies, BATCH)  # type: ignore[arg-type]
+
+    token = 2 * 2 * 3 * 1 * 32 * 2  # keys and values, two layers, three prompts, 32 channels of 16 bits
+    alive = 20 * 64 * 3 * 100 * 2  # of a mixture of experts, whose passes are not known
+    assert of(Strategy()) == (token * 100, alive)
+    assert of(Strategy(width=torch.float32)) == (token * 100, 2 * alive)
+    scores = 2 * 3 * 2 * 100 * 4  # float32 of every layer, prompt, head and token
+    assert of(Strategy(), Strategy(8), Strategy(-3)) == (token * 100 + 11 * scores, alive)
+    longer = SimpleNamespace(input_ids=BATCH.input_ids, new_tokens=10_000)
+    assert shared_prefill.predicted([Strategy()], longer)[1] == token * 10_100  # type: ignore[arg-type, list-item]
+
+
+@pytest.mark.parametrize(
+    ("device", "free", "host", "home", "fits"),
+    [
+        ("meta", 1.0, 0.0, None, True),
+        ("meta", 0.99, 1.0, "cpu", True),
+        ("meta", 0.0, 0.99, None, False),
+        ("meta", 0.0, None, "cpu", True),
+        ("meta", None, 0.0, None, True),
+        ("cpu", 0.0, 0.0, None, False),
+    ],
+)
+def test_the_prompts_of_a_shared_prefill_stay_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, device: str, free: float | None, host: float | None, home: str | None, fits: bool
+) -> None:
+    """`free` and `host` are shares of what is needed there."""
+    strategies: Any = [Strategy(device=device)]
+    kept, working = shared_prefill.predicted(strategies, BATCH)  # type: ignore[arg-type]
+    rooms = {
+        "meta": free and free * (kept + working + 1) / shared_prefill.SHARE,
+        "cpu": host and host * (kept + 1) / shared_prefill.SHARE,
+    }
+    monkeypatch.setattr(shared_prefill, "memory", lambda place: rooms[place.type])
+    where, reason = shared_prefill.place(strategies, BATCH)  # type: ignore[arg-type]
+    assert where == (home and torch.device(home)) and (reason == "") == fits
+    if not fits:
+        assert f"0.0 GiB free on {device}" in reason
+
+
+def test_free_memory_is_that_of_the_gpu_or_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_prefill, "free_bytes", lambda device, limit: {("cuda", None): 5.0}[device.type, limit])
+    monkeypatch.setattr(shared_prefill, "free_memory", lambda: 7.0)
+    assert [shared_prefill.memory(torch.device(name)) for name in ("cuda", "cuda:1", "cpu")] == [5.0, 5.0, 7.0]
+
+
+class Cache:
+    """Keys and values of nothing."""
+
+
+class Shares:
+    """A session and its strategy, of which one step may fail."""
+
+    def __init__(self, name: str, fails: str = "") -> None:
+        self.name, self.fails, self.loaded = name, fails, SimpleNamespace(device="cpu")
+
+    def answers(self) -> Shares:
+        return self
+
+    def _step(self, step: str, result: Any) -> Any:
+        if self.fails == step:
+            raise ValueError(f"{step} of {self.name}")
+        return result
+
+    def batch(self, samples: Any) -> Any:
+        return self._step("batch", "batch")
+
+    def cache(self, batch: Any) -> Any:
+        return self._step("cache", Cache())
+
+    def answered(self, batch: Any, cache: Any, *, first: bool, prompt: Any) -> Any:
+        assert batch == "batch" and first is False and isinstance(cache, Cache) and prompt.caches.count(cache) == 1
+        return self._step("answer", [self.name])
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Caches that were dropped from a shared prefill, which is made up."""
+    dropped: list[Any] = []
+
+    def read(strategy: Any, caches: Any, batch: Any, home: Any) -> Any:
+        strategy._step("read", None)
+        return SimpleNamespace(caches=caches, forget=dropped.append)
+
+    monkeypatch.setattr(shared_prefill, "KVCache", Cache)
+    monkeypatch.setattr(shared_prefill, "place", lambda strategies, batch: (None, ""))
+    monkeypatch.setattr(shared_prefill, "_read", read)
+    return dropped
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        (("", "", ""), [["a"], ["b"], ["c"]]),
+        (("", "cache", ""), [["a"], "cache of b", ["c"]]),
+        (("cache", "", ""), ["cache of a", ["b"], ["c"]]),
+        (("", "answer", ""), [["a"], "answer of b", ["c"]]),
+        (("batch", "", ""), ["batch of a"] * 3),
+        (("read", "", "cache"), ["read of a", "read of a", "cache of c"]),
+    ],
+)
+def test_an_error_in_a_shared_prefill_is_that_of_the_methods_it_stops(
+    forgotten: list[Any], steps: tuple[str, ...], expected: list[Any]
+) -> None:
+    sessions: Any = [Shares(*pair) for pair in zip("abc", steps, strict=True)]
+    results = shared_prefill._shared(sessions, [SimpleNamespace(id="sample")])  # type: ignore[list-item]
+    assert [str(result) if isinstance(result, Exception) else result for result in results] == expected
+    answering = [step not in ("cache",) for step in steps] if steps[0] not in ("batch", "read") else []
+    assert len(forgotten) == sum(answering), "keys and values are held no longer than needed"
