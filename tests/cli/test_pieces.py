@@ -251,16 +251,17 @@ def test_a_setting_stays_as_it_was_typed(composer: Composer) -> None:
 
 
 def test_fp16_runs_once_without_the_quantizer_of_the_others(composer: Composer) -> None:
-    jobs = [["method=fp16", f"quantizer={q}"] for q in ("int2", "int4")] + [["method=kivi", "quantizer=int4"]]
-    assert composer._fitted(jobs) == [["method=fp16"], ["method=kivi", "quantizer=int4"]]
-    for kept in ([["method=kivi", "quantizer=int2"]], [["method=fp16"], ["method=kivi"]],
-                 [["method=fp16", "quantizer=none"], ["method=kivi", "quantizer=none"]]):  # fmt: skip
-        assert composer._fitted(kept) == kept
+    kivi = [["method=kivi", f"quantizer={name}"] for name in ("int2", "int4")]
+    assert composer.typed(["method=fp16,kivi", "quantizer=int2,int4"]) == [["method=fp16"], *kivi]
+    assert composer.typed(["method=kivi", "quantizer=int2,int4"]) == kivi
+    assert composer.typed(["method=fp16,kivi"]) == [["method=fp16"], ["method=kivi"]]
+    none = [[f"method={name}", "quantizer=none"] for name in ("fp16", "kivi")]
+    assert composer.typed(["method=fp16,kivi", "quantizer=none"]) == none
     with pytest.raises(ConfigError) as caught:
-        composer._fitted([["method=kivi", "quantizer=int4_token"], ["method=atom", "quantizer=int4_token"]])
-    assert (caught.value.key, caught.value.value) == ("quantizer", "int4_token")
+        composer.typed(["method=kivi,atom", "quantizer=int3"])
+    assert (caught.value.key, caught.value.value) == ("quantizer", "int3")
     said = str(caught.value)
-    assert "is not a quantizer of method=kivi; nothing was started" in said and "leave out kivi: method=atom" in said
+    assert "is not a quantizer of method=atom; nothing was started" in said and "leave out atom: method=kivi" in said
 
 
 def failing(composer: Composer, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, ConfigError]) -> list[str]:
