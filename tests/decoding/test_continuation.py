@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import kvbench
+from kvbench.decoding import continuation
 from kvbench.decoding.continuation import continuation_likelihoods
 from kvbench.decoding.passes import forward, prefill
-from kvbench.errors import CacheError
+from kvbench.errors import CacheError, NonFiniteError
 from tests import zoo
 
 CONTEXT = [5, 9, 2, 41, 17, 33, 8, 60] * 6
@@ -74,3 +75,15 @@ def test_a_used_cache_is_refused(model):
     list(continuation_likelihoods(model, cache, CONTEXT, [[1]]))
     with pytest.raises(CacheError, match="already contains"):
         list(continuation_likelihoods(model, cache, CONTEXT, [[1]]))
+
+
+def test_logits_that_are_no_numbers_within_a_continuation_are_refused(model, monkeypatch):
+    cache = kvbench.load_method("fp16").new_cache(model)
+
+    def broken(*given, **more):
+        return torch.full((1, 1, zoo.VOCABULARY), float("nan"))
+
+    monkeypatch.setattr(continuation, "forward", broken)
+    monkeypatch.setattr(continuation, "check_cache", lambda *given: None)
+    with pytest.raises(NonFiniteError, match="within a continuation of 2 tokens are NaN"):
+        next(continuation_likelihoods(model, cache, [5, 6, 7], [[8, 9]]))

@@ -114,3 +114,54 @@ def test_only_drafts_that_could_be_accepted_count() -> None:
 def test_choices_are_checked(choices: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="choices"):
         Gamma(choices)
+
+
+def test_acceptance_is_counted_by_position_and_pulled_towards_that_of_all() -> None:
+    """Ten assumed drafts of 0.8 for all positions; the acceptance of all weighs as much as eight drafts in each."""
+    chooser = Gamma(range(1, 5))
+    assert [chooser.acceptance(position) for position in range(4)] == pytest.approx([0.8] * 4)
+    chooser.record(3, [3, 0], [1, 0], None, None)  # the first draft is accepted, the second refused, the third unknown
+    shared = (1 + 8) / (2 + 10)
+    assert chooser.acceptance(0) == pytest.approx((1 + 8 * shared) / 9)
+    assert chooser.acceptance(1) == pytest.approx(8 * shared / 9)
+    assert chooser.acceptance(2) == pytest.approx(shared)
+    chooser.record(2, [2, 1], [2, 1], None, None)  # what came before fades to 98 %
+    accepted, tried = [0.98 + 2, 1.0], [0.98 + 2, 0.98 + 1]
+    shared = (sum(accepted) + 8) / (sum(tried) + 10)
+    for position in range(2):
+        wanted = (accepted[position] + 8 * shared) / (tried[position] + 8)
+        assert chooser.acceptance(position) == pytest.approx(wanted)
+    first, second = chooser.acceptance(0), chooser.acceptance(1)
+    assert chooser.tokens(0) == 1.0 and chooser.tokens(1) == pytest.approx(1 + first)
+    assert chooser.tokens(2) == pytest.approx(1 + first + first * second)
+
+
+def test_times_are_medians_and_verifications_between_timed_ones_are_interpolated() -> None:
+    chooser = Gamma(range(1, 9))
+    for draft, verify in ((0.2, 1.0), (20.0, 100.0), (0.2, 1.0)):  # one round was interrupted
+        chooser.record(2, [2], [2], draft, verify)
+    chooser.record(6, [6], [6], 0.6, 3.0)
+    verifications = {1: 1.0, 2: 1.0, 3: 1.5, 4: 2.0, 5: 2.5, 6: 3.0, 8: 3.0}
+    for gamma, seconds in verifications.items():
+        assert chooser.rate(gamma) == pytest.approx(chooser.tokens(gamma) / (0.1 * gamma + seconds))
+    for _ in range(9):  # nine newer times decide
+        chooser.record(2, [2], [2], 0.4, 2.0)
+    assert chooser.rate(2) == pytest.approx(chooser.tokens(2) / (0.2 * 2 + 2.0))
+
+
+@pytest.mark.parametrize(
+    ("factor", "timed", "moves"), [(1.005, True, False), (1.02, True, True), (1.02, False, False), (1.04, False, True)]
+)
+def test_gamma_moves_for_one_percent_or_for_three_if_untimed(factor, timed, moves, monkeypatch) -> None:
+    chooser = Gamma((4, 6))
+    assert chooser.next() == 4
+    chooser.record(4, [4], [4], 0.4, 1.0)
+    if timed:
+        chooser.record(6, [6], [6], 0.6, 1.0)
+    monkeypatch.setattr(chooser, "rate", {4: 1.0, 6: factor}.__getitem__)
+    assert chooser.next() == (6 if moves else 4)
+
+
+@pytest.mark.parametrize(("choices", "first"), [((1, 2), 2), ((2, 8), 2), ((3, 5), 3), ((9, 7), 7), ((4,), 4)])
+def test_the_first_gamma_is_the_choice_closest_to_four(choices, first) -> None:
+    assert Gamma(choices).next() == first
