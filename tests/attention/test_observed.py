@@ -1,5 +1,8 @@
 """Attention that also tells what tokens receive: the kernels, run by Triton's interpreter, against plain softmax."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -120,3 +123,52 @@ def test_only_attention_that_a_method_observes_is_kept(name):
     assert pending is None if name == "kivi" else [len(steps) for steps in pending] == [1]
     if name == "h2o":
         torch.testing.assert_close(pending[0][0].sum(-1).mean().item(), 1.0, rtol=1e-3, atol=1e-3)
+
+
+def test_tokens_are_shared_by_as_many_programs_as_fill_the_gpu_once(monkeypatch):
+    """132 multiprocessors with 4 programs each; a program has two blocks of 32 tokens at least."""
+    about = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    for cells, width, wanted in (
+        (1, 10**6, 528),
+        (8, 10**6, 66),
+        (8, 640, 10),
+        (8, 641, 11),
+        (1000, 640, 1),
+        (1, 1, 1),
+    ):
+        assert observed.split(torch.device("cuda"), cells, width, observed.LAUNCH) == wanted
+
+
+def test_observed_attention_is_refused_for_what_the_kernels_do_not_do(monkeypatch):
+    made, query = work(4, 8, 1, True, torch.float16)
+    assert observed.refuses(query, made) is None  # 32 rows
+    assert "5 query heads a KV head x 8 tokens" in observed.refuses(work(5, 8, 1, True, torch.float16)[1], made)
+    assert "16 query heads a KV head x 3 tokens" in observed.refuses(work(16, 3, 1, True, torch.float16)[1], made)
+    made.logits = Logits(2.0)
+    assert "softcap or sinks" in observed.refuses(query, made)
+    made.logits = Logits(None, torch.zeros(8))
+    assert "softcap or sinks" in observed.refuses(query, made)
+    made.logits = Logits()
+    made.phases = made.phases * 2
+    assert "packed tokens" in observed.refuses(query, made)
+    monkeypatch.setattr(observed, "INTERPRETED", False)
+    assert observed.refuses(query, made) == "tensors on cpu"
+    assert fused.observing("cuda") == "it does not return attention weights" and fused.observing("triton") is observed
+
+
+def test_the_module_of_a_kernel_is_imported_by_name_or_what_is_missing_is_said(monkeypatch):
+    from kvbench.attention.codebook import decode as looked_up
+    from kvbench.attention.cuda import decode as cuda_decode
+    from kvbench.attention.triton import decode as triton_decode
+
+    assert [fused.load(name) for name in ("cuda", "triton", "codebook")] == [cuda_decode, triton_decode, looked_up]
+    import kvbench.attention.triton as package
+
+    monkeypatch.delattr(package, "decode")
+    monkeypatch.setitem(sys.modules, "kvbench.attention.triton.decode", None)
+    said = "kvbench.attention.triton.decode is not installed"
+    assert fused.load("triton") == said == fused.observing("triton")
+    made, query = work(1, 1, 1, True, torch.float16)
+    with pytest.raises(NotServed, match=f"^cuda: it does not return attention weights; triton: {said}$"):
+        fused.pick(query, made, "auto")

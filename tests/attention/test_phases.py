@@ -9,6 +9,7 @@ from kvbench.attention import phases
 from kvbench.attention.phases import Format, NotServed, Part, Work, lines, part, work
 from kvbench.cache.segments.base import FullSegment
 from kvbench.cache.segments.packed import PackedSegment
+from kvbench.cache.segments.scored import ScoredSegment
 from kvbench.cache.store import Store
 from kvbench.methods import load_method
 from kvbench.quantizers import AffineQuantizer, HierarchicalQuantizer
@@ -190,3 +191,35 @@ def test_codes_of_a_class_from_outside_are_read_by_no_kernel():
 
     with pytest.raises(NotServed, match="codes of a Own"):
         phases.kind_of(Own(4, 32, "token"))
+
+
+def test_attention_is_received_by_the_segment_that_holds_scores():
+    snap = zoo.new_layer(load_method("kivi", quantizer="int4", residual=32))
+    zoo.feed(snap, *zoo.random_kv(40))
+    with pytest.raises(NotServed, match="kivi does not hold attention with its keys"):
+        phases.holder(snap)
+    made = ScoredSegment(2, 2, 32, torch.float16, "cpu", capacity=10)
+    stores = Store([made]), Store([FullSegment(2, 2, 32, torch.float16, "cpu", capacity=10)])
+    layer = SimpleNamespace(stores=lambda: stores, method=SimpleNamespace(observe_group="mean"))
+    assert phases.holder(layer) is made
+    received = phases.receiving(layer, 3)
+    assert received.mean and received.buffer.shape == (2, 2, 1, 3, 10)
+    assert phases.receiving(layer, 3).buffer is received.buffer is not phases.receiving(layer, 3, fresh=True).buffer
+    layer.method.observe_group = "sum"
+    assert not phases.receiving(layer, 1).mean
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "window", "wanted"),
+    [
+        ([4, 3], [2, 5], None, {(0, 0): (0, 0, 2), (0, 1): (2, 0, 2), (1, 1): (0, 2, 3)}),
+        ([4, 3], [2, 5], 7, {(0, 0): (0, 0, 2), (0, 1): (2, 0, 2), (1, 1): (0, 2, 3)}),
+        ([4, 3], [2, 5], 4, {(0, 1): (3, 1, 1), (1, 1): (0, 2, 3)}),
+        ([4, 3], [2, 5], 1, {(1, 1): (2, 4, 1)}),
+        ([0, 3], [0, 3], None, {(1, 1): (0, 0, 3)}),
+        ([3, 0], [1, 2], None, {(0, 0): (0, 0, 1), (0, 1): (1, 0, 2)}),
+        ([0], [0], None, {}),
+    ],
+)
+def test_tokens_with_one_format_of_keys_and_one_of_values_are_a_phase(keys, values, window, wanted):
+    assert phases.pairs_of_row(keys, values, window) == wanted
