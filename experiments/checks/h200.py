@@ -32,10 +32,10 @@ SETTINGS = {
 }
 
 
-def attention(model: str, batch: int, thousands: int, form: str, new: int = 1) -> list[Row]:
-    """Return what the CUDA kernel did at one point, on the first machine (if it was measured there) and the second."""
+def attention(file: str, model: str, batch: int, thousands: int, form: str, new: int = 1) -> list[Row]:
+    """Return what the CUDA kernel did at one point; empty if the file does not have it."""
     at = {"model": model, "batch": batch, "context": thousands * KI, "q_len": new, "format": form, "path": "cuda"}
-    return [row for file in (FIRST, SECOND) for row in some(rows(file), **at)]
+    return some(rows(file), **at)
 
 
 def packing(form: str, what: str = "kernel") -> float:
@@ -97,8 +97,8 @@ def rules() -> Iterator[Rule]:
 
 def _layers() -> list[Text]:
     """Return those of one layer's attention and packing."""
-    mix, kivi4 = (attention("7b", 1, 4, form)[-1] for form in ("mix", "kivi4"))
-    near, far = (attention("7b", 1, thousands, "int4_g128")[0] for thousands in (4, 128))
+    mix, kivi4 = (one(attention(SECOND, "7b", 1, 4, form)) for form in ("mix", "kivi4"))
+    near, far = (one(attention(FIRST, "7b", 1, thousands, "int4_g128")) for thousands in (4, 128))
     int4, quanto, hqq = packing("int4_g128"), packing("int4", "quanto 4-bit"), packing("int4", "hqq 4-bit")
     plain = packing("int4_g128", "torch's way")
     flushes = [row["gpu_us"] for row in load(QUANTIZE)["flushes"] if row["model"] == "7b"]

@@ -79,7 +79,7 @@ def points() -> str:
     """Return the table of one layer's attention on two machines; ± where a time's spread is more than 2.5 %."""
     body = []
     for label, gate, at in POINTS:
-        measured = h200.attention(*at)
+        measured = [row for file in (FIRST, SECOND) for row in h200.attention(file, *at)]
         cells = [["-"] * 3] * (2 - len(measured))
         for row in measured:
             half = (row["p90"] - row["p10"]) / 2
@@ -106,9 +106,8 @@ def layers() -> str:
         ("32/32 heads, 128k", "7b", 128),
         ("32/8 heads, 128k", "8b", 128),
     ):
-        measured = [
-            h200.attention(model, 1, thousands, form)[0] for form in ("int8", "int4_g32", "int4_g128", "int2_g128")
-        ]
+        forms = ("int8", "int4_g32", "int4_g128", "int2_g128")
+        measured = [one(h200.attention(FIRST, model, 1, thousands, form)) for form in forms]
         cells = [f"{three(r['us'])} ({r['best_us'] / r['us']:.1f}x, {share(r):.0f}%)" for r in measured]
         body.append([label, three(measured[0]["best_us"]), *cells])
     head = "| µs (x over bf16, share of the read ceiling) | bf16 SDPA | int8 | int4, G 32 | int4, G 128 | int2, G 128 |"

@@ -95,11 +95,13 @@ def _claims() -> list[Text]:
     evicting = ("kivi evict", "streamingllm", "snapkv", "h2o")
     evicted = [pair(kivi, f"{name}, bytes of kivi 2")["mean"] for name in evicting]
     gained, error = [100 * cell["diff"] for cell in evicted], 100 * max(cell["stderr"] for cell in evicted)
-    n, kvquant4 = f"(n = {setting('kivi 4')['mean']['n']})", "kvquant 4, 1% outliers"
+    alone, nibbles = ", ".join(map(to_fp16, ("kivi 4", "logquant 4", "atom 4"))), to_fp16("quantspec (both nibbles)")
+    kvquant4 = "kvquant 4, 1% outliers"
+    n, of_all = (f"(n = {row['mean']['n']})" for row in (setting("kivi 4"), setting(kvquant4, ALL)))
     return [
-        Text(PAGE, SCORES, f"two nibbles) | {to_fp16('kivi 4')}, {to_fp16('logquant 4')}, {to_fp16('atom 4')} {n}; "),
-        Text(PAGE, SCORES, f"; {to_fp16('quantspec (both nibbles)')} {n} | holds |"),
-        Text(PAGE, ALL, f"); {to_fp16(kvquant4, ALL)} (n = {setting(kvquant4, ALL)['mean']['n']}); "),
+        Text(
+            PAGE, f"{SCORES}, {ALL}", f"two nibbles) | {alone} {n}; {to_fp16(kvquant4, ALL)} {of_all}; {nibbles} {n} |"
+        ),
         Text(PAGE, PAIRS, f"beat keys per token (2 bits, same bytes) | {shown(kivi, 'kivi 2, key per token')} |"),
         Text(PAGE, PAIRS, f"(2 bits; {mine} MiB against KIVI's {its} with groups of 64) | {shown(*even)}; by"),
         Text(PAGE, PAIRS, f"; by task {versus(*even, by='by_task')} | not shown: {mean['diff'] / mean['stderr']} "),
