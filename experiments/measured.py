@@ -137,15 +137,7 @@ class Table:
 
 
 def parser(command: str, about: str | None, runs: str, batch: int, limit: int | None) -> argparse.ArgumentParser:
-    """Return a parser with the options that all tables have.
-
-    Args:
-        command: module of the command.
-        about: its description.
-        runs: default of ``--runs``.
-        batch: default of ``--batch``.
-        limit: default of ``--limit``; None where the command decides.
-    """
+    """Return a parser with the options that all tables have, and these defaults; None: a `limit` by the command."""
     top = argparse.ArgumentParser(prog=f"python -m {command}", description=about)
     add, default = top.add_argument, " (default: %(default)s)"
     add("--model", default=TINY, help="preset, OWNER/NAME of the hub or ./FOLDER" + default)
@@ -306,12 +298,19 @@ def keep(
     return where.say()
 
 
-def keep_rows(content: Mapping[str, Any], wanted: Path, said: Choice) -> int:
-    """Write measurements, which ``rows`` of `content` has, as a JSON file; 1 if one of more rows was kept."""
-    where = place(wanted, said, counted(content), known(wanted, counted))
+def keep_file(
+    text: str, wanted: Path, said: Choice, counts: Mapping[str, int], before: Mapping[str, int] | None
+) -> int:
+    """Write a file that rests on these samples, and return the exit status: 1 if one of more samples was kept."""
+    where = place(wanted, said, counts, before)
     where.path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(where.path, as_json(content).encode())
+    atomic.write(where.path, text.encode())
     return where.say()
+
+
+def keep_rows(content: Mapping[str, Any], wanted: Path, said: Choice) -> int:
+    """Write measurements, which ``rows`` of `content` has, as a JSON file (:func:`keep_file`)."""
+    return keep_file(as_json(content), wanted, said, counted(content), known(wanted, counted))
 
 
 def as_json(content: Any) -> str:

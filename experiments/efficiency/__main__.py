@@ -11,12 +11,27 @@ import argparse
 import sys
 from pathlib import Path
 
-from experiments.efficiency.fold import fold
-from experiments.efficiency.grid import GRIDS
-from experiments.efficiency.read import read
+from experiments.efficiency.fold import fold, read
 from experiments.measured import keep
 from experiments.place import add_options, choice, place
 from kvbench.errors import KvbenchError
+
+COCKTAIL = "cocktail:split=10/30/60,encoder=bm25"
+LOGQUANT = "logquant:int2_g128:window=64,reserved=192"
+
+_GRIDS = {
+    # LogQuant, Fig. 7: 8B, prompts of 512 tokens, 2,000 new ones, 48 GB
+    "logquant": "memory --model llama3.1-8b --contexts 512 --new-tokens 2000 --memory-limit-gb 48 --bisect 4"
+    f" --settings fp16 {LOGQUANT} kivi:int2_g128",
+    # Cocktail, Fig. 4-6: Llama2-7B, the batch growing until memory ends
+    "batch": "memory --model llama2-7b --contexts 4k 8k --new-tokens 128 --bisect 2"
+    f" --settings fp16 kivi:int4_g128 {LOGQUANT} {COCKTAIL}",
+    # one sequence, the context growing
+    "context": "tpot --model llama2-7b --contexts 4k 32k 64k 128k --fill random --baselines static-compiled"
+    f" --settings fp16 kivi:int4_g128 kivi:int4 {LOGQUANT} {COCKTAIL}",
+}
+#: name -> what is typed after ``python -m kvbench.bench``
+GRIDS = {name: tuple(text.split()) for name, text in _GRIDS.items()}
 
 
 def main(argv: list[str] | None = None) -> int:

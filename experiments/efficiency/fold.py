@@ -1,16 +1,23 @@
-"""Points into the papers' figures: what each setting reaches, to full precision, and the papers' claims beside it."""
+"""Points into the papers' figures: what each setting reaches, to full precision, and the papers' claims beside it.
+
+Points are those of runs of ``dataset=efficiency`` and of JSON files of ``kvbench.bench memory | tpot``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import partial
-from typing import Any
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
 
-from experiments.efficiency.grid import CLAIMS, Claim
 from experiments.efficiency.plot import plot
-from experiments.efficiency.read import Point
 from experiments.measured import Folded, as_csv, markdown_table
+from kvbench.results.point_record import Point, bench_points, circumstances, from_record
+from kvbench.results.samples import MEASURED
+from kvbench.results.store import find_runs
+from kvbench.results.tables import labels
 from kvbench.util.cells import seconds, size
 
 Row = dict[str, Any]
@@ -18,6 +25,69 @@ HEAD = (
     *("setting", "largest batch", "best tokens/s (batch)", "TPOT (batch)"),
     *("roofline", "peak of decoding", "KV", "steps"),
 )
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A paper's claim about its method, compared with full precision.
+
+    Args:
+        where: paper and figure.
+        method: settings that begin with this name are held against it.
+        figure: ``throughput``, ``batch``, ``tpot`` or ``memory``.
+        low, high: relative change to full precision, from the least to the most.
+    """
+
+    where: str
+    method: str
+    figure: Literal["throughput", "batch", "tpot", "memory"]
+    low: float
+    high: float
+
+
+CLAIMS = (
+    Claim("LogQuant, Fig. 7", "logquant", "throughput", 0.25, 0.25),
+    Claim("LogQuant, Fig. 7", "logquant", "batch", 0.60, 0.60),
+    Claim("Cocktail, Fig. 4", "cocktail", "memory", -0.42, -0.12),
+    Claim("Cocktail, Fig. 5", "cocktail", "tpot", -0.52, -0.32),
+)
+
+
+def read(places: Sequence[Path]) -> list[Point]:
+    """Return the points of files and folders (of runs, of files), each once; a later file wins.
+
+    Raises:
+        FileNotFoundError: a place does not exist.
+        DataError: a file is damaged.
+    """
+    points: dict[tuple[Any, ...], Point] = {}
+    for place in places:
+        if not place.exists():
+            raise FileNotFoundError(f"{place} does not exist")
+        files = sorted(place.glob("*.json")) if place.is_dir() else [place]
+        for point in chain(run_points(place), *map(bench_points, files)):
+            points[(*point.group, point.setting, point.batch)] = point
+    return list(points.values())
+
+
+def run_points(folder: Path) -> Iterator[Point]:
+    """Yield the points of all runs in a folder."""
+    stores = [(store, content) for store in find_runs(folder) if (content := store.metrics()) is not None]
+    stores = [(store, content) for store, content in stores if any(e.get("points") for e in content["scores"].values())]
+    for (store, content), label in zip(stores, labels([content for _, content in stores]), strict=True):
+        runtime = (store.config() or {}).get("runtime") or {}
+        eager = ", eager" if runtime.get("graphs") == "never" else ""
+        for row in store.samples().rows.values():
+            record = row[MEASURED].get("point")
+            if record:
+                yield from_record(
+                    record,
+                    model=content["config"]["model"],
+                    device=row[MEASURED]["device"],
+                    setting=label + eager,
+                    limit_gb=runtime.get("memory_limit_gb"),
+                    how=circumstances(row[MEASURED].get("dtype"), bool(runtime.get("compile")), record.get("fill")),
+                )
 
 
 def fold(points: Sequence[Point]) -> Folded:

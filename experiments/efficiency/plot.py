@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.efficiency.read import Point
+from kvbench.results.point_record import Point
 
 #: file -> the figure's axis, its unit, what one unit is in the point's
 FIGURES = {

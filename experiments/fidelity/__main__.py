@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from experiments import measured
-from experiments.fidelity.fold import fold
-from experiments.fidelity.grid import LENGTH, SETTINGS, TASKS, data
+from experiments.fidelity.fold import LENGTH, SETTINGS, TASKS, data, fold
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from experiments import measured
-from experiments.fidelity.grid import TASKS, data
+from experiments.fidelity.fold import TASKS, data
 from experiments.formats.fold import fold, sizes
 from experiments.formats.grid import ROWS
 from experiments.formats.tpot import settings

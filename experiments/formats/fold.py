@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from experiments.fidelity.grid import FORCED, FREE
+from experiments.fidelity.fold import FORCED, FREE
 from experiments.formats.grid import CLAIMS, ROWS
 from experiments.formats.report import markdown, plot
 from experiments.formats.tpot import steps

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.attention import sdpa_kernel
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from experiments.measured import keep_rows
 from experiments.place import add_options, choice
@@ -46,27 +48,6 @@ class Attention(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.num_key_value_groups = model.query_heads // model.heads
-
-
-class Mlp(nn.Module):
-    """A gated feed-forward layer, as Llama's.
-
-    Args:
-        hidden: width of the model.
-        inner: width between the two products.
-        device: device of the weights.
-        dtype: dtype of the weights.
-    """
-
-    def __init__(self, hidden: int, inner: int, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__()
-        make: dict[str, Any] = {"bias": False, "device": device, "dtype": dtype}
-        self.gate_proj, self.up_proj = nn.Linear(hidden, inner, **make), nn.Linear(hidden, inner, **make)
-        self.down_proj = nn.Linear(inner, hidden, **make)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output, with the shape of `x`: ``[B, T, hidden]``."""
-        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 def measure(call: Callable[[], object], device: torch.device, repeats: int) -> dict[str, float]:
@@ -117,7 +98,9 @@ def feed_forward(name: str, count: int, device: torch.device, dtype: torch.dtype
     """Measure the feed-forward layer of one model on `count` tokens: whole, and in slices of several sizes."""
     hidden, inner = SIZES[name]
     block = nn.Module()
-    block.mlp = mlp = Mlp(hidden, inner, device, dtype)
+    config = LlamaConfig(hidden_size=hidden, intermediate_size=inner)
+    with device:
+        block.mlp = mlp = LlamaMLP(config).to(dtype)
     x = torch.randn(1, count, hidden, device=device, dtype=dtype)
     measured = {}
     for size in (None, 4096, slices.SLICE, 16384):

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from experiments.measured import keep_file, markdown_table
 from experiments.mini.fold import error
-from experiments.place import add_options, choice, place
+from experiments.place import add_options, choice
+from kvbench.models import by_name
 from kvbench.models.load import load_tokenizer
 from kvbench.models.spec import ModelConfig
 from kvbench.retrieval.chunks import Chunked, cut
@@ -25,7 +25,6 @@ from kvbench.retrieval.search import Widths, by_threshold
 from kvbench.runner.prompting import encode
 from kvbench.tasks.base import Sample
 from kvbench.tasks.mini import Mini
-from kvbench.util.confdir import conf_dir
 from kvbench.util.schema import build
 
 #: the queried key in a question, by task
@@ -96,19 +95,15 @@ def measure(task: str, arguments: argparse.Namespace, tokenizer: Any, whole_word
 
 def markdown(results: Mapping[tuple[str, bool], Sequence[Mapping[str, float]]]) -> str:
     """Return a line for each task and each way to read a chunk's text."""
-    lines = [
-        "| task | chunk's text | key | whole key | answer begins | keys cut by a border | INT2 / INT4 / FP16 |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     for (task, whole_words), samples in results.items():
-        cells = []
-        for column in COLUMNS:
-            values = [sample[column] for sample in samples]
-            cells.append(f"{sum(values) / len(values):.3f} ±{error(values):.3f}")
-        shares = [100 * sum(sample[bits] for sample in samples) / len(samples) for bits in ("2", "4", "16")]
-        text = "whole words" if whole_words else "tokens, decoded"
-        lines.append(f"| {task} | {text} | {' | '.join(cells)} | {' / '.join(f'{s:.1f} %' for s in shares)} |")
-    return "\n".join(lines) + "\n"
+        values = {column: [sample[column] for sample in samples] for column in (*COLUMNS, "2", "4", "16")}
+        means = {column: sum(own) / len(own) for column, own in values.items()}
+        figures = [f"{means[column]:.3f} ±{error(values[column]):.3f}" for column in COLUMNS]
+        shares = " / ".join(f"{100 * means[bits]:.1f} %" for bits in ("2", "4", "16"))
+        lines.append([task, "whole words" if whole_words else "tokens, decoded", *figures, shares])
+    head = ["task", "chunk's text", "key", "whole key", "answer begins", "keys cut by a border", "INT2 / INT4 / FP16"]
+    return "\n".join(markdown_table(head, lines, "-")) + "\n"
 
 
 def main() -> int:
@@ -124,9 +119,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("results/mini/chunks.md"))
     add_options(parser)
     arguments = parser.parse_args()
-    tokenizer = load_tokenizer(
-        build(ModelConfig, yaml.safe_load((conf_dir() / "model" / "tiny.yaml").read_text()), "model")
-    )
+    tokenizer = load_tokenizer(build(ModelConfig, by_name.group("tiny"), "model"))
     results = {
         (task, whole_words): measure(task, arguments, tokenizer, whole_words)
         for task in arguments.tasks
@@ -139,11 +132,8 @@ def main() -> int:
     text = markdown(results) + "\n" + note
     old = arguments.out.read_text(encoding="utf-8") if arguments.out.exists() else ""
     counts = {"samples": int(found[1])} if (found := re.search(r"n = (\d+) a task", old)) else None
-    where = place(arguments.out, choice(arguments), {"samples": arguments.limit}, counts)
-    where.path.parent.mkdir(parents=True, exist_ok=True)
-    where.path.write_text(text, encoding="utf-8")
     print(text)
-    return where.say()
+    return keep_file(text, arguments.out, choice(arguments), {"samples": arguments.limit}, counts)
 
 
 if __name__ == "__main__":

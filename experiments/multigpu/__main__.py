@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from experiments.measured import as_json
 from experiments.place import add_options, choice, place
 
 LAYOUTS = ("one", "device_map", "tensor_parallel")
@@ -54,26 +55,28 @@ def parted(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
     return None if len(left) == len(right) else {"at": min(len(left), len(right)), "gaps": []}
 
 
+def against(one: Any, other: Any) -> dict[str, Any]:
+    """Compare the answers of a layout with one GPU's; either is a text where the method could not answer."""
+    if isinstance(one, str) or not isinstance(other, list):
+        return {"skipped": one if isinstance(one, str) else other}
+    pairs = list(zip(one, other, strict=True))
+    return {
+        "parted": [parted(a, b) for a, b in pairs],
+        "same_bytes": all(sum(a["kv_bytes"]) == sum(b["kv_bytes"]) for a, b in pairs),
+        "path": sorted({answer["path"] for answer in other}),
+    }
+
+
 def compared(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Compare answers with one GPU's by dtype, method and layout: where they first differ, and the sums of bytes."""
-    comparisons: dict[str, Any] = {}
-    for part, methods in results["one"].items():
-        if not part.startswith("tokens "):
-            continue
-        for name, one in methods.items():
-            for layout in [name_ for name_ in LAYOUTS[1:] if name_ in results]:
-                other = results.get(layout, {}).get(part, {}).get(name)
-                if isinstance(one, str) or other is None or isinstance(other, str):
-                    comparisons[f"{part}, {name}, {layout}"] = {"skipped": one if isinstance(one, str) else other}
-                    continue
-                comparisons[f"{part}, {name}, {layout}"] = {
-                    "parted": [parted(a, b) for a, b in zip(one, other, strict=True)],
-                    "same_bytes": all(
-                        sum(a["kv_bytes"]) == sum(b["kv_bytes"]) for a, b in zip(one, other, strict=True)
-                    ),
-                    "path": sorted({answer["path"] for answer in other}),
-                }
-    return comparisons
+    return {
+        f"{part}, {name}, {layout}": against(one, results[layout].get(part, {}).get(name))
+        for part, methods in results["one"].items()
+        if part.startswith("tokens ")
+        for name, one in methods.items()
+        for layout in LAYOUTS[1:]
+        if layout in results
+    }
 
 
 def main() -> int:
@@ -90,7 +93,7 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     results = {layout: launch(layout, args.out, args.processes, rest, args.limit_s) for layout in args.layouts}
     equal = compared(results) if "one" in results else {}
-    (args.out / "multigpu.json").write_text(json.dumps({"equal": equal, "layouts": results}, indent=1) + "\n")
+    (args.out / "multigpu.json").write_text(as_json({"equal": equal, "layouts": results}), encoding="utf-8")
     for name, what in equal.items():
         if "skipped" in what:
             print(f"{name}: skipped: {what['skipped']}")

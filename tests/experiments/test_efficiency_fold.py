@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.efficiency.__main__ import main
-from experiments.efficiency.fold import fold, judged, reached, relative, section
-from experiments.efficiency.grid import CLAIMS, GRIDS
-from experiments.efficiency.read import read
+from experiments.efficiency.__main__ import GRIDS, main
+from experiments.efficiency.fold import CLAIMS, fold, judged, reached, read, relative, section
 from kvbench.bench import __main__ as bench
 from kvbench.results.point_record import bench_points
 from kvbench.runner.run import run
