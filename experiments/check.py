@@ -125,9 +125,7 @@ def _wanted(text: str, place: Shown) -> str | None:
     shown = text[place.start : place.stop]
     if isinstance(place.value, str):
         return None if shown == place.value else place.value
-    if place.value is None or agrees(shown, place.value):
-        return None
-    return like(shown, place.value)
+    return None if agrees(shown, place.value) else like(shown, place.value)
 
 
 #: what follows a number of running text that may be measured
