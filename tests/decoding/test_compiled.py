@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kvbench.attention import fused, phases
 from kvbench.decoding import compiled, graphs, joined, speculative
@@ -345,3 +345,65 @@ def test_draft_and_verification_are_compiled_apart(llama: nn.Module, monkeypatch
     assert answers[0] == answers[1]
     int4.detach(llama)
     torch._dynamo.reset()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("drafting", [True, False])
+def test_all_products_of_a_layer_use_the_chosen_weights_and_are_given_back(llama: nn.Module, drafting: bool) -> None:
+    """Seven linear layers; inside those with two sets of weights, none is replaced by itself."""
+    int4.attach(llama, "all")
+    layer, x = llama.model.layers[1], torch.randn(1, 2, 256)
+    places = [(layer.self_attn, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    places += [(layer.mlp, name) for name in ("gate_proj", "up_proj")]
+    modules = [getattr(owner, name) for owner, name in places]
+    wanted = [(module.draft if drafting else module.exact)(x) for module in modules]
+    undo: list[Callable[[], None]] = []
+    joined.products(layer, undo, drafting)
+    assert len(undo) == 7 and "forward" in layer.mlp.down_proj.__dict__
+    for module, out in zip(modules, wanted, strict=True):
+        torch.testing.assert_close(module(x), out, rtol=1e-4, atol=1e-5)
+        assert "forward" not in module.exact.__dict__ and "forward" not in module.draft.__dict__
+    for restore in reversed(undo):
+        restore()
+    assert not any("forward" in module.__dict__ for module in layer.modules())
+    int4.detach(llama)
+
+
+def test_a_forward_function_that_was_replaced_before_comes_back() -> None:
+    module = nn.Linear(2, 2)
+    restore = joined.replaced(module, len)
+    again = joined.replaced(module, max)
+    assert module.__dict__["forward"] is max
+    again()
+    assert module.__dict__["forward"] is len
+    restore()
+    assert "forward" not in module.__dict__
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: setattr(module, "k_proj", nn.Linear(16, 8, bias=True)),
+        lambda module: setattr(module, "k_proj", nn.Linear(12, 8, bias=False)),
+        lambda module: setattr(module, "v_proj", nn.Linear(16, 8, bias=False).double()),
+        lambda module: delattr(module, "v_proj"),
+        lambda module: setattr(module.q_proj, "forward", module.q_proj.forward),
+    ],
+)
+def test_layers_of_different_kinds_are_not_joined(change: Callable[[nn.Module], object]) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in joined.JOINED[0]:
+                setattr(self, name, nn.Linear(16, 8, bias=False))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.q_proj(x) + self.k_proj(x) + self.v_proj(x)
+
+    alike, other = Block(), Block()
+    undo: list[Callable[[], None]] = []
+    joined.join(alike, joined.JOINED[0], undo)
+    assert len(undo) == 3
+    change(other)
+    joined.join(other, joined.JOINED[0], undo)
+    assert len(undo) == 3

@@ -200,3 +200,12 @@ def test_digests_tell_heads_and_norms_apart_and_nothing_else() -> None:
         assert digests(model) == {**before, "norm": digests(model)["norm"]} != before
         model.lm_head.weight.mul_(2)
     assert digests(model)["head"] != before["head"]
+
+
+def test_eager_steps_are_reported_one_by_one() -> None:
+    model, (ids, mask) = zoo.restless(), text()
+    shown: list[int] = []
+    cache = load_method("fp16").new_cache(model)
+    found, _ = follow(model, cache, ids[:, :PROMPT], mask[:, :PROMPT], ids[:, PROMPT : PROMPT + 5], report=shown.append)
+    assert shown == [1, 2, 3, 4, 5]
+    assert torch.allclose(found, states("fp16")[:, :6], atol=1e-5)
