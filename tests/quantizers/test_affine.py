@@ -250,3 +250,14 @@ def test_the_package_names_its_quantizers_and_nothing_else():
     assert kvbench.quantizers.HierarchicalQuantizer.__name__ == "HierarchicalQuantizer"
     with pytest.raises(AttributeError, match=r"'kvbench\.quantizers' has no attribute 'Nothing'"):
         _ = kvbench.quantizers.Nothing
+
+
+def test_divisors_are_tensors_in_the_dtype_of_the_arithmetic():
+    """A device divides by a tensor exactly, by a number not."""
+    for dtype, wanted in (
+        (torch.float16, torch.float16),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+    ):
+        number = AffineQuantizer.whole(15, torch.zeros(3, dtype=dtype))
+        assert (number.dtype, number.shape, number.item()) == (wanted, (), 15.0)
