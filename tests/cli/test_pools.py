@@ -351,6 +351,12 @@ def stored(here: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             local=False,
         )
 
+    def composed(texts: list[str], extra: Path | None) -> dict[str, Any]:
+        if texts == ["method=none"]:
+            raise KvbenchError("no such method")
+        return {"runtime": {"results_dir": texts[0].partition("=")[2]}}
+
+    monkeypatch.setattr(gathered.job, "composed", composed)
     monkeypatch.setattr(gathered, "RunStore", run_store)
     monkeypatch.setattr(gathered.summary, "baseline", lambda store: None)
     monkeypatch.setattr(gathered.loggers, "load", load)
