@@ -132,3 +132,40 @@ def test_a_lost_attempt_is_unlocked_and_writes_nothing_more(
         patch.setattr(module.time, "sleep", lambda seconds: (_ for _ in ()).throw(TimeoutError))
         with pytest.raises(TimeoutError):
             second.begin(folder)  # a process of the gathering machine has it
+
+
+def test_a_run_that_is_held_answers_busy_and_one_that_cannot_be_read_an_error(
+    home: Path, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "file").touch()
+    number, text, name = keeper.begin("one", "file/run")["error"]
+    assert number in (errno.EEXIST, errno.ENOTDIR) and text == os.strerror(number) and "file" in name
+    assert keeper.begin("one", "runs/a") == {"files": {}}
+    assert keeper.begin("two", "runs/a") == {"busy": "one"}
+    assert keeper.end("two", "runs/a") == {} and keeper.begin("two", "runs/a") == {"busy": "one"}, "it is not its own"
+    keeper.end("one", "runs/a")
+    (home / "runs" / "a" / "metrics.json").write_bytes(b"{}")
+    (home / "runs" / "a" / "folder").mkdir()
+
+    def unreadable(self: Path) -> bytes:
+        raise OSError(errno.EIO, "bad sector", str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", unreadable)
+        number, text, name = keeper.begin("one", "runs/a")["error"]
+    assert (number, text) == (errno.EIO, "bad sector") and name.endswith("metrics.json")
+    assert keeper.begin("two", "runs/a") == {"files": {"metrics.json": b"{}"}}, "the failed attempt holds nothing"
+    refused = keeper.append("one", "runs/a", b"{}\n")
+    assert set(refused) == {"refused"} and keeper.write("one", "runs/a", "x", b"") == refused
+    assert keeper.append("two", "runs/a", b'{"id": "1"}\n') == {} == keeper.write("two", "runs/a", "x", b"y")
+    assert (home / "runs" / "a" / "x").read_bytes() == b"y"
+    assert keeper.withdraw("two") == {}
+    assert set(keeper.begin("two", "runs/a")) == {"refused"}
+    assert set(keeper.begin("one", "runs/a")) == {"files"}
+
+
+def test_an_error_without_a_number_is_one_of_input_and_output() -> None:
+    assert module._failed(OSError("odd")) == {"error": (errno.EIO, "odd", "")}
+    assert module._failed(OSError(errno.ENOSPC, "full", "x")) == {"error": (errno.ENOSPC, "full", "x")}
+    bare = DiskError(Path("x"), OSError(errno.ENOSPC, "full"))
+    assert module._failed(bare) == {"error": (errno.EIO, os.strerror(errno.EIO), "")}
