@@ -172,3 +172,20 @@ def test_answers_without_scores_have_a_place_of_departure_and_no_flips() -> None
     entry = {"flips": fidelity.flips_of(*rows, ["0"]), "left": fidelity.answers_left(*rows, ["0"])}
     assert entry["flips"] is None
     assert answer_lines({"text": entry}) == [("text", "-", "-", "-", "-", "1", "0 %", "1")]
+
+
+def test_intervals_are_drawn_as_often_as_the_module_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row(number) for number in range(3)]
+    counts = {measure: len(fidelity.drawn(rows, measure)) for measure in fidelity.MEASURES}
+    assert counts == {"kld_mean": 10_000, "kld_median": 1_000, "kld_p99_9": 1_000, "same_top": 10_000}
+    for name in ("DRAWS", "PERCENTILE_DRAWS"):
+        monkeypatch.setattr(fidelity, name, 7)
+    assert {len(fidelity.drawn(rows, measure)) for measure in fidelity.MEASURES} == {7}
+
+
+def test_the_tokens_found_most_probable_are_counted_from_the_first_decoded_one() -> None:
+    kld = [0.0] * 4
+    decoded = {"fidelity": {"kld": kld, "other_top": [1, 4], "mode": "decode"}}
+    simulated = {"fidelity": {"kld": kld, "other_top": [1, 3], "mode": "simulated"}}
+    assert fidelity.same_top(decoded).tolist() == [False, True, True, False]
+    assert fidelity.same_top(simulated).tolist() == [True, False, True, False]

@@ -52,3 +52,24 @@ def test_arrivals_are_seeded_and_have_the_mean_and_the_variance_of_their_gaps():
         variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
         assert mean == pytest.approx(0.5, rel=0.05)
         assert variance / mean**2 == pytest.approx(1 / burstiness, rel=0.1)
+
+
+def test_a_limit_is_kept_up_to_its_own_value() -> None:
+    request = Served(arrival=1.0, first=1.5, end=3.5, tokens=5)
+    assert (request.ttft_s, request.tpot_s, request.e2el_s) == (0.5, 0.5, 2.5)
+    for name, value in (("ttft_s", 0.5), ("tpot_s", 0.5), ("e2el_s", 2.5)):
+        assert Limits(**{name: value}).kept(request) and not Limits(**{name: value - 0.01}).kept(request)
+    assert Served(0.0, 1.0, 2.0, 2).tpot_s == 1.0
+
+
+def test_a_request_that_comes_as_a_place_is_free_starts_at_once() -> None:
+    server = Server(prefill_s=1.0, step_s={1: 0.5}, most=1)
+    served = simulate([0.0, 1.5], 2, server)
+    assert [(request.first, request.end) for request in served] == [(1.0, 1.5), (2.5, 3.0)]
+    both = simulate([0.0, 1.0], 2, Server(prefill_s=1.0, step_s={1: 0.5, 2: 1.0}, most=2))
+    assert [(request.first, request.end) for request in both] == [(1.0, 3.0), (2.0, 3.0)], "a prefill goes first"
+
+
+def test_arrivals_are_a_poisson_process_with_seed_0_unless_said_otherwise() -> None:
+    assert arrivals(4, 3.0) == arrivals(4, 3.0, 1.0, 0) != arrivals(4, 3.0, 2.0, 0)
+    assert arrivals(2, 6.0)[1] == pytest.approx(arrivals(2, 3.0)[1] / 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -92,3 +93,43 @@ def test_processor_time_is_the_users_and_the_systems_without_the_childrens(monke
     monkeypatch.setattr(load, "_text", lambda path: line if str(path) in ("/proc/7/stat", "/proc/8/stat") else "")
     assert load.cpu_seconds([7, 9, 8]) == 2 * 42 / os.sysconf("SC_CLK_TCK")
     assert load.cpu_seconds([9]) == 0.0 == load.cpu_seconds([])
+
+
+def at(seconds: float, **more: Any) -> load.Moment:
+    return load.Moment(**{"at": seconds, "average": 0.5, "busy": 1.0, "own": 1.0, "held_back": 0.0, "mhz": 2e3, **more})
+
+
+def test_the_load_between_two_moments_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    end = at(14.0, average=1.5, busy=13.0, own=3.0, held_back=1.0, mhz=1e3)
+    told = load.between(at(10.0), end)
+    rates = {"own_cpus": 0.5, "other_cpus": 2.5, "held_back": 0.25}
+    assert told == {"cpus": 8, "average": [0.5, 1.5], "mhz": [2e3, 1e3], **rates}
+    for name, lacking in (("busy", "other_cpus"), ("held_back", "held_back")):
+        assert load.between(at(10.0, **{name: None}), end)[lacking] is None
+        assert load.between(at(10.0), at(14.0, **{name: None}))[lacking] is None
+    idle = load.between(at(10.0), at(14.0, own=9.0, held_back=-1.0))
+    assert (idle["other_cpus"], idle["held_back"]) == (0.0, 0.0)
+    assert load.between(at(10.0), at(11.0, held_back=5.0))["held_back"] == 1.0
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert load.between(at(10.0), at(10.0, own=1.002)) == {
+        **{"cpus": 1, "average": [0.5, 0.5], "mhz": [2e3, 2e3]},
+        **{"own_cpus": 2.0, "other_cpus": 0.0, "held_back": 0.0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "warned"),
+    [(load.OTHERS * 10, 10.0, False), (load.OTHERS * 10 + 0.1, 10.0, True), (load.OTHERS * 10 + 0.1, 0.0, False),
+     (load.FULL * 10 - 0.1, 0.1, True), (None, 10.0, False)],
+)  # fmt: skip
+def test_other_programs_matter_on_a_machine_that_is_full(others: float | None, own: float, warned: bool) -> None:
+    told = load.busyness({"cpus": 10, "other_cpus": others, "own_cpus": own, "held_back": None})
+    assert (told is not None) == warned
+
+
+def test_a_limit_of_the_container_matters_beyond_its_bound() -> None:
+    idle = {"cpus": 10, "other_cpus": 0.0, "own_cpus": 1.0}
+    assert load.busyness({**idle, "held_back": load.HELD_BACK}) is None
+    assert "CPU limit" in str(load.busyness({**idle, "held_back": load.HELD_BACK + 0.01}))
+    assert load.busyness(None) is None and load.busyness({}) is None
