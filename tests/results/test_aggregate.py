@@ -225,3 +225,24 @@ def test_bytes_are_means_and_the_ratio_is_of_sums():
     assert computed["used"] == {"total": 59, "codes": 25, "scales": 12, "window": 20, "index": 2, "state": 0}
     assert computed["reserved"]["window"] == 25
     assert computed["fp16_equivalent"] == 240 and computed["ratio"] == pytest.approx(480 / 120)
+
+
+def test_measured_points_and_comparisons_are_entries_of_their_task_alone(monkeypatch):
+    asked = []
+
+    def of(kind):
+        def folded(group, *baseline):
+            asked.append((kind, [one["id"] for one in group], *baseline))
+            return {kind: len(group)} if group[0]["task"] == kind else None
+
+        return folded
+
+    monkeypatch.setattr(aggregate, "points", of("points"))
+    monkeypatch.setattr(aggregate, "fold", of("fidelity"))
+    base = {"length": None, "scores": {}, "scorer_version": 1}
+    rows = [{**base, "id": str(k), "task": task} for k, task in enumerate(("points", "fidelity", "points"))]
+    by_task = aggregate.scores(rows, {}, 4)
+    assert by_task["points"]["points"] == {"points": 2} and "fidelity" not in by_task["points"]
+    assert by_task["fidelity"]["fidelity"] == {"fidelity": 1} and "points" not in by_task["fidelity"]
+    assert asked[:2] == [("points", ["0", "2"], {}), ("fidelity", ["0", "2"])]
+    assert {entry["version"] for entry in by_task.values()} == {4}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvbench.results.findings import effect, findings
+from kvbench.results.findings import effect, findings, memory
 
 
 def run(name, diff, stderr, ratio=4.29, n=40, status="ok"):
@@ -75,3 +75,23 @@ def test_two_scores_of_nothing_show_nothing():
         "kivi scores 0 on all 40 samples, as does fp16, so the comparison shows nothing at 4.3x less "
         "memory for keys and values"
     ]
+
+
+def test_a_difference_of_nothing_without_an_interval_is_no_difference():
+    assert effect({"diff": 0.0, "stderr": 0.0, "n": 1}, None).startswith("shows no difference in 1 sample")
+    assert effect({"diff": 0.0, "stderr": 0.0, "n": 5}, 0) == (
+        "scores 0 on all 5 samples, as does fp16, so the comparison shows nothing"
+    )
+
+
+def test_memory_is_told_from_both_sides_of_fp16():
+    assert memory({"kv_bytes": {"ratio": 1.0}}) == " at 1.0x less memory for keys and values"
+    assert memory({"kv_bytes": {"ratio": 0.8}}) == " at 1.2x more memory"
+    assert memory({"kv_bytes": {"ratio": None}}) == ""
+
+
+def test_a_table_of_many_runs_has_no_findings():
+    runs = [run(f"r{number}", -0.01 * number, 0.001) for number in range(9)]
+    names = [each["label"] for each in runs]
+    assert [line.split()[0] for line in findings(names[:8], runs[:8])] == [f"r{number}" for number in range(7, -1, -1)]
+    assert findings(names, runs) == []

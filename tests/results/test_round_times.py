@@ -66,3 +66,14 @@ def test_sums_over_answers() -> None:
     assert untimed is not None and untimed["draft_s"] is None and untimed["rounds"] == 20
     assert round_times(untimed) is None and round_times(None) is None and summed([None]) is None
     assert round_times(totals(accepted=0, refused=0)) is None  # no draft was decided
+
+
+def test_a_reason_is_given_from_five_percent_on() -> None:
+    base = totals(draft_s=20.0, verify_s=17.0, accepted=0, refused=1, limits={"0": 10}, tokens=10)
+    for seconds, said in ((37.0 * 1.049, False), (37.0 * 1.051, True), (37.0 * 0.951, False), (37.0 * 0.949, True)):
+        times = round_times({**base, "seconds": seconds})
+        assert times is not None and (times["why"] is not None) == said
+    parts = round_times(base)
+    assert parts is not None
+    names = ("draft_s", "verify_s", "sampling_s", "flush_s", "acceptance", "tokens", "expected_tokens")
+    assert [parts[name] for name in names] == pytest.approx([2.0, 1.7, 0.02, 0.01, 0.0, 1.0, 1.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,3 +153,28 @@ def test_the_code_of_memory_that_ran_out_counts_too(tmp_path: Path) -> None:
     counts, parts = {"x": 2}, {"x": {"cache": "e" * 12}}
     both = summary.older_code(counts, parts, {"code": {**CODE, "method": "n" * 12}}, now)
     assert both == {"samples": 2, "parts": ["method", "cache"]}
+
+
+def test_a_pair_with_fp16_brings_its_points_and_speed_ups(monkeypatch):
+    def entry(diff, **more):
+        pair = {"diff": diff, "stderr": 0.1, "n": 2}
+        return {"score": 0.5, "stderr": 0.1, "n": 2, "vs_fp16": pair, "nll": None, "perplexity": None, **more}
+
+    paired = {"a": entry(0.25, points={"batches": {}}, nll={"vs_fp16": {"diff": 1.0}}), "b": entry(0.0, nll={})}
+    monkeypatch.setattr(summary.aggregate, "scores", lambda counted, rows: paired)
+    monkeypatch.setattr(summary, "unlike", lambda counted, rows: ["cache"])
+    told = []
+    monkeypatch.setattr(summary, "add_speedups", lambda metrics, base: told.append(base))
+    old = {**entry(None), "vs_fp16": None}
+    given = {"a": {**old, "nll": {"mean": 2.0}}, "b": {**old, "points": 1}, "c": {**old, "points": 2}}
+    metrics = {"scores": {name: dict(one) for name, one in given.items()}, "speculation": {"rounds": 1}}
+    base = SimpleNamespace(run_id="x-fp16", metrics=lambda: {"run_id": "x-fp16"})
+    summary._pair(metrics, [], base, {})
+    scores = metrics["scores"]
+    assert [scores[name]["vs_fp16"] and scores[name]["vs_fp16"]["diff"] for name in "abc"] == [0.25, 0.0, None]
+    assert scores["a"]["points"] == {"batches": {}} and (scores["b"]["points"], scores["c"]["points"]) == (1, 2)
+    assert scores["a"]["nll"] == {"mean": 2.0, "vs_fp16": {"diff": 1.0}} and scores["b"]["nll"] is None
+    assert (metrics["baseline"], metrics["baseline_differs"]) == ("x-fp16", ["cache"])
+    assert told == [{"run_id": "x-fp16"}]
+    summary._pair({**metrics, "speculation": None}, [], base, {})
+    assert len(told) == 1, "nothing is sped up without speculation"

@@ -247,3 +247,22 @@ def test_edits_inside_the_package_are_named_too(tmp_path: Path) -> None:
         for name, part in expected.items()
     ]
     assert [line.split("|") for line in lines[1:-1]] == marks
+
+
+def test_the_quantizers_count_where_a_quantizer_is_chosen() -> None:
+    fp16 = {"method": {"_target_": "kvbench.methods.fp16.FP16"}, "dataset": {"_target_": "kvbench.tasks.mini.Mini"}}
+    chosen = sources.code({**fp16, "quantizer": {"name": "int2"}})
+    assert chosen["quantizer"] is not None
+    for without in ({}, {"quantizer": None}, {"quantizer": {"name": "none"}}, {"quantizer": {"name": None}}):
+        found = sources.code({**fp16, **without})
+        assert found["quantizer"] != chosen["quantizer"] and found["method"] == chosen["method"]
+        assert "storage" not in found
+    auto = sources.code({**fp16, "model": {"dtype": "auto"}})
+    assert auto["storage"] == "16 bits"
+    assert sources.code({**fp16, "method": {"_target_": None}})["method"] is None
+    assert sources.code({**fp16, "dataset": {}})["scorer"] is None
+
+
+def test_names_below_a_package_begin_with_it_and_a_dot() -> None:
+    inside = [modules.below(name, ("a.b", "c")) for name in ("a.b", "a.b.d", "c.e", "a.bc", "a", "cc")]
+    assert inside == [True, True, True, False, False, False]
