@@ -282,3 +282,18 @@ def test_only_transformers_own_loop_is_warned_and_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert loop.read(drafting) is False
+
+
+def test_the_dtype_of_storage_is_set_for_both_caches_before_any_token_comes():
+    llama, ids = zoo.model("llama"), torch.arange(3, 9)[None]
+    cache = load_method("quantspec", draft="kivi", draft_options={"quantizer": "int4"}).new_cache(llama)
+    assert cache.storage is None
+    cache.storage = torch.bfloat16
+    assert cache.storage == cache.follower.storage == torch.bfloat16
+    with torch.inference_mode():
+        llama(ids, past_key_values=cache)
+    assert all(layer.dtype == torch.bfloat16 for layer in (*cache.kv_layers, *cache.follower.kv_layers))
+    with pytest.raises(CacheError, match="holds tokens already"):
+        cache.storage = torch.float16
+    assert cache.storage == torch.bfloat16
+    cache.method.detach(llama)

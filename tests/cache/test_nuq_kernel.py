@@ -107,3 +107,38 @@ def test_buffers_grow_before_a_token_might_not_fit():
         assert made.capacity > 128
         assert made.exact.values.shape[1] >= max(made.exact.most) and made.exact.table.shape[1] > 1
         assert all(one != tensor.data_ptr() for one, (_, tensor) in zip(before[:1], made.buffers()[:1], strict=True))
+
+
+def test_what_the_kernel_cannot_store_in_a_captured_step_is_said():
+    def made(bits=3, dtype=torch.float16, outliers=0.05, channels=64):
+        return segments(bits, 2, channels, dtype, outliers)
+
+    assert nuq.refuses(*made()) is None and nuq.refuses(*made(outliers=0.0)) is None
+    keys, values = made()
+    values.gather = lambda x: x
+    assert "divided between processes" in nuq.refuses(keys, values)
+    keys, values = made()
+    keys.most = 5
+    assert "outliers of a token is limited" in nuq.refuses(keys, values)
+    assert nuq.refuses(*made(dtype=torch.float32)) == "tokens are float32"
+    assert "96 channels" in nuq.refuses(*made(channels=96))
+    assert "different formats" in nuq.refuses(made(3)[0], made(4)[1])
+    assert "different formats" in nuq.refuses(made()[0], made(outliers=0.0)[1])
+    assert "different formats" in nuq.refuses(made(outliers=0.0)[0], made()[1])
+
+
+def test_a_captured_step_is_packed_by_the_kernel_of_its_segments(monkeypatch):
+    from kvbench.cache.kernels import at_once, engine
+    from kvbench.cache.segments.packed import PackedSegment
+    from kvbench.quantizers.engine.llamacpp import Q8_0
+
+    asked = []
+    for module in (nuq, engine):
+        name = module.__name__.rsplit(".", 1)[1]
+        monkeypatch.setattr(module, "refuses", lambda *given, name=name: asked.append((name, given)) or f"{name} says")
+        monkeypatch.setattr(module, "quantize", lambda *given, name=name: asked.append((name, given)))
+    packed = tuple(PackedSegment(1, 1, 64, torch.float16, "cpu", quantizer=Q8_0(), side=s) for s in ("key", "value"))
+    for name, pair in (("nuq", tuple(segments(3, 2, 64, torch.float16, 0.0))), ("engine", packed)):
+        assert at_once.refuses(pair) == f"{name} says" and asked.pop() == (name, pair)
+        at_once.quantize(pair, "key", "value", "places")
+        assert asked.pop() == (name, (*pair, "key", "value", "places"))

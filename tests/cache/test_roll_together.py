@@ -215,3 +215,39 @@ def test_sinks_are_turned_by_what_left_their_own_row():
     roll_together.turn([one, two], moves)
     roll_together.turn([one], [moves[0], moves[1]._replace(evicted=9)])
     assert asked == [((4, 4, 3, 8), 7), ((4, 2, 3, 8), [7, 7, 0, 9])]
+
+
+def test_rows_that_do_not_move_are_marked_in_the_table_of_moves():
+    moves = (Move(1, 3, 7, 9, 12, 5), Move(3, 4, 2, 2, 8, 0))
+    found = roll_together.places(moves, 5, torch.device("cpu"))
+    assert found.dtype == torch.int32 and found.shape == (5, 4)
+    still = [-1, -1, 0, 0]
+    expected = [[move.old, move.new, move.new, move.back] for move in moves]
+    assert found.tolist() == [still, expected[0], expected[0], expected[1], still]
+    assert roll_together.places(moves, 5, torch.device("cpu")) is found
+
+
+def test_warming_up_launches_for_no_rows_and_only_where_a_kernel_will_roll(monkeypatch):
+    done = []
+    monkeypatch.setattr(roll_together, "by_kernel", lambda *given: done.append(given))
+    monkeypatch.setattr(roll_together, "turn", lambda segments, moves: ("turned", segments, moves))
+    monkeypatch.setattr(roll_together, "INTERPRET", True)
+
+    def segment(**changes):
+        buffer = torch.zeros(1, 1, 1, 1).half()
+        return SimpleNamespace(**{"sinks": 4, "buffer": buffer, "originals": None, **changes})
+
+    for asleep in (segment(sinks=0), segment(buffer=torch.zeros(1, 1, 1, 1).double())):
+        roll_together.warm(asleep)
+    assert not done
+    plain, turned = segment(), segment(originals=object())
+    roll_together.warm(plain)
+    roll_together.warm(turned)
+    assert [given[0] for given in done] == [[plain], [turned]] and done[0][2] is None
+    assert done[1][2] == ("turned", [turned], done[1][1])
+    assert all(move.first == move.last for given in done for move in given[1])  # no rows
+    assert all((move.back > 0) for given in done for move in given[1])  # both kernels
+    monkeypatch.setattr(roll_together, "INTERPRET", False)
+    monkeypatch.setattr(roll_together, "compiled", lambda device: False)
+    roll_together.warm(plain)
+    assert len(done) == 2

@@ -111,3 +111,19 @@ def test_copies_and_chosen_rows_have_scores_and_pending_attention_of_their_own()
     assert [len(steps) for steps in made.pending] == [2, 1, 1]  # rows share no list
     wanted[0] += received[1].sum(2).transpose(1, 2)
     assert torch.equal(made.commit(ALL), wanted) and made.lengths == made.scores.lengths == [6, 6, 6]
+
+
+def test_a_captured_step_reserves_room_for_scores_and_holds_what_its_buffer_gets():
+    made, _, start = segment()
+    assert made.advance(2) == [6, 6] and made.lengths == made.scores.lengths == made.places.lengths == [8, 8]
+    assert made.seen == [8, 8]
+    room = made.room(2)
+    assert room.shape == (2, 2, 1, 2, 10) and room.dtype == torch.float32 and made.room(2) is room
+    assert made.room(1) is not room and made.room(2, fresh=True) is not room
+    room[:] = torch.arange(10.0)
+    assert [[held.shape for held in pending] for pending in made.pending] == [[(2, 1, 2, 8)]] * 2
+    made.append(ALL, zoo.random_kv(1, 2, seed=1)[0].half())
+    wanted = torch.nn.functional.pad(start, (0, 0, 0, 2)) + 2 * torch.arange(8.0)[:, None]
+    assert torch.equal(made.commit(ALL), torch.nn.functional.pad(wanted, (0, 0, 0, 1)))
+    made.advance(40)
+    assert made.room(2).shape[-1] == made.capacity > 40 and made.room(2) is not room

@@ -290,3 +290,19 @@ def test_blocks_of_several_groups_leave_at_the_front_with_their_parameters():
     assert torch.equal(segment.read(ALL, 100, 300, SHAPE["dtype"]), whole[:, :, 100:300])
     segment.drop_front(ALL, 170)
     assert torch.equal(segment.read(ALL, 0, 170, SHAPE["dtype"]), whole[:, :, 170:])
+
+
+def test_room_beyond_the_longest_row_is_given_back():
+    segment = FullSegment(2, 1, 4, torch.float32, "cpu", capacity=20)
+    x = torch.randn(2, 1, 9, 4)
+    segment.append(slice(None), x)
+    segment.drop_front(slice(0, 1), 3)
+    segment.trim(20)
+    assert segment.capacity == 20 and segment.starts == [3, 0]
+    for asked, room in ((15, 15), (15, 15), (2, 9)):
+        segment.trim(asked)
+        assert segment.capacity == room and segment.lengths == [6, 9]
+        assert torch.equal(segment.view(slice(0, 1)), x[:1, :, 3:]) and torch.equal(segment.view(slice(1, 2)), x[1:])
+    empty = FullSegment(0, 1, 4, torch.float32, "cpu", capacity=3)
+    empty.trim(1)
+    assert empty.capacity == 1
