@@ -80,8 +80,7 @@ class Arguments:
 def parse(argv: Sequence[str]) -> Arguments:
     """Parse the command line of ``python -m kvbench``, in which options and overrides may be mixed.
 
-    Args:
-        argv: the arguments, without the program's name. Everything after ``--`` is an override.
+    Everything after ``--`` is an override.
 
     Raises:
         ConfigError: an option is unknown, lacks its value, is given twice, or conflicts with another.

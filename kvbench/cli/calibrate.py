@@ -28,11 +28,7 @@ MINI_SEED = 2**31
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``python -m kvbench.calibrate`` and return the exit status; print errors to standard error.
-
-    Args:
-        argv: arguments of the command line, without the program's name; None for ``sys.argv``.
-    """
+    """Run ``python -m kvbench.calibrate`` and return the exit status; print errors to standard error."""
     arguments = parser(__doc__).parse_args(argv)
     try:
         print(run(arguments))
@@ -45,13 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Calibrate a model for a method and write the calibration file.
-
-    Args:
-        arguments: the parsed command line.
-
-    Returns:
-        A line for the user: the file and what it contains.
+    """Calibrate a model for a method, write the calibration file, and return a line for the user about it.
 
     Raises:
         KvbenchError: an argument is invalid, the model or a text is unavailable, or a text is too short.
@@ -111,10 +101,9 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def model_config(name: str, path: str | None, dtype: str | None, random: bool) -> ModelConfig:
-    """Return the configuration of the model that the command line names, after checking it.
+    """Return the configuration of a preset, a repository on the hub or a folder, after checking it.
 
     Args:
-        name: a preset, a repository on the hub, or a folder.
         path: folder of the weights; None if they are where `name` says.
         dtype: dtype of the weights; None for the model's default.
         random: True for random weights.
@@ -132,8 +121,7 @@ def model_config(name: str, path: str | None, dtype: str | None, random: bool) -
 def documents(name: str) -> list[str]:
     """Return the texts that an argument of ``--text`` stands for, one string per document.
 
-    Args:
-        name: a file or a folder; or ``mini`` or ``python`` for texts that need no file, unless a file has this name.
+    It is a file or a folder; or ``mini`` or ``python`` for texts that need no file, unless a file has this name.
 
     Raises:
         DataError: there is no such file or folder, or it contains no text.

@@ -12,11 +12,7 @@ from kvbench.util.schema import MOST_ROWS, MOST_TOKENS
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return the parser of the command line.
-
-    Args:
-        description: what ``--help`` says before the options.
-    """
+    """Return the parser of the command line, whose ``--help`` begins with the description."""
     options = argparse.ArgumentParser(prog="python -m kvbench.calibrate", description=description)
     options.add_argument(
         "method",
@@ -113,11 +109,7 @@ def check_options(method: str, arguments: argparse.Namespace) -> None:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Check numbers, device and paths before any text is read.
-
-    Raises:
-        ConfigError: an argument is invalid.
-    """
+    """Check numbers, device and paths before any text is read; raise ConfigError if one is invalid."""
     for name, least, most in (
         ("sequences", len(arguments.text), MOST_ROWS),
         ("length", SHORTEST, MOST_TOKENS),

@@ -60,17 +60,13 @@ class Option:
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice of a configuration group with its options.
+    """A choice of a configuration group with its options, in the order of its YAML file.
 
     Args:
-        group: name of the group.
-        name: name of the choice.
         summary: description in one line.
-        path: the YAML file.
         target: the class that the choice constructs; None if it constructs none.
         takes: for a method, the quantizers that it accepts.
         sets: choices of other groups that it makes, such as ``quantizer=int2``.
-        options: the options, in the order of the file.
     """
 
     group: str
@@ -84,12 +80,7 @@ class Choice:
 
 
 def choice(group: str, name: str, extra: Path | None = None) -> Choice:
-    """Return a choice with its options.
-
-    Args:
-        group: name of a configuration group.
-        name: name of one of its choices.
-        extra: folder given by ``--config-dir``; None if it is not given.
+    """Return a choice of a configuration group with its options.
 
     Raises:
         ConfigError: the group has no such choice, or the class that its file names cannot be imported.
@@ -176,7 +167,6 @@ def _options(
     """Yield the options of nested keys.
 
     Args:
-        rows: the keys with their values.
         cls: dataclass with these keys as fields; None if the keys are not those of a dataclass.
         notes: comments of the file, by dotted key.
         prefix: beginning of the keys on the command line.

@@ -20,13 +20,8 @@ _WORDS = {"None": "null", "True": "true", "False": "false"}
 def choice_help(words: Sequence[str], extra: Path | None = None) -> str | None:
     """Return the help for the choices that a command line names, such as ``method=kivi`` or ``method=kivi,atom``.
 
-    Args:
-        words: overrides of the command line. The name of a group alone, such as ``method``, lists its choices;
-            ``decoding``, a group without choices, has options of its own. Other overrides are skipped.
-        extra: folder given by ``--config-dir``; None if it is not given.
-
-    Returns:
-        The text; None if no override names a group or a choice.
+    The name of a group alone, such as ``method``, lists its choices; ``decoding``, a group without choices, has options
+    of its own. Other overrides are skipped; the result is None if no override names a group or a choice.
 
     Raises:
         ConfigError: a group has no such choice.

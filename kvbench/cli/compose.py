@@ -70,8 +70,8 @@ class Composer:
     """Checker of command-line overrides such as ``method=kivi``, and composer of the resulting configurations.
 
     Args:
-        extra: folder given by ``--config-dir``. Its subfolders are named after configuration groups, and their YAML
-            files are additional choices. None if the option is not given.
+        extra: folder given by ``--config-dir``, here and throughout this package. Its subfolders are named after
+            configuration groups, and their YAML files are additional choices. None if the option is not given.
 
     Raises:
         ConfigError: `extra` is not a folder, has no subfolder named after a group, or contains an invalid file.
@@ -91,18 +91,11 @@ class Composer:
     def check(self, texts: Sequence[str], multirun: bool = False, here: bool = False) -> list[list[str]]:
         """Check a command line, and return the overrides of each job that it starts.
 
-        The time for checks is limited: in a long sweep, some jobs are checked only when they start. If some jobs of a
-        sweep are valid, another job whose values are invalid only in combination does not raise an error here, but
-        fails when it starts.
-
-        Args:
-            texts: overrides as typed, for example ``["method=kivi", "method.residual=64"]``.
-            multirun: True for a sweep, in which an override may list several values; each combination of values is a
-                job.
-            here: True to check also that this machine has the packages, GPU and files that the jobs require.
-
-        Returns:
-            For each job, the list of its overrides. A command line that is not a sweep has one job.
+        A command line has one job, unless it is a sweep (`multirun`): then overrides may list values, and each
+        combination is a job. The time for checks is limited: in a long sweep, some jobs are checked only when they
+        start. If some jobs of a sweep are valid, another job whose values are invalid only in combination raises no
+        error here, but fails when it starts. `here` checks also that this machine has the packages, GPU and files that
+        the jobs require.
 
         Raises:
             ConfigError: an override, key, value or combination is invalid; the error describes the first one found.
@@ -122,9 +115,6 @@ class Composer:
         """Return the overrides of each job of a checked sweep as they would be typed to run the job alone.
 
         Settings stay as they are, and options of Hydra and of the launcher are left out.
-
-        Args:
-            texts: overrides as typed.
         """
         values = settings.chosen(texts, True)
         own = [text for text in texts if not text.startswith(("hydra.", "hydra/", "launcher="))]
@@ -139,10 +129,8 @@ class Composer:
     def _jobs(self, texts: Sequence[str], multirun: bool, times: int) -> list[list[str]]:
         """Check the overrides of one setting and return the overrides of each of its jobs.
 
-        Args:
-            texts: overrides, with ``setting=`` already replaced by ``method=``, ``quantizer=`` and ``method.KEY=``.
-            multirun: True for a sweep.
-            times: number of settings that the sweep combines with these overrides, to check the number of jobs.
+        ``setting=`` must already be replaced by ``method=``, ``quantizer=`` and ``method.KEY=``. The sweep has `times`
+        settings, which multiply the number of jobs to be checked.
         """
         parsed = [self._parse(text) for text in texts]
         check_sweeps([override for override in parsed if multirun and not is_hydras(override)], self.groups, times)
@@ -229,7 +217,6 @@ class Composer:
         """Return the configuration of a job as YAML text; this is what ``--cfg job`` prints.
 
         Args:
-            texts: overrides of the job.
             package: dotted key of the part to return, for example ``method``; None for the whole configuration.
             resolve: True to replace interpolations (``${...}``) by their values.
 
@@ -250,12 +237,9 @@ class Composer:
         return head + OmegaConf.to_yaml(part, resolve=resolve).rstrip("\n")
 
     def configuration(self, texts: Sequence[str]) -> RunConfig:
-        """Return the configuration of a job: the one that :meth:`check` has checked, or else a new one.
+        """Return the configuration of a job without ``setting=``: the one that :meth:`check` has checked, or a new one.
 
         Each is given out once, because a run binds its data and its method's state to it.
-
-        Args:
-            texts: overrides of the job, without ``setting=``.
 
         Raises:
             ConfigError: Hydra cannot compose it, the checkpoint's files cannot be read, or a value is wrong.
@@ -403,16 +387,10 @@ def _named(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_config(config: DictConfig) -> dict[str, Any]:
-    """Return the configuration of a run as plain data, with all interpolations resolved.
+    """Return the configuration of a run as plain data, with all interpolations resolved (:func:`to_plain`).
 
     The groups ``hydra``, ``launcher`` and ``experiment`` are left out, because they do not describe the run itself. The
     name of the quantizer is replaced by one that includes overridden options.
-
-    Args:
-        config: the configuration that Hydra has composed.
-
-    Raises:
-        ConfigError: an interpolation (``${...}``) cannot be resolved, or a mandatory value (``???``) is missing.
     """
     plain = to_plain(config)
     quantizer = plain.get("quantizer")
@@ -424,13 +402,10 @@ def run_config(config: DictConfig) -> dict[str, Any]:
 def to_plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
     """Convert an OmegaConf configuration to nested dicts and lists.
 
-    Args:
-        config: the configuration to convert.
-        resolve: True to replace interpolations (``${...}``) by their values and to require all mandatory values
-            (``???``); False to keep both as text.
+    Without `resolve`, interpolations (``${...}``) and missing mandatory values (``???``) stay as text.
 
     Raises:
-        ConfigError: an interpolation cannot be resolved, or a mandatory value is missing.
+        ConfigError: an interpolation to be resolved cannot be, or a mandatory value is missing.
     """
     try:
         plain = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=resolve)

@@ -20,8 +20,7 @@ MAX_JOBS_NAME = "KVBENCH_MAX_JOBS"
 def limit(name: str, default: int) -> int:
     """Return the limit that the user has set in the environment variable `name`; `default` if it is unset or empty.
 
-    Raises:
-        ConfigError: the variable is not a positive whole number.
+    It must be a positive whole number, else ConfigError is raised.
     """
     text = os.environ.get(name, "").strip()
     if not text:
@@ -35,12 +34,8 @@ def check_sweeps(overrides: Sequence[Override], groups: Collection[str], setting
     """Raise ConfigError if an override of a sweep lists no values or a value twice, or if there are too many jobs.
 
     An invalid ``range()`` or ``glob()`` is also an error, and so is any ``interval()``, because it does not list
-    values.
-
-    Args:
-        overrides: parsed overrides of the command line. Those with a single value are not checked.
-        groups: names of the configuration groups; only their choices can be listed with ``glob()``.
-        settings: number of settings listed after ``setting=``; the sweep runs all other combinations once per setting.
+    values; ``glob()`` lists only choices of groups. The sweep runs all combinations once for each of the `settings`
+    after ``setting=``.
     """
     most, jobs = limit(MAX_JOBS_NAME, MAX_JOBS), settings
     parts = [f"setting: {settings}"] if settings > 1 else []

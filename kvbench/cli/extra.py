@@ -27,12 +27,11 @@ OPTION = "--config-dir"
 def check_folder(folder: Path) -> None:
     """Check a folder given by ``--config-dir`` and all files in it that add choices to configuration groups.
 
-    Args:
-        folder: the folder, with subfolders named after groups (``method/foo.yaml`` adds the choice ``method=foo``).
+    Its subfolders are named after groups: ``method/foo.yaml`` adds the choice ``method=foo``.
 
     Raises:
-        ConfigError: `folder` is not a folder, or has no subfolder named after a group. Or a file in it is not valid
-            YAML, is too large, has the name of a built-in choice, or sets a group other than its own.
+        ConfigError: `folder` is not a folder, or has no subfolder named after a group. Or a file in it has the name of
+            a built-in choice or is invalid (:func:`check_file`).
     """
     try:
         is_folder = folder.is_dir()
@@ -65,10 +64,6 @@ def check_folder(folder: Path) -> None:
 
 def check_file(path: Path, group: str) -> None:
     """Check a YAML file that adds a choice to a configuration group.
-
-    Args:
-        path: the file.
-        group: name of the group, for example ``method``.
 
     Raises:
         ConfigError: the file cannot be read, is not a YAML mapping, is too large, or sets another group.
@@ -113,12 +108,7 @@ def check_file(path: Path, group: str) -> None:
 def _size(node: yaml.Node, sizes: dict[int, int], above: set[int], depth: int, path: Path) -> int:
     """Return the number of values in a YAML tree, counting aliases as the nodes that they refer to.
 
-    Args:
-        node: root of the tree.
-        sizes: sizes of the nodes seen so far, by id.
-        above: ids of the nodes that contain `node`.
-        depth: depth of `node`.
-        path: the file, for messages.
+    `sizes` has those of the nodes seen so far, `above` are the nodes that contain this one, both by id.
 
     Raises:
         ConfigError: a key occurs twice in a mapping, or an alias refers to a node that contains it.

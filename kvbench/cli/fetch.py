@@ -37,11 +37,7 @@ REMEDY = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``python -m kvbench.fetch`` and return the exit status; print errors to standard error.
-
-    Args:
-        argv: arguments of the command line; None for those of this process.
-    """
+    """Run ``python -m kvbench.fetch`` and return the exit status; print errors to standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or {"-h", "--help"} & set(arguments):
         usage = "[dataset=NAME[,NAME]] [model=NAME[,OWNER/NAME]] [method=cocktail] [KEY=VALUE ...]"
@@ -87,8 +83,7 @@ def named(overrides: Sequence[str]) -> set[str]:
 def configurations(overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the configuration of each job on a command line, as plain data.
 
-    Args:
-        overrides: overrides as typed; a list such as ``dataset=longbench,gsm8k`` makes one job per value.
+    A list such as ``dataset=longbench,gsm8k`` makes one job per value.
 
     Raises:
         ConfigError: a choice, key or value is wrong.
@@ -103,10 +98,7 @@ def configurations(overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
 def fetch(config: Mapping[str, Any], groups: set[str]) -> Iterator[str]:
     """Download the files that one configuration needs, and yield lines that tell the user where they are.
 
-    Args:
-        config: the configuration as plain data.
-        groups: groups whose files to download: ``dataset``, ``model``, and ``method`` (weights of its retrieval
-            encoders).
+    The groups are ``dataset``, ``model``, and ``method`` (weights of its retrieval encoders).
 
     Raises:
         DataError: a data set is unavailable.
@@ -122,16 +114,10 @@ def fetch(config: Mapping[str, Any], groups: set[str]) -> Iterator[str]:
 
 
 def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
-    """Download the files of a data set, and yield lines for the user about them.
+    """Download the files of a data set (group ``dataset``), and yield lines for the user about them.
 
     There is one line with the path of each file, then one with the SHA-256 of the data. For local or generated data,
     the only line says that there is nothing to fetch.
-
-    Args:
-        config: the configuration group ``dataset`` as plain data.
-
-    Raises:
-        DataError: the data set is unavailable.
     """
     task = tasks.load(config)
     what = f"dataset {config.get('name')}"
@@ -163,11 +149,7 @@ def _size(source: HubSource, part: str, what: str) -> Iterator[str]:
 
 
 def fetch_model(model: ModelConfig) -> str:
-    """Download the weights and the tokenizer of a model, and return a line that tells the user where they are.
-
-    Raises:
-        ModelError: the model is unavailable.
-    """
+    """Download the weights and the tokenizer of a model, and return a line that tells the user where they are."""
     before = locate(model)
     if before.name is None or before.local:
         return (
@@ -180,11 +162,7 @@ def fetch_model(model: ModelConfig) -> str:
 
 
 def encoders(method: Mapping[str, Any]) -> list[str]:
-    """Return the names of the retrieval encoders that a method needs: its own, and that of its draft method.
-
-    Args:
-        method: the configuration group ``method`` as plain data. Only speculative methods have a draft method.
-    """
+    """Return the retrieval encoders that a method (group ``method``) needs: its own, and that of a draft method."""
     names = [method.get("encoder")]
     draft = options("method").get(str(method.get("draft")))
     if draft is not None and method.get("gamma"):
@@ -196,11 +174,7 @@ def encoders(method: Mapping[str, Any]) -> list[str]:
 def fetch_encoder(name: str) -> str:
     """Download the weights of a retrieval encoder, and return a line that tells the user where they are.
 
-    Args:
-        name: a name that kvbench knows or a repository on the hub; ``bm25`` and ``openai`` need no download.
-
-    Raises:
-        ModelError: the encoder is unavailable.
+    `name` is one that kvbench knows or a repository on the hub; ``bm25`` and ``openai`` need no download.
     """
     from kvbench.retrieval.encoders import HUB
 

@@ -20,11 +20,7 @@ Outcome = dict[str, Any]
 
 
 def configuration(texts: Sequence[str], extra: Path | None) -> RunConfig:
-    """Return the checked configuration of a job.
-
-    Args:
-        texts: the job's overrides as typed, possibly with ``setting=``.
-        extra: folder given by ``--config-dir``; None if it is not given.
+    """Return the checked configuration of a job from its overrides as typed, possibly with ``setting=``.
 
     Raises:
         ConfigError: an override is wrong, a checkpoint's config.json cannot be read, or a value is missing or wrong.
@@ -52,9 +48,8 @@ def run(
     """Run one job and return its outcome; only an interruption raises an exception.
 
     Args:
-        configure: function that returns the job's configuration.
-        row: function that returns it as plain data, unchecked: a job that failed then has ``metrics`` without figures,
-            for a row of the sweep's table. None: no such row.
+        row: function that returns the configuration as plain data, unchecked: a job that failed then has ``metrics``
+            without figures, for a row of the sweep's table. None: no such row.
         begun: function that is called with the id of the run before it starts.
     """
 
@@ -76,11 +71,7 @@ def run(
 def outcome_of(act: Callable[[], Any], config: Callable[[], dict[str, Any] | None], began: float) -> Outcome:
     """Call a function that returns a run's metrics, and return the outcome; errors are printed and become its message.
 
-    Args:
-        act: the function.
-        config: function that returns the configuration of a job that failed, for a row of the sweep's table; None
-            for no row.
-        began: time at which the job began.
+    `config` returns the configuration of a job that failed, for a row of the sweep's table, or None for no row.
     """
     import traceback
 
@@ -100,12 +91,9 @@ def outcome_of(act: Callable[[], Any], config: Callable[[], dict[str, Any] | Non
 
 
 def failed(plain: dict[str, Any] | None, message: str, exit_code: int) -> Outcome:
-    """Return the outcome of a job that failed.
+    """Return the outcome of a job that failed, with a row for the sweep's table if its configuration is not None.
 
-    Args:
-        plain: the job's configuration, for a row of the sweep's table; None for no row.
-        message: text of the error.
-        exit_code: exit status of a command that consists of this job.
+    `exit_code` is the exit status of a command that consists of this job.
     """
     outcome = {"status": "error", "message": message, "exit_code": exit_code}
     if plain is None:

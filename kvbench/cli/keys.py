@@ -18,9 +18,7 @@ from kvbench.util.schema import field_names, unknown
 class Keys:
     """Checker of the keys that overrides set: raises ConfigError with a hint if the configuration lacks one.
 
-    Args:
-        groups: for each configuration group, the names of its choices.
-        extra: folder given by ``--config-dir``; None if it is not given.
+    `groups` has the names of the choices of each configuration group.
     """
 
     def __init__(self, groups: Mapping[str, Sequence[str]], extra: Path | None) -> None:
@@ -77,13 +75,8 @@ class Keys:
     def check_path(self, config: Mapping[str, Any], override: Override, choices: str) -> None:
         """Raise ConfigError if an override sets a key that the composed configuration does not have.
 
-        Setting a mapping of keys to ``{}`` is also an error, because it has no effect.
-
-        Args:
-            config: the composed configuration as plain data.
-            override: the parsed override.
-            choices: choices that the configuration was composed from, for example ``method=kivi``; shown in the
-                message.
+        Setting a mapping of keys to ``{}`` is also an error, because it has no effect. The message shows the `choices`
+        that the configuration was composed from, for example ``method=kivi``.
         """
         key, shown = override.key_or_group, value(override)
         node: Any = config

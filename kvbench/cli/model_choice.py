@@ -26,9 +26,7 @@ def accept(choice: Any, presets: Sequence[str], listing: str, extra: Path | None
 
     Args:
         choice: the value of ``model=`` as parsed by Hydra, including any quotes.
-        presets: names of the presets.
         listing: command that lists the presets, for error messages.
-        extra: folder given by ``--config-dir``; None if it is not given.
 
     Raises:
         ConfigError: `choice` is not a preset, a repository or a folder. Or it is a folder such as ``./tiny`` that Hydra
@@ -53,13 +51,9 @@ def accept(choice: Any, presets: Sequence[str], listing: str, extra: Path | None
 def filled(config: DictConfig, choice: str | None, texts: Sequence[str], extra: Path | None = None) -> DictConfig:
     """Set the model's name, context length and chat setting from its checkpoint, and return the configuration.
 
-    Values that the user has set are kept. Nothing changes if the model is a preset that loads its own checkpoint.
-
-    Args:
-        config: the configuration as composed by Hydra; its `model` group is replaced.
-        choice: the preset, repository or folder after ``model=``; None if there is none, and nothing is changed.
-        texts: the overrides of the job.
-        extra: folder given by ``--config-dir``; None if it is not given.
+    Values that the user has set in the overrides `texts` are kept. Nothing changes if `choice`, the value of
+    ``model=``, is a preset that loads its own checkpoint, or None. The `model` group of the given configuration is
+    replaced.
 
     Raises:
         ConfigError: there is no such checkpoint, or its config.json cannot be read.

@@ -42,10 +42,9 @@ from kvbench.util.requirements import check_writable
 
 @dataclass(frozen=True)
 class Call:
-    """One call of ``python -m kvbench --multirun``.
+    """One call of ``python -m kvbench --multirun``, which starts or continues a sweep.
 
     Args:
-        sweep: the sweep that the call starts or continues.
         todo: the jobs that the call runs.
         ended: outcomes of the jobs that an earlier call has finished and that need not run again.
         overrides: what to pass to Hydra besides its options, if a launcher starts the jobs.
@@ -59,25 +58,14 @@ class Call:
     launcher: str = "local"
 
     def run(self, extra: Path | None) -> None:
-        """Run the jobs one after the other in this process (``launcher=local``).
-
-        Args:
-            extra: folder given by ``--config-dir``; None if it is not given.
-        """
+        """Run the jobs one after the other in this process (``launcher=local``)."""
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):  # once for all jobs
             for jobs in plan.units(self.todo):
                 run_unit([(one.number, list(one.overrides)) for one in jobs], self.sweep.folder, extra)
 
 
 def run_sweep(argv: Sequence[str], arguments: Arguments, composer: Composer, texts: Sequence[str]) -> int:
-    """Run or continue a sweep, and return the exit status.
-
-    Args:
-        argv: the command line.
-        arguments: the same, parsed.
-        composer: the object that has checked the overrides.
-        texts: the overrides.
-    """
+    """Run or continue the sweep of a command line, whose overrides the composer has checked; return the exit status."""
     from kvbench.models import shared
 
     call = prepare(argv, texts, composer.typed(texts), composer.extra, with_fp16=arguments.with_fp16)
@@ -100,10 +88,8 @@ def run_sweep(argv: Sequence[str], arguments: Arguments, composer: Composer, tex
 def run_job(config: DictConfig) -> str:
     """Run the jobs of a unit of a sweep, and return the status of the last one: ``ok``, ``oom`` or ``error``.
 
-    Hydra calls this function. Errors are printed and recorded; only an interruption raises an exception.
-
-    Args:
-        config: the configuration as composed by Hydra, with the unit under the key ``job``.
+    Hydra calls this function with the unit under the key ``job``. Errors are printed and recorded; only an interruption
+    raises an exception.
     """
     known = HydraConfig.get()
     folders = [Path(source.path) for source in known.runtime.config_sources if source.provider == "command-line"]
@@ -134,10 +120,8 @@ def prepare(
     """Write the manifest of a sweep, or find the one of the same command, and return what is to be run.
 
     Args:
-        argv: arguments of ``python -m kvbench``, as typed.
-        overrides: the overrides among them.
+        overrides: the overrides in `argv`.
         jobs: the overrides of each job, without options of Hydra and of the launcher.
-        extra: folder given by ``--config-dir``; None if it is not given.
         with_fp16: True to add an fp16 job wherever jobs that differ only in the method lack one.
 
     Raises:
@@ -263,9 +247,7 @@ def _finished(current: Sweep, one: Job, extra: Path | None) -> Outcome | None:
 def conclude(call: Call, *, interrupted: bool = False) -> int:
     """Print the table of all jobs, a line per failed job, and how to go on; return the exit status.
 
-    Args:
-        call: the call of the command line, whose jobs have ended.
-        interrupted: True if the user has ended it before.
+    All jobs have ended, unless the user has interrupted the call.
     """
     folder, expected = call.sweep.folder, len(call.sweep.manifest.jobs)
     with suppress(OSError, ValueError):

@@ -56,12 +56,8 @@ def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> No
     """Raise ConfigError if an override sets an option of Hydra that kvbench does not let users set.
 
     A sweep may set two: ``hydra.sweep.dir``, the folder in which the sweep is recorded, and ``hydra.launcher.KEY`` if
-    the launcher is not ``local``. All other options would have no effect or break the record of a run.
-
-    Args:
-        override: the parsed override of a key of Hydra.
-        texts: all overrides as typed, one of which may choose the launcher.
-        multirun: True for a sweep.
+    the launcher, which one of the overrides `texts` may choose, is not ``local``. All other options would have no
+    effect or break the record of a run.
     """
     key, typed = override.key_or_group, override.input_line or ""
     launcher = next((word.partition("=")[2] for word in texts if word.startswith("launcher=")), "local")
@@ -143,10 +139,6 @@ def refuse_marks(text: str, override: Override) -> None:
 
     In Hydra's grammar, ``+KEY`` adds a key, ``~KEY`` removes one, and ``KEY@PACKAGE`` moves one. Overrides of Hydra's
     own options are not checked.
-
-    Args:
-        text: the override as typed.
-        override: the parsed override.
     """
     key = override.key_or_group
     if is_hydras(override):
@@ -166,11 +158,7 @@ def refuse_marks(text: str, override: Override) -> None:
 
 
 def explain(error: Exception, texts: Sequence[str]) -> ConfigError:
-    """Convert an error of Hydra or OmegaConf to a ConfigError with the first line of its message.
-
-    Args:
-        error: the error.
-        texts: the overrides that caused it, shown in the message.
+    """Convert an error of Hydra or OmegaConf to a ConfigError with the first line of its message and the overrides.
 
     Raises:
         KeyboardInterrupt: the error is what OmegaConf has made of an interruption.

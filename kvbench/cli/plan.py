@@ -36,10 +36,7 @@ def ordered(jobs: Sequence[Sequence[str]], *, with_fp16: bool = False) -> list[J
 
     Jobs of one model are adjacent, so that it is loaded once. Among these, fp16 comes first, since the others are
     compared with it. Jobs that share a prefill are adjacent. Otherwise, the order is that of the command line.
-
-    Args:
-        jobs: the overrides of each job, in the order of the command line.
-        with_fp16: True to add an fp16 job wherever jobs that differ only in the method lack one.
+    `with_fp16` adds an fp16 job wherever jobs that differ only in the method lack one.
     """
     jobs = [list(job) for job in jobs]
     if with_fp16:
@@ -59,9 +56,6 @@ def labels(jobs: Sequence[Sequence[str]]) -> list[str]:
 
     Keys are shortened to their last part if that is unique. The names of methods, quantizers, settings, models and data
     sets stand for themselves.
-
-    Args:
-        jobs: the overrides of each job.
     """
     counts = Counter(text for job in jobs for text in set(job))
     varying = [[text for text in job if counts[text] < len(jobs)] for job in jobs]
@@ -83,13 +77,10 @@ def labels(jobs: Sequence[Sequence[str]]) -> list[str]:
 
 
 def units(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Divide jobs into units: jobs that run together in one process, because they share a prefill.
+    """Divide jobs, in the order of the manifest, into units: jobs that run together because they share a prefill.
 
     With ``runtime.shared_prefill=true``, these are adjacent jobs that differ only in the method; otherwise, every job
     is a unit of its own.
-
-    Args:
-        jobs: jobs in the order of the manifest.
     """
     result: list[list[Job]] = []
     for job in jobs:
@@ -118,11 +109,7 @@ def encoded(unit: Sequence[Job]) -> str:
 
 
 def decoded(value: str) -> list[tuple[int, list[str]]]:
-    """Return the number and the overrides of each job of a unit.
-
-    Args:
-        value: value of the key ``job``, from :func:`encoded`.
-    """
+    """Return the number and the overrides of each job of a unit, the inverse of :func:`encoded`."""
     jobs = []
     for text in value.split(_NEXT):
         number, *words = text.split(" ")

@@ -29,11 +29,7 @@ _UNLISTED: dict[str, Any] = {"timings": {}, "errors": [], "inter_token": {}, "so
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``python -m kvbench.report`` and return the exit status; print errors to standard error.
-
-    Args:
-        argv: arguments of the command line; None for those of this process.
-    """
+    """Run ``python -m kvbench.report`` and return the exit status; print errors to standard error."""
     arguments = _parser().parse_args(argv)
     try:
         return _main(arguments)

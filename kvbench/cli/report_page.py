@@ -30,12 +30,7 @@ _PAGE_OPTIONS = "--html, --serve or --figures"
 
 
 def add(parser: argparse.ArgumentParser, what: Any) -> None:
-    """Add the options ``--html``, ``--serve``, ``--figures`` and ``--pair`` to the parser of ``kvbench.report``.
-
-    Args:
-        parser: the parser, which gets ``--pair``.
-        what: mutually exclusive group of options in this parser, which gets the other three.
-    """
+    """Add ``--pair`` to the parser, and ``--html``, ``--serve`` and ``--figures`` to its exclusive group `what`."""
     what.add_argument(
         "--html",
         metavar="FILE",
@@ -95,9 +90,6 @@ def wanted(arguments: argparse.Namespace) -> bool:
 
 def main(arguments: argparse.Namespace) -> int:
     """Write the HTML page, serve it, or write its plots, as the options say; return the exit status.
-
-    Args:
-        arguments: the parsed command line.
 
     Raises:
         KvbenchError: there are no runs, a run of ``--pair`` does not exist, a file cannot be written, or the port
@@ -168,11 +160,7 @@ def _among(folder: Path, ids: set[str]) -> list[RunStore]:
 
 
 def reader() -> Callable[[RunStore], Entry | None]:
-    """Return a function that reads a stored run for the page.
-
-    The function takes the run and returns its entry on the page. For a damaged run it prints the reason and returns
-    None.
-    """
+    """Return a function that reads a stored run for the page; for a damaged one it prints why and returns None."""
     code = Code()
 
     def read(store: RunStore) -> Entry | None:

@@ -34,9 +34,7 @@ def marked(
     incomplete.
 
     Args:
-        store: the run.
-        metrics: the content of its `metrics.json`.
-        config: the content of its `config.yaml`; None to read the file here.
+        config: the content of the run's `config.yaml`; None to read the file here.
         code: function that takes a configuration and returns digests of the present source code that it would run.
     """
     config = config or store.config()
@@ -55,11 +53,7 @@ def marked(
 def begun(store: RunStore, code: Callable[[Mapping[str, Any]], codes.Code] = sources.code) -> dict[str, Any]:
     """Return provisional metrics of a run that has no valid `metrics.json`, so that lists can include the run.
 
-    They are derived from `config.yaml` and the samples stored so far.
-
-    Args:
-        store: the run.
-        code: function that takes a configuration and returns digests of the present source code that it would run.
+    They are derived from `config.yaml` and the samples stored so far; `code` is as in :func:`marked`.
     """
     written = store.config() or {}
     config = {group: value if isinstance(value := written.get(group), dict) else {} for group in GROUPS}
@@ -103,19 +97,14 @@ def find(stores: Sequence[RunStore], name: str) -> RunStore:
 
 
 def results_above(runs: Path) -> Path:
-    """Return the folder that holds the papers' items and the sweeps.
-
-    It is the nearest folder named ``results`` above the folder `runs`, or else that folder's parent.
-    """
+    """Return the folder of the papers' items and the sweeps: the nearest ``results`` above `runs`, or its parent."""
     return next((folder for folder in runs.absolute().parents if folder.name == "results"), runs.parent)
 
 
 def runs_of(sweep: Sweep, results: Path) -> Path:
-    """Return the folder of a sweep's runs: the one that its command named, unless the user names another.
+    """Return the folder of a sweep's runs: the one that its command named, unless ``--results`` names another.
 
-    Args:
-        sweep: the sweep.
-        results: value of ``--results``; :data:`RUNS` if the user did not give it.
+    `results` is :data:`RUNS` if the user did not give the option.
     """
     named = Path(sweep.manifest.results_dir)
     return named if results == RUNS and named.is_dir() else results
@@ -124,9 +113,9 @@ def runs_of(sweep: Sweep, results: Path) -> Path:
 class Code:
     """Callable that takes a configuration and returns digests of the present source code that it would run.
 
-    The digests are cached: configurations share them if they have the same method class and data-set class, and if both
-    or neither use a quantizer. Use a new instance for each report, because an instance does not notice later changes of
-    the source files.
+    Configurations share cached digests if they have the same method class and data-set class, and if both or neither
+    use a quantizer. Use a new instance for each report, because an instance does not notice later changes of the source
+    files.
     """
 
     def __init__(self) -> None:

@@ -22,14 +22,9 @@ _CLEAR = "\x1b[H\x1b[J"
 
 
 def show(sweep: Sweep, *, watch: bool = False) -> int:
-    """Print the table of a sweep and a line per job that has not ended well; return the exit status.
+    """Print the table of a sweep and a line per job that has not ended well; return 0 if all jobs are done, else 1.
 
-    Args:
-        sweep: the sweep.
-        watch: True to print again whenever something has changed, until no process works on the sweep.
-
-    Returns:
-        0 if all jobs are done, else 1.
+    `watch` prints again whenever something has changed, until no process works on the sweep.
     """
     followed = FollowedSweep(sweep)
     seen = None

@@ -35,11 +35,7 @@ _GSM8K = ("gsm8k", "gsm8k_logquant")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``python -m kvbench.score`` and return the exit status; print errors to standard error.
-
-    Args:
-        argv: arguments of the command line; None for those of this process.
-    """
+    """Run ``python -m kvbench.score`` and return the exit status; print errors to standard error."""
     arguments = _parser().parse_args(argv)
     try:
         if arguments.output is not None:
@@ -69,8 +65,8 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
             this task is scored. None: each file is named after its task.
 
     Returns:
-        A dict from each task to its scores (see :func:`score_records`), and the names of the files in the folder that
-        were skipped because they are not named after a task.
+        The scores of each task (:func:`score_records`), and the names of the files in the folder that were skipped
+        because they are not named after a task.
 
     Raises:
         KvbenchError: there is no such file or task, a folder has several files for a task, or a record is invalid.
@@ -116,18 +112,16 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
 
 
 def score_records(task: str, records: Sequence[Record], where: str = "records") -> dict[str, Any]:
-    """Score model outputs for one task, and return the task's scores.
+    """Score model outputs for one task; each record is a line of a file of outputs.
 
     Args:
-        task: name of the task.
-        records: one dict per output, with the response and the reference answers, as on a line of a file of outputs.
         where: file or other source of the records, for error messages.
 
     Returns:
-        A dict with ``score`` and ``stderr`` (mean and standard error, 0 to 100, rounded to two digits as in LongBench's
-        eval.py), ``n`` (number of records), and ``variants`` (scores of the same outputs by other rules). For tasks
-        whose names end in ``_e`` (LongBench-E), also ``buckets``: the scores of samples of length ``0-4k``, ``4-8k``
-        and ``8k+``, None where there are no samples.
+        ``score`` and ``stderr`` (mean and standard error, 0 to 100, rounded to two digits as in LongBench's eval.py),
+        ``n`` (number of records), and ``variants`` (scores of the same outputs by other rules). For tasks whose names
+        end in ``_e`` (LongBench-E), also ``buckets``: the scores of samples of length ``0-4k``, ``4-8k`` and ``8k+``,
+        None where there are no samples.
 
     Raises:
         KvbenchError: the task is unknown, there are no records, or a record lacks a response or an answer.

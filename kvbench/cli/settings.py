@@ -18,11 +18,7 @@ COVERED = ("method", "quantizer")
 
 
 def chosen(texts: Sequence[str], multirun: bool) -> list[Setting]:
-    """Return the settings listed after ``setting=`` on a command line; an empty list if there is no ``setting=``.
-
-    Args:
-        texts: overrides as typed.
-        multirun: True for a sweep, in which there may be several settings.
+    """Return the settings listed after ``setting=`` among overrides as typed; an empty list if there is none.
 
     Raises:
         ConfigError: a setting cannot be parsed, is combined with ``method=`` or ``quantizer=``, or several are given
@@ -54,18 +50,10 @@ def chosen(texts: Sequence[str], multirun: bool) -> list[Setting]:
 
 
 def variants(texts: Sequence[str], multirun: bool) -> list[list[str]]:
-    """Replace ``setting=`` by the overrides that it stands for (``method=``, ``quantizer=``, ``method.KEY=``).
+    """Return the overrides of each setting (:func:`chosen`), in place of ``setting=``.
 
-    Args:
-        texts: overrides as typed.
-        multirun: True for a sweep, in which there may be several settings.
-
-    Returns:
-        A list of overrides for each setting; without ``setting=``, a list that contains only `texts`. Without a sweep,
-        a map of formats per layer has brackets (:func:`kvbench.cli.overrides.bracketed`).
-
-    Raises:
-        ConfigError: the settings are invalid (see :func:`chosen`).
+    Without ``setting=``, the list contains only `texts`. Without a sweep, a map of formats per layer has brackets
+    (:func:`kvbench.cli.overrides.bracketed`).
     """
     texts = texts if multirun else [bracketed(text) for text in texts]
     settings = chosen(texts, multirun)

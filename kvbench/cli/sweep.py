@@ -17,12 +17,9 @@ from kvbench.util import atomic
 
 
 def new_folder() -> Path:
-    """Create a folder for the files of a sweep, and return its path.
+    """Create a folder for the files of a sweep, and return its path; raise KvbenchError if it cannot be created.
 
     It is named after the current time; a number is added if that name is taken.
-
-    Raises:
-        KvbenchError: the folder cannot be created.
     """
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     for suffix in ("", *(f"_{i}" for i in range(2, 1000))):
@@ -59,10 +56,7 @@ def begin() -> None:
 def record(folder: Path, number: int, outcome: Mapping[str, Any]) -> None:
     """Write the outcome of a job to a JSON file in the folder of the sweep.
 
-    Args:
-        folder: folder of the sweep.
-        number: index of the job in the sweep.
-        outcome: dict with ``status``, ``number``, ``overrides``, ``message`` and, if the job has any, ``metrics``.
+    It has ``status``, ``number``, ``overrides``, ``message`` and, if the job has any, ``metrics``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**outcome, "sweep": os.environ.get(TOKEN)}, indent=1, sort_keys=True) + "\n"
@@ -72,11 +66,7 @@ def record(folder: Path, number: int, outcome: Mapping[str, Any]) -> None:
 def outcomes(folder: Path, say: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
     """Return the outcomes of all jobs of this sweep that have recorded one, in the order of the jobs.
 
-    Files that are damaged or belong to another sweep in the same folder are skipped and reported.
-
-    Args:
-        folder: folder of the sweep.
-        say: function that is called with a line for the user about each skipped file.
+    Files that are damaged or belong to another sweep in the same folder are skipped; `say` gets a line about each.
     """
     records = []
     for path in sorted(folder.glob("job-*.json")):
@@ -91,11 +81,6 @@ def outcomes(folder: Path, say: Callable[[str], None] = lambda line: None) -> li
 def keep_table(folder: Path, markdown: str, csv: str) -> Path:
     """Write a sweep's table to its folder, as ``table.md`` and ``table.csv``, and return the path of ``table.md``.
 
-    Args:
-        folder: folder of the sweep.
-        markdown: the table as markdown.
-        csv: the table as CSV.
-
     Raises:
         OSError: a file cannot be written.
     """
@@ -106,13 +91,7 @@ def keep_table(folder: Path, markdown: str, csv: str) -> Path:
 
 
 def outcome(folder: Path, number: int, token: str) -> dict[str, Any] | None:
-    """Return the outcome of a job; None if it has not recorded a valid one.
-
-    Args:
-        folder: folder of the sweep.
-        number: index of the job in the sweep.
-        token: the mark of the sweep's records.
-    """
+    """Return the outcome of a job; None if it has not recorded a valid one with the mark `token` of this sweep."""
     content, problem = _read(sweeps.job_file(folder, number), token)
     return None if problem else content
 

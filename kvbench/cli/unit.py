@@ -31,12 +31,8 @@ outcomes: dict[int, Outcome] = {}
 def run_unit(unit: str | Sequence[tuple[int, list[str]]], folder: Path, extra: Path | None) -> str:
     """Run the job of a unit, or several jobs together over one prefill; return the status of the last one.
 
-    Each job's outcome is recorded as soon as it ends. The model stays loaded for the next unit of this process.
-
-    Args:
-        unit: number and overrides of each job, or these as :func:`kvbench.cli.plan.encoded` has encoded them.
-        folder: folder of the sweep.
-        extra: folder given by ``--config-dir``; None if it is not given.
+    Each job's outcome is recorded in the folder of the sweep as soon as it ends. The model stays loaded for the next
+    unit of this process. A unit is also taken as :func:`kvbench.cli.plan.encoded` has encoded it.
     """
     from kvbench.loggers import in_sweep
     from kvbench.models import shared
@@ -102,10 +98,6 @@ def _room(jobs: Sequence[Sequence[str]], extra: Path | None) -> Iterator[None]:
     """Reserve memory of the GPU inside a ``with`` block, if other jobs of the sweep use the same GPU.
 
     The model is freed at the end of the block, because its memory is then another job's.
-
-    Args:
-        jobs: the overrides of each job.
-        extra: folder given by ``--config-dir``; None if it is not given.
     """
     from kvbench.runner import gate
 
@@ -178,11 +170,7 @@ def _ended(folder: Path, number: int, outcome: Outcome) -> None:
 
 
 def refresh(folder: Path) -> None:
-    """Rewrite the table of a sweep from the records of its jobs, unless another process does so or has just done so.
-
-    Args:
-        folder: folder of the sweep.
-    """
+    """Rewrite the table of a sweep from the records of its jobs, unless another process does so or has just done so."""
     table, began = folder / "table.md", time.time()
     lock = FileLock(folder / ".table.lock")
     try:

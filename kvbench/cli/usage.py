@@ -73,11 +73,7 @@ Exit status: 0 if all runs are ok, 1 if one failed or ran out of memory, 2 if th
 
 
 def help_text(extra: Path | None = None) -> str:
-    """Return the help text of ``python -m kvbench``, with every choice of each configuration group.
-
-    Args:
-        extra: folder given by ``--config-dir``, whose choices are listed too; None if it is not given.
-    """
+    """Return the help text of ``python -m kvbench``, with every choice of each configuration group."""
     known = groups()
     parts = [HEAD]
     for group in (*(g for g in ORDER if g in known), *(g for g in known if g not in ORDER)):
@@ -92,9 +88,6 @@ def folded(text: str) -> str:
 
     What follows a gap of two spaces goes on in its column, if that is in the left half. Without a terminal and
     ``COLUMNS`` the text is returned as it is.
-
-    Args:
-        text: the text, with columns made of spaces.
     """
     width = max(NARROWEST, shutil.get_terminal_size((sys.maxsize, 24)).columns)
     lines = []
@@ -108,12 +101,7 @@ def folded(text: str) -> str:
 
 
 def group_text(group: str, extra: Path | None = None) -> str:
-    """Return the choices of a configuration group, one per line with its description.
-
-    Args:
-        group: name of the group.
-        extra: folder given by ``--config-dir``; None if it is not given.
-    """
+    """Return the choices of a configuration group, one per line with its description."""
     choices = options(group, extra)
     width = max(len(choice) for choice in choices)
     lines = [f"  {group}={choice.ljust(width)}  {summary(path)}".rstrip() for choice, path in choices.items()]

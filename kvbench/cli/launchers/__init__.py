@@ -30,8 +30,7 @@ SPACE = "hydra_plugins.kvbench"
 class _Pool(Launcher):
     """Base class of the launchers: takes the jobs from Hydra, and runs their units.
 
-    Args:
-        options: ``hydra.launcher`` without ``_target_``.
+    The options are ``hydra.launcher`` without ``_target_``.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -23,9 +23,7 @@ from kvbench.util.progress import say
 def keep(unit: Unit, records: dict[str, bytes]) -> None:
     """Write the records of a unit's jobs to the folder of the sweep, and send their runs to their loggers.
 
-    Args:
-        unit: the unit.
-        records: content of the records, by file name; empty if the jobs have written them themselves.
+    The records are contents by file name; none if the jobs have written them themselves.
     """
     for data in records.values():
         outcome: dict[str, Any] = json.loads(data)

@@ -27,9 +27,7 @@ _watched = False
 def run(units: Sequence[Unit], options: Mapping[str, Any]) -> None:
     """Run units in worker processes. If a worker dies, all are started again, with the units that have not ended.
 
-    Args:
-        units: the units.
-        options: ``hydra.launcher``: arguments of ``joblib.Parallel``.
+    The options, ``hydra.launcher``, are arguments of ``joblib.Parallel``.
 
     Raises:
         ConfigError: ``n_jobs`` is not a number of processes.
@@ -95,13 +93,8 @@ def _execute(unit: Unit, gpus: Sequence[str]) -> str:
 def bind(folder: Path, gpus: Sequence[str]) -> str:
     """Give this process a GPU, or a place on one, that no other process of the sweep has; return the GPU's name.
 
-    It keeps the place until it ends.
-
-    It must not have used CUDA before.
-
-    Args:
-        folder: folder of the sweep, for the locks.
-        gpus: names of the GPUs, at least one for each process; several times if several processes may have it.
+    It keeps the place until it ends, and must not have used CUDA before. The locks are in the folder of the sweep.
+    There must be a name for each process; a GPU that several may have is named several times.
     """
     folder.mkdir(parents=True, exist_ok=True)
     while True:

@@ -35,13 +35,7 @@ Records = dict[str, bytes]
 
 @dataclass
 class _Attempt:
-    """An attempt to run a unit.
-
-    Args:
-        unit: the unit.
-        tries: number of earlier attempts, which were lost.
-        claim: name of the attempt, under which it writes runs.
-    """
+    """An attempt to run a unit, after `tries` attempts that were lost. It writes runs under the name `claim`."""
 
     unit: Unit
     tries: int
@@ -51,9 +45,7 @@ class _Attempt:
 def run(units: Sequence[Unit], options: Mapping[str, Any]) -> None:
     """Run units as tasks of Ray, and return once all have ended or were given up.
 
-    Args:
-        units: the units.
-        options: ``hydra.launcher``, as conf/launcher/ray.yaml explains it.
+    conf/launcher/ray.yaml explains the options (``hydra.launcher``).
 
     Raises:
         KvbenchError: an option has a wrong value, or there is no Ray at the given address.
@@ -89,11 +81,7 @@ def _check(options: Mapping[str, Any]) -> None:
 
 
 def _connect(ray: Any, options: Mapping[str, Any]) -> None:
-    """Connect to the cluster at ``hydra.launcher.address``, or start Ray on this machine.
-
-    Raises:
-        KvbenchError: there is no Ray at that address.
-    """
+    """Connect to the cluster at ``hydra.launcher.address``, or start Ray on this machine."""
     address = options["address"]
     common = {"log_to_driver": True, "logging_level": "ERROR", "configure_logging": True}
     if address is None:
@@ -194,7 +182,6 @@ def _execute(unit: Unit, claim: str, keeper: Any, probe: str | None) -> Records:
     """Run a unit in a task of Ray, and return the records of its jobs if it does not see the folder of the sweep.
 
     Args:
-        unit: the unit.
         claim: name of this attempt.
         keeper: the actor that gathers results; None if the machines share a folder.
         probe: content of a file in the folder of the sweep, by which a shared folder is recognised; None if it is not

@@ -19,13 +19,9 @@ USABLE = 0.92
 
 
 def needs(unit: Unit, has_gpus: bool, memory: Callable[[], int | None], options: Mapping[str, Any]) -> dict[str, float]:
-    """Return what a task of Ray asks for: ``num_cpus`` and ``num_gpus``.
+    """Return what a task of Ray asks for to run a unit: ``num_cpus`` and ``num_gpus``.
 
-    Args:
-        unit: the unit that the task runs.
-        has_gpus: True if the cluster has GPUs.
-        memory: function that returns the memory of one of its GPUs in bytes; None if it is unknown.
-        options: ``hydra.launcher``.
+    `memory` returns the bytes of one of the cluster's GPUs, None if unknown; the options are ``hydra.launcher``.
     """
     configs = [_checked(texts, unit) for texts in unit.overrides]
     workers = max((_workers(config) for config in configs if config is not None), default=1)
@@ -40,12 +36,7 @@ def needs(unit: Unit, has_gpus: bool, memory: Callable[[], int | None], options:
 
 
 def fits(needs: Mapping[str, float], machines: Sequence[Mapping[str, float]]) -> bool:
-    """Return True if at least one machine has what a task asks for.
-
-    Args:
-        needs: what the task asks for (:func:`needs`).
-        machines: resources of each machine, as Ray counts them: ``CPU`` and ``GPU``.
-    """
+    """Return True if at least one machine has the ``CPU`` and ``GPU`` that a task asks for (:func:`needs`)."""
     return any(
         needs["num_cpus"] <= machine.get("CPU", 0) and needs["num_gpus"] <= machine.get("GPU", 0)
         for machine in machines

@@ -20,11 +20,8 @@ COMMON = (
 def run(units: Sequence[Unit], options: Mapping[str, Any], kind: Literal["slurm", "local"]) -> None:
     """Run units as jobs of submitit. A job that is lost (its node failed, or it was killed) is submitted again.
 
-    Args:
-        units: the units.
-        options: ``hydra.launcher``, as Hydra's plugin for submitit defines it.
-        kind: executor of submitit. ``slurm`` gets all jobs at once; ``local`` would start all at once, so it gets as
-            many as this machine has processors for (``cpus_per_task``).
+    The options, ``hydra.launcher``, are those of Hydra's plugin for submitit. ``slurm`` gets all jobs at once;
+    ``local`` would start all at once, so it gets as many as this machine has processors for (``cpus_per_task``).
     """
     options = dict(options)
     at_once = len(units)

@@ -51,13 +51,7 @@ class Unit:
 
 
 def units_of(values: Sequence[str], folder: Path, extra: Path | None) -> list[Unit]:
-    """Return the units of a sweep that this process starts.
-
-    Args:
-        values: the jobs of each unit, encoded.
-        folder: folder of the sweep.
-        extra: folder given by ``--config-dir``; None if it is not given.
-    """
+    """Return the units of a sweep that this process starts, from the encoded jobs of each."""
     environment = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
     here = Path.cwd()
     return [Unit(value, folder.absolute(), extra and extra.absolute(), here, environment) for value in values]
@@ -78,12 +72,7 @@ class Execute:
 
 
 def run(unit: Unit, folder: Path) -> str:
-    """Run the jobs of a unit in this process, and return the status of the last one.
-
-    Args:
-        unit: the unit.
-        folder: folder for the records of the jobs.
-    """
+    """Run the jobs of a unit in this process, record them in `folder`, and return the status of the last one."""
     from kvbench.cli.unit import run_unit
 
     os.environ.update(unit.environment)
