@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from kvbench.errors import ConfigError
 from kvbench.results.samples import read
@@ -222,3 +223,26 @@ def test_so_many_windows_of_a_text_run_together(length, batch_size, span_rows, r
     strategy = fidelity.Comparisons.__new__(fidelity.Comparisons)
     object.__setattr__(strategy, "config", SimpleNamespace(runtime=runtime))
     assert strategy.size([SimpleNamespace(work=work) for work in works]) == rows
+
+
+def test_decoded_tokens_are_fed_up_to_the_last_but_one_and_counted(monkeypatch) -> None:
+    fed: list[Any] = []
+    said: list[tuple[float, str]] = []
+
+    def follow(model: Any, cache: Any, ids: Any, mask: Any, given: Any, *, report: Any, **options: Any) -> Any:
+        fed.append((cache, given.tolist()))
+        report(1)
+        return torch.zeros(len(given), given.shape[1] + 1, 4), torch.zeros(len(given), 8)
+
+    monkeypatch.setattr(fidelity_passes, "follow", follow)
+    monkeypatch.setattr(fidelity_passes.Passes, "new_cache", lambda self, method, batch, new: f"room for {new}")
+    monkeypatch.setattr(fidelity_passes.Passes, "_check", lambda self, states, logits: None)
+    loaded = SimpleNamespace(model=None, device=torch.device("cpu"))
+    runtime = SimpleNamespace(prefill_chunk=None, prefill_rows=None, graphs="never", compile=False)
+    passes: Any = fidelity_passes.Passes(runtime, loaded, None)  # type: ignore[arg-type]
+    batch, work = SimpleNamespace(input_ids=None, mask=None), SimpleNamespace(mode="decode")
+    passes.states(None, batch, [[5, 6, 7, 8, 9], [3, 4]], work, lambda *one: said.append(one), "kivi")
+    assert fed == [("room for 4", [[5, 6, 7, 8], [3, 4, 0, 0]])]
+    assert said == [(2 * 1 / 4, "kivi: 1 of 4 tokens")]
+    passes.states(None, batch, [[5], []], work, None, "kivi")
+    assert fed[1] == ("room for 0", [[], []]) and len(said) == 1
