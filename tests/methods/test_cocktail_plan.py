@@ -210,3 +210,10 @@ def test_groups_of_keys_divide_a_chunk(chunk, size, group) -> None:
 )
 def test_settings_at_their_limits_are_taken(options) -> None:
     load_method("cocktail", encoder="bm25", **options).check(64)
+
+
+def test_nothing_is_hidden_unless_a_window_says_so() -> None:
+    plan = planned([2, 4, 16], first=0)
+    assert plan.order(14) == plan.order(14, 0) == ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11, 12, 13])
+    assert planned([16]).order(8) == ([], [], list(range(8))) and planned([16]).runs(8) == [Run(16, 0, 8)]
+    assert [part.tolist() for part in planned([16]).indices(8, CPU)] == [[], [], list(range(8))]
