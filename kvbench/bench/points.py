@@ -7,9 +7,10 @@ The model is loaded once. The JSON file is rewritten after every row; a row is t
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 from kvbench.bench import report
 from kvbench.bench.columns import NOTES, line, table_of
 from kvbench.bench.models import check_lengths, model_config
-from kvbench.bench.order import Measure, Row, shuffled, ways
 from kvbench.cache.options import Options
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse
@@ -261,3 +261,27 @@ def run(args: argparse.Namespace) -> int:
     except KvbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+
+
+Row = dict[str, Any]
+#: function of prompt length and batch size that measures a point and returns its record
+Measure = Callable[[int, int], Row]
+
+
+def ways(bench: Any) -> Iterator[tuple[Row, Measure, Method]]:
+    """Yield, for each setting and kind of steps, the first entries of its rows, its measurement and its method."""
+    both = bench.args.eager and bench.args.graphs == "always"
+    for setting, method in bench.methods:
+        for graphs in ["always", "never"] if both else [bench.args.graphs]:
+            start = {"setting": setting.text, "graphs": graphs, "compile": bench.args.compile}
+            yield start, partial(bench._point, bench.meter(method, graphs)), method
+
+
+def shuffled(bench: Any) -> None:
+    """Measure the points of all settings in a random order, which ``--shuffle`` seeds."""
+    order = [(way, sample.work) for way in list(ways(bench)) for sample in bench.grid.samples()]
+    random.Random(bench.args.shuffle).shuffle(order)
+    for (start, measure, method), point in order:
+        assert isinstance(point, MeasurePoint)
+        bench.add({**start, **bench._attempt(measure, point.prompt, point.batch)})
+        method.detach(bench.model)

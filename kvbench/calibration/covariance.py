@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kvbench.calibration.heads import check_head
-from kvbench.rotation.hadamard import sylvester
+from kvbench.rotation.named import sylvester
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from kvbench.hub.transfer import amount
 from kvbench.models.download import announcement, fetched
 from kvbench.models.locate import locate, repository_of
 from kvbench.models.spec import ModelConfig
-from kvbench.retrieval.weights import fetch_weights
+from kvbench.retrieval.encoders import fetch_weights
 from kvbench.tasks import data, hub_files
 from kvbench.tasks.data import HubSource
 from kvbench.util.confdir import options, read_choice

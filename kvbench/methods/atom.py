@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.methods.base import SIDES, Side
-from kvbench.methods.recency import RecencyMethod
+from kvbench.methods.tokenwise import TokenMethod
 
 if TYPE_CHECKING:
-    from kvbench.cache.layer import KVLayer
-    from kvbench.cache.segments.base import Segment
     from kvbench.quantizers.affine import AffineQuantizer
 
 
 @dataclass(kw_only=True)
-class Atom(RecencyMethod):
+class Atom(TokenMethod):
     """Atom: every token is packed right after its decode step, with one group per token and head.
 
     A group has a scale and an integer zero point.
@@ -41,34 +39,12 @@ class Atom(RecencyMethod):
             quantized keys and values only, its own included (the authors' code).
     """
 
-    sinks: int = 0
-    window: int = 0
     rope: Literal["post", "pre"] = "post"
-    prefill: Literal["exact", "quantized"] = "exact"
-
-    @property
-    def by_token(self) -> bool:  # type: ignore[override]
-        """True without a window: whether a token is stored in full precision then depends on its position alone."""
-        return self.window == 0
-
-    def exact(self, n: int) -> int:
-        """Return min(n, `window`): without a window, no token is in full precision between two decode steps."""
-        return min(n, self.window)
 
     @property
     def keys_before_rope(self) -> bool:
         """True for ``rope=pre``: the cache holds pre-RoPE keys."""
         return self.rope == "pre"
-
-    @property
-    def quantized_prefill(self) -> bool:
-        """True for ``prefill=quantized``: prompt tokens attend to quantized keys and values."""
-        return self.prefill == "quantized"
-
-    @property
-    def eager(self) -> bool:
-        """True for ``prefill=quantized``: a decode step packs its tokens before it computes attention."""
-        return self.prefill == "quantized"
 
     def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:
         """Return Atom's quantizer, with one group per token and head, whatever the number of channels."""
@@ -76,21 +52,8 @@ class Atom(RecencyMethod):
 
         return AtomQuantizer(self.formats()[SIDES.index(side)].bits, None, "token")
 
-    def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return an empty full-precision segment with room for the window and the token of one decode step."""
-        return self.full(layer, side, capacity=self.window + 16 if self.window else 1, slack=16 if self.window else 0)
-
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if a group is not a whole head, or if :meth:`RecencyMethod.check` fails."""
-        if self.window < 0:
-            raise ConfigError("method.window", self.window, "must not be negative", allowed="0 or greater, such as 256")
-        if self.window and self.prefill == "quantized":
-            raise ConfigError(
-                "method.window",
-                self.window,
-                "needs method.prefill=exact: with prefill=quantized every token is packed before its own step",
-                hint="method.prefill=exact",
-            )
+        """Raise ConfigError if a group is not a whole head, or if :meth:`TokenMethod.check` fails."""
         super().check(head_dim, max_length)
         for side, spec in zip(SIDES, self.formats(), strict=True):
             if spec.group_size != "head_dim" and head_dim and spec.group_size != head_dim:

@@ -25,7 +25,7 @@ from kvbench.methods.refusals import QUERY_TOKENS, Reach, check_spans, check_tak
 from kvbench.quantizers.spec import FormatSpec, QuantizerSpec, Side
 from kvbench.rotation.spec import RotationSpec
 from kvbench.util.requirements import Package
-from kvbench.util.schema import load_class
+from kvbench.util.schema import check_bounds, load_class
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -192,6 +192,7 @@ class Method(Policy["KVLayer"]):
             head_dim: channels per head; None if the model's architecture is not known yet.
             max_length: largest number of tokens that the model accepts; None if not known yet.
         """
+        check_bounds(self, "method")
         name = self.quantizer.name if self.quantizer else "none"
         check_taken(type(self).__name__, self.takes, name, self.needs_quantizer, self.widths)
         if self.quantizer:

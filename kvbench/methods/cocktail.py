@@ -22,6 +22,7 @@ from kvbench.methods.leaving import CHUNK, whole
 from kvbench.quantizers.spec import FormatSpec, fitting
 from kvbench.util.lazy import lazy
 from kvbench.util.requirements import Package
+from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
     import torch
@@ -76,9 +77,9 @@ class Cocktail(Method):
         seed: seed of the random order of ``search=none``; ``runtime.seed`` does not change it.
     """
 
-    alpha: float = 0.6
-    beta: float = 0.1
-    chunk_size: int = 32
+    alpha: float = bounded(0.6, minimum=0.0, maximum=1.0)
+    beta: float = bounded(0.1, minimum=0.0, maximum=1.0)
+    chunk_size: int = bounded(32, minimum=1)
     encoder: str = "contriever"
     whole_words: bool | None = None
     search: Literal["similarity", "none"] = "similarity"
@@ -86,7 +87,7 @@ class Cocktail(Method):
     split: tuple[float, ...] | None = None
     key_axis: Literal["channel", "token"] = "channel"
     group_size: int | None = None
-    value_group_size: int | None = None
+    value_group_size: int | None = bounded(None, minimum=1)
     seed: int = 0
 
     needs_prompts: ClassVar[bool] = True
@@ -95,11 +96,6 @@ class Cocktail(Method):
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if a hyper-parameter is invalid, or a combination, such as ``alpha + beta >= 1``."""
         super().check(head_dim, max_length)
-        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
-            if not 0.0 <= value <= 1.0:
-                raise ConfigError(
-                    f"method.{name}", value, "must be a fraction of the range of scores", allowed="0.0 to 1.0"
-                )
         if self.alpha + self.beta >= 1.0:
             raise CombinationError(
                 "method.alpha",
@@ -107,13 +103,6 @@ class Cocktail(Method):
                 f"is too large for method.beta={self.beta}: alpha + beta must be below 1, so that T_low "
                 "< T_high (eq. 2, 3)",
                 hint=f"set method.alpha below {1 - self.beta:g}, or reduce method.beta",
-            )
-        if self.chunk_size < 1:
-            raise ConfigError(
-                "method.chunk_size",
-                self.chunk_size,
-                "must be positive",
-                allowed="a whole number, 1 or greater, such as 32",
             )
         if self.key_axis == "channel" and (self.key_group < 1 or self.chunk_size % self.key_group):
             divisors = [g for g in (4, 8, 16, 24, 32, 64, 128) if self.chunk_size % g == 0]
@@ -129,13 +118,6 @@ class Cocktail(Method):
                 list(self.split),
                 "must be three shares, for FP16, INT4 and INT2",
                 allowed="a list such as [15,35,50]",
-            )
-        if self.value_group_size is not None and self.value_group_size < 1:
-            raise ConfigError(
-                "method.value_group_size",
-                self.value_group_size,
-                "must be positive",
-                allowed="a divisor of head_dim, such as 32",
             )
         if head_dim and head_dim % self.value_group(head_dim):
             groups = [g for g in (8, 16, 32, 64, 128) if head_dim % g == 0] or [head_dim]

@@ -19,10 +19,11 @@ from kvbench.methods.base import SIDES, Method, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.layer_map import EXACT
 from kvbench.methods.layer_map import parse as entries
-from kvbench.methods.tokenwise import StoredFormat, TokenMethod
+from kvbench.methods.tokenwise import FormatMethod, StoredFormat
 from kvbench.quantizers.engine.formats import EngineFormat, Layout, parse
 from kvbench.quantizers.spec import FormatSpec
 from kvbench.rotation.spec import RotationSpec
+from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,7 +54,7 @@ class EngineRotation(RotationSpec):
 
 
 @dataclass(kw_only=True)
-class Engine(TokenMethod):
+class Engine(FormatMethod):
     """A cache format of an inference engine, in which every token is packed by itself.
 
     Args:
@@ -68,8 +69,8 @@ class Engine(TokenMethod):
 
     format: str = "int4_per_token_head"
     rotation: EngineRotation = field(default_factory=EngineRotation)
-    key_scale: float = 1.0
-    value_scale: float = 1.0
+    key_scale: float = bounded(1.0, above=0.0)
+    value_scale: float = bounded(1.0, above=0.0)
     rope_dim: int | None = None
     #: share of a head's channels to which the model applies RoPE, set when the model is known
     rope_share: float = field(default=1.0, init=False, repr=False, compare=False)
@@ -158,8 +159,6 @@ class Engine(TokenMethod):
         parse(self.format)
         for side in SIDES:
             scale = getattr(self, f"{side}_scale")
-            if not 0 < scale < float("inf"):
-                raise ConfigError(f"method.{side}_scale", scale, "must be positive and finite", allowed="such as 1.0")
             if scale != 1 and not self.side(side).scaled:
                 raise ConfigError(
                     f"method.{side}_scale",

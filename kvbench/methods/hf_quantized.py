@@ -33,6 +33,7 @@ from kvbench.methods.base import SIDES, Method, Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.quantizers.spec import fitting
 from kvbench.util.requirements import Package
+from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
     import torch
@@ -70,13 +71,13 @@ class HFQuantized(Method):
 
     backend: Literal["quanto", "hqq", "fp8"] = "quanto"
     bits: int = 2
-    residual: int = 128
-    recent: int = 0
-    value_residual: int | None = None
-    group_size: int = 64
+    residual: int = bounded(128, minimum=1)
+    recent: int = bounded(0, minimum=0)
+    value_residual: int | None = bounded(None, minimum=1)
+    group_size: int = bounded(64, minimum=1)
     axis_key: int = 0
     axis_value: int = 0
-    sinks: int = 0
+    sinks: int = bounded(0, minimum=0)
 
     widths: ClassVar[tuple[str, ...]] = ("backend", "bits")
 
@@ -93,8 +94,6 @@ class HFQuantized(Method):
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if the backend does not support an option, or if a number of tokens is out of range."""
         super().check(head_dim, max_length)
-        if self.sinks < 0:
-            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0 or greater, such as 4")
         if self.backend == "fp8":
             defaults = {entry.name: entry.default for entry in fields(self)}
             for name in GROUPED:
@@ -123,11 +122,7 @@ class HFQuantized(Method):
                     "hqq 0.2 cannot unpack 3-bit codes of a 4-D tensor along this axis",
                     allowed=[0],
                 )
-        for name in ("residual", "value_residual"):
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                raise ConfigError(f"method.{name}", count, "must be positive", allowed="1 or greater, such as 128")
-        if not 0 <= self.recent < self.residual:
+        if self.recent >= self.residual:
             raise ConfigError(
                 "method.recent",
                 self.recent,
@@ -136,12 +131,12 @@ class HFQuantized(Method):
             )
         # only quanto's other axis has its groups along the tokens
         inside = self.backend == "hqq" or 0 in (self.axis_key, self.axis_value)
-        if self.group_size < 1 or (head_dim and inside and head_dim % self.group_size):
+        if head_dim and inside and head_dim % self.group_size:
             raise ConfigError(
                 "method.group_size",
                 self.group_size,
-                f"does not divide the model's head_dim {head_dim}" if head_dim else "must be positive",
-                hint=f"method.group_size={fitting(64, head_dim) or head_dim}" if head_dim else "method.group_size=64",
+                f"does not divide the model's head_dim {head_dim}",
+                hint=f"method.group_size={fitting(64, head_dim) or head_dim}",
             )
 
     def packages(self) -> tuple[Package, ...]:

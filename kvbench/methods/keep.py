@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from kvbench.errors import ConfigError
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.eviction import check_budget, highest, tokens, with_recent
@@ -19,6 +18,7 @@ from kvbench.methods.kivi import Kivi
 from kvbench.methods.leaving import whole
 from kvbench.methods.scoring import Scorer
 from kvbench.util.lazy import lazy
+from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ class KeepMethod(Scorer, Kivi):
     """
 
     keep: int | float = 0.5
-    newest: int = 32
+    newest: int = bounded(32, minimum=0)
 
     evict: ClassVar[bool] = False  # type: ignore[misc]
     needs_quantizer: ClassVar[bool] = False
@@ -214,8 +214,6 @@ class KeepMethod(Scorer, Kivi):
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if `newest` is negative, `keep` leaves no room, or :meth:`Kivi.check` fails."""
-        if self.newest < 0:
-            raise ConfigError("method.newest", self.newest, "must not be negative", allowed="0 or greater, such as 32")
         if self.drops_tokens:
             what = f"the sinks ({self.sinks}), the newest tokens ({self.newest}) and one between them"
             check_budget(self.keep, self.least, what, "method.keep")

@@ -13,6 +13,7 @@ from kvbench.errors import ConfigError
 from kvbench.methods.base import SIDES, Reach, Side
 from kvbench.methods.recency import RecencyMethod
 from kvbench.quantizers.spec import FormatSpec
+from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
     from kvbench.cache.layer import KVLayer
@@ -38,9 +39,9 @@ class Kivi(RecencyMethod):
             remain (for comparison; LogQuant's Table 4).
     """
 
-    residual: int = 128
-    sinks: int = 0
-    window: int = 0
+    residual: int = bounded(128, minimum=1)
+    sinks: int = bounded(0, minimum=0)
+    window: int = bounded(0, minimum=0)
     key_axis: Literal["channel", "token"] = "channel"
     evict: bool = False
 
@@ -88,10 +89,6 @@ class Kivi(RecencyMethod):
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if `residual` is below 1 or `window` negative, or if :meth:`RecencyMethod.check` fails."""
-        if self.residual < 1:
-            raise ConfigError("method.residual", self.residual, "must be positive", allowed="1 or greater, such as 128")
-        if self.window < 0:
-            raise ConfigError("method.window", self.window, "must not be negative", allowed="0 or greater, such as 256")
         if self.window and self.evict:
             raise ConfigError(
                 "method.window",

@@ -17,6 +17,7 @@ from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.recency import RecencyMethod
 from kvbench.quantizers.spec import FormatSpec
 from kvbench.rotation.spec import RotationSpec
+from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
     from kvbench.cache.layer import KVLayer
@@ -50,11 +51,11 @@ class Kvarn(RecencyMethod):
     """
 
     rotation: RotationSpec = field(default_factory=lambda: RotationSpec(key="hadamard", value="hadamard"))
-    sinks: int = 128
-    window: int = 0
+    sinks: int = bounded(128, minimum=0)
+    window: int = bounded(0, minimum=0)
     balance: Literal["kvarn", "norm", "none"] = "kvarn"
-    iterations: int = 8
-    quantile: float = 0.0
+    iterations: int = bounded(8, minimum=0)
+    quantile: float = bounded(0.0, minimum=0.0)
 
     @property
     def gives_tail(self) -> bool:  # type: ignore[override]
@@ -100,9 +101,6 @@ class Kvarn(RecencyMethod):
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if a hyper-parameter is out of range, or if :meth:`RecencyMethod.check` fails."""
-        for name, number in (("window", self.window), ("iterations", self.iterations)):
-            if number < 0:
-                raise ConfigError(f"method.{name}", number, "must not be negative", allowed="0 or greater")
         if self.balance not in ("kvarn", "norm", "none"):
             raise ConfigError(
                 "method.balance", self.balance, "is not a way of balancing a tile", allowed=("kvarn", "norm", "none")
@@ -114,7 +112,7 @@ class Kvarn(RecencyMethod):
                 f"has no effect with method.balance={self.balance}, which is not repeated",
                 hint="leave it out, or set method.balance=kvarn",
             )
-        if not 0 <= self.quantile < 0.5:
+        if self.quantile >= 0.5:
             raise ConfigError(
                 "method.quantile", self.quantile, "must be a share below one half", allowed="from 0 to below 0.5"
             )

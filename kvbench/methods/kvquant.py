@@ -116,16 +116,7 @@ class KVQuant(RecencyMethod):
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if a hyper-parameter is out of range, or if `calibration` is a path that does not exist."""
-        if self.bits not in (2, 3, 4):
-            raise ConfigError(
-                "method.bits", self.bits, "there are no codebooks with this number of bits", allowed=(2, 3, 4)
-            )
-        if not 0 <= self.outliers <= 0.5:
-            raise ConfigError("method.outliers", self.outliers, "is not a valid share of outliers", allowed="0 to 0.5")
-        if self.first_tokens < 0:
-            raise ConfigError(
-                "method.first_tokens", self.first_tokens, "must not be negative", allowed="0 or greater, such as 5"
-            )
+        super().check(head_dim, max_length)
         if self.cap_outliers and not self.outliers:
             raise ConfigError("method.cap_outliers", True, "has no effect without outliers (method.outliers=0)")
         if self.calibration is not None and not Path(self.calibration).expanduser().exists():
@@ -136,7 +127,6 @@ class KVQuant(RecencyMethod):
                 hint=f"python -m kvbench.calibrate --model MODEL --text FILE --bits {self.bits} "
                 f"--outliers {self.outliers!r} --out {self.calibration}",
             )
-        super().check(head_dim, max_length)
 
     def reach(self) -> Reach | None:
         """Return the largest number of tokens of which none is packed: `first_tokens`; None if it is 0."""

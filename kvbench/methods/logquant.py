@@ -19,6 +19,7 @@ from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.leaving import untouched
 from kvbench.quantizers.spec import FormatSpec
 from kvbench.util.lazy import lazy
+from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
     import torch
@@ -116,10 +117,10 @@ class LogQuant(Method):
 
     needs_quantizer: ClassVar[bool] = True
 
-    window: int | None = None
+    window: int | None = bounded(None, minimum=1)
     reserved: int = 128
     key_axis: Literal["channel", "token"] = "channel"
-    sinks: int = 0
+    sinks: int = bounded(0, minimum=0)
     evict: bool = False
 
     @property
@@ -142,15 +143,11 @@ class LogQuant(Method):
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if W is below 1, `sinks` is negative, or a format does not fit the model's heads."""
-        if self.window is not None and self.window < 1:
-            raise ConfigError("method.window", self.window, "must be positive", allowed="1 or greater, such as 64")
+        super().check(head_dim, max_length)
         if self.W < 1:
             raise ConfigError(
                 "method.reserved", self.reserved, "is too small for a window", allowed="3 or greater, such as 128"
             )
-        if self.sinks < 0:
-            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0 or greater, such as 4")
-        super().check(head_dim, max_length)
         if head_dim and self.quantizer:
             replace(self.quantizer, key=self.key_format()).check("quantizer", head_dim)
 

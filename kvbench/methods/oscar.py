@@ -23,6 +23,7 @@ from kvbench.methods.base import SIDES, Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.recency import RecencyMethod
 from kvbench.quantizers.spec import FormatSpec
+from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -71,10 +72,10 @@ class Oscar(RecencyMethod):
             results/calibration.
     """
 
-    sinks: int = 64
-    window: int = 256
-    clip_key: float = 0.96
-    clip_value: float = 0.92
+    sinks: int = bounded(64, minimum=0)
+    window: int = bounded(256, minimum=0)
+    clip_key: float = bounded(0.96, above=0.0, maximum=1.0)
+    clip_value: float = bounded(0.92, above=0.0, maximum=1.0)
     levels: Literal["uniform", "lloyd_max"] = "uniform"
     scales: Literal["fp16", "bf16", "fp32"] = "fp16"
     basis: Literal["calibrated", "rotation"] = "calibrated"
@@ -127,16 +128,6 @@ class Oscar(RecencyMethod):
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if a hyper-parameter is out of range, or does not fit the others or the model's heads."""
-        if self.window < 0:
-            raise ConfigError("method.window", self.window, "must not be negative", allowed="0 or greater, such as 256")
-        for name, share in (("clip_key", self.clip_key), ("clip_value", self.clip_value)):
-            if not 0 < share <= 1:
-                raise ConfigError(
-                    f"method.{name}",
-                    share,
-                    "is not a share of the channels",
-                    allowed="above 0 and up to 1, such as 0.96",
-                )
         if self.levels == "lloyd_max" and any(form.bits != 2 for form in self.formats()):
             raise ConfigError(
                 "method.levels",

@@ -127,9 +127,9 @@ class RecencyMethod(Method):
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if `sinks` is negative, a format does not fit the heads, or :meth:`check_rule` fails."""
-        if self.sinks < 0:
-            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0 or greater, such as 4")
         super().check(head_dim, max_length)
+        if self.sinks < 0:  # where a subclass declares no bounds
+            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0 or greater, such as 4")
         if self.quantizer is not None:
             key, value = self.formats()
             if head_dim:

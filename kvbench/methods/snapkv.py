@@ -18,6 +18,7 @@ from kvbench.methods.base import Reach
 from kvbench.methods.eviction import Reduce, check_budget, reduce
 from kvbench.methods.scored import ScoredMethod
 from kvbench.util.lazy import lazy
+from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
     import torch
@@ -43,8 +44,8 @@ class SnapKV(ScoredMethod):
     """
 
     budget: int | float = 2048
-    window: int = 32
-    kernel: int = 7
+    window: int = bounded(32, minimum=1)
+    kernel: int = bounded(7, minimum=1)
     pooling: Literal["max", "avg"] = "max"
     group: Reduce = "mean"
     group_after_pooling: bool = False
@@ -78,12 +79,8 @@ class SnapKV(ScoredMethod):
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if `window` or `kernel` is not positive, `kernel` even, or a budget within the window."""
-        if self.window < 1:
-            raise ConfigError("method.window", self.window, "must be positive", allowed="1 or greater, such as 32")
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise ConfigError(
-                "method.kernel", self.kernel, "must be odd and positive", allowed="an odd number, such as 7"
-            )
+        if self.kernel % 2 == 0:
+            raise ConfigError("method.kernel", self.kernel, "must be odd", allowed="an odd number, such as 7")
         check_budget(self.budget, self.least, f"the window (method.window={self.window}) and one token before it")
         super().check(head_dim, max_length)
 

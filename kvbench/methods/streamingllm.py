@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kvbench.cache.policy import CacheState
-from kvbench.errors import CacheError, ConfigError
+from kvbench.errors import CacheError
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.eviction import check_budget, tokens
 from kvbench.methods.leaving import hidden
 from kvbench.util.lazy import lazy
+from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +79,7 @@ class StreamingLLM(Method):
             cache then grows with each token, as in the evaluation harnesses that offer StreamingLLM.
     """
 
-    sinks: int = 4
+    sinks: int = bounded(4, minimum=0)
     budget: int | float = 2048
     position: Literal["cache", "original"] = "cache"
     evict: Literal["steps", "prefill"] = "steps"
@@ -101,8 +102,6 @@ class StreamingLLM(Method):
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if `sinks` is negative or the budget has no room for a newest token."""
         super().check(head_dim, max_length)
-        if self.sinks < 0:
-            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0 or greater (usually 4)")
         check_budget(self.budget, self.sinks + 1, f"the sinks (method.sinks={self.sinks}) and one new token")
 
     def reach(self) -> Reach:

@@ -9,6 +9,7 @@ from kvbench.errors import ConfigError
 from kvbench.methods.base import Side
 from kvbench.methods.recency import RecencyMethod
 from kvbench.quantizers.spec import FormatSpec
+from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
     from kvbench.cache.layer import KVLayer
@@ -24,22 +25,17 @@ class StoredFormat(FormatSpec):
 
 @dataclass(kw_only=True)
 class TokenMethod(RecencyMethod):
-    """Base of methods in formats of their own that pack every token by itself.
+    """Base of methods that pack every token by itself.
 
     Args:
         sinks: number of first tokens that stay in full precision.
         window: number of newest tokens that stay in full precision.
-        prefill: ``exact``: prompt tokens attend to full-precision keys and values; ``quantized``: to stored ones.
-        own: ``stored``: the token of a decode step is packed before it attends; ``exact``: it attends to its own key
-            and value in full precision.
+        prefill: what prompt tokens attend to. ``exact``: each other in full precision; ``quantized``: what is stored.
     """
 
-    sinks: int = 0
-    window: int = 0
+    sinks: int = bounded(0, minimum=0)
+    window: int = bounded(0, minimum=0)
     prefill: Literal["exact", "quantized"] = "exact"
-    own: Literal["stored", "exact"] = "stored"
-
-    needs_quantizer: ClassVar[bool] = False
 
     @property
     def by_token(self) -> bool:  # type: ignore[override]
@@ -53,8 +49,8 @@ class TokenMethod(RecencyMethod):
 
     @property
     def eager(self) -> bool:
-        """True for ``own=stored`` without a window: a decode step packs its tokens before it computes attention."""
-        return self.own == "stored" and self.window == 0
+        """True for ``prefill=quantized``: a decode step packs its tokens before it computes attention."""
+        return self.prefill == "quantized"
 
     def exact(self, n: int) -> int:
         """Return min(n, `window`): without a window, no token is in full precision between two decode steps."""
@@ -67,10 +63,7 @@ class TokenMethod(RecencyMethod):
         return self.full(layer, side, capacity=self.window + 16 if self.window else 1, slack=16 if self.window else 0)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if sinks or window are negative, or if the window needs another prefill."""
-        for name in ("sinks", "window"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"method.{name}", getattr(self, name), "must not be negative", allowed="0 or greater")
+        """Raise ConfigError if the window needs another prefill, or if :meth:`RecencyMethod.check` fails."""
         if self.window and self.prefill == "quantized":
             raise ConfigError(
                 "method.window",
@@ -79,3 +72,22 @@ class TokenMethod(RecencyMethod):
                 hint="method.prefill=exact",
             )
         super().check(head_dim, max_length)
+
+
+@dataclass(kw_only=True)
+class FormatMethod(TokenMethod):
+    """Base of methods in formats of their own that pack every token by itself.
+
+    Args:
+        own: ``stored``: the token of a decode step is packed before it attends; ``exact``: it attends to its own key
+            and value in full precision.
+    """
+
+    own: Literal["stored", "exact"] = "stored"
+
+    needs_quantizer: ClassVar[bool] = False
+
+    @property
+    def eager(self) -> bool:
+        """True for ``own=stored`` without a window: a decode step packs its tokens before it computes attention."""
+        return self.own == "stored" and self.window == 0

@@ -17,10 +17,11 @@ from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.base import SIDES, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.engine import OWN
-from kvbench.methods.tokenwise import StoredFormat, TokenMethod
+from kvbench.methods.tokenwise import FormatMethod, StoredFormat
 from kvbench.models.layer_types import layer_types
 from kvbench.quantizers.spec import FormatSpec
 from kvbench.rotation.spec import RotationSpec
+from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,7 +57,7 @@ class TurboRotation(RotationSpec):
 
 
 @dataclass(kw_only=True)
-class TurboQuant(TokenMethod):
+class TurboQuant(FormatMethod):
     """TurboQuant as vLLM serves it: every token is packed by itself, except in the first and the last layers.
 
     Args:
@@ -79,7 +80,7 @@ class TurboQuant(TokenMethod):
     format: Literal["k8v4", "4bit_nc", "k3v4_nc", "3bit_nc"] = "4bit_nc"
     nc_at: Literal["read", "write", "none"] = "read"
     qjl: bool = False
-    boundary: int = 2
+    boundary: int = bounded(2, minimum=0)
     rotation: TurboRotation = field(default_factory=TurboRotation)
     seed: int = 0
     #: True if the model also has layers without softmax attention, set when the model is known
@@ -173,8 +174,6 @@ class TurboQuant(TokenMethod):
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if a hyper-parameter is out of range, or does not go with another one."""
-        if self.boundary < 0:
-            raise ConfigError("method.boundary", self.boundary, "must not be negative", allowed="0 or greater")
         if self.format not in FORMATS:
             raise ConfigError("method.format", self.format, "is not a preset of vLLM", allowed=tuple(FORMATS))
         if self.nc_at not in ("read", "write", "none"):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from kvbench.metrics import gsm8k
 from kvbench.metrics.longbench import qa_f1
-from kvbench.metrics.summary import rouge
+from kvbench.metrics.rouge import rouge
 from kvbench.metrics.text import exact_match, letter, matched
 
 Metric = Literal["exact_match", "f1", "rouge", "regex", "choice", "gsm8k"]
@@ -33,7 +33,7 @@ def score(
 
     Returns:
         A dict from names to scores in 0..1, which always contains ``score``. ``rouge`` adds each kind of ROUGE
-        (:data:`kvbench.metrics.summary.KINDS`), and ``gsm8k`` adds ``strict`` and ``flexible``.
+        (:data:`kvbench.metrics.rouge.KINDS`), and ``gsm8k`` adds ``strict`` and ``flexible``.
     """
     if metric == "exact_match":
         return {"score": exact_match(prediction, answers)}

@@ -10,7 +10,10 @@ the backtracking is a loop; :attr:`RougeL.limited` is the score with that fault.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 #: recursive calls available to the package inside LongBench's eval.py: Python's 1000, less the frames above it
 RECURSION_STEPS = 990
@@ -94,3 +97,28 @@ def _common_subsequence(x: list[str], y: list[str]) -> tuple[set[str], int]:
         else:
             j, steps = j - 1, steps + gap
     return common, steps
+
+
+#: the kinds of ROUGE that are computed; the score of a summary is the F measure of the last
+KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+
+
+@cache
+def _scorer() -> Any:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(list(KINDS), use_stemmer=True)
+
+
+def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
+    """Return the ROUGE scores of a summary: a dict from each kind in :data:`KINDS` to an F measure in 0..1.
+
+    For each kind, the reference with the best score counts.
+
+    Raises:
+        ValueError: `references` is empty.
+    """
+    if not references:
+        raise ValueError("ROUGE needs at least one reference")
+    by_reference = [_scorer().score(target=reference, prediction=prediction) for reference in references]
+    return {kind: max(float(scores[kind].fmeasure) for scores in by_reference) for kind in KINDS}

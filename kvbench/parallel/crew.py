@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import KvbenchError
-from kvbench.parallel.remote_errors import rebuilt
+from kvbench.parallel.crew_worker import rebuilt
 
 #: number of workers that may die in a row, and with the same request, before the whole work is given up
 DEATHS = 3

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kvbench.profiling.nvml import Board, Unavailable, open_board
+from kvbench.profiling.energy import Board, Unavailable, open_board
 
 Record = dict[str, Any]
 

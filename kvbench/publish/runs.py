@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 
 from kvbench.errors import KvbenchError
 from kvbench.loggers.wandb import WandbLogger
 from kvbench.loggers.wandb_service import Service
-from kvbench.publish.prompts import with_excerpts
 from kvbench.results.identity import content_digest
+from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
 from kvbench.util.cells import printable
 
@@ -103,3 +103,31 @@ def _send(store: RunStore, service: Service, sweep: str | None, again: bool, pro
     lost = f" ({len(samples.damaged)} damaged lines of samples.jsonl left out)" if samples.damaged else ""
     print(f"{store.run_id}  {label}: sent{lost}, {service.place}")
     return "sent"
+
+
+def with_excerpts(config: Mapping[str, Any], rows: Iterable[Row], say: Callable[[str], None]) -> list[Row]:
+    """Return rows with both ends of their prompts and a reference answer, as loggers get them while a run goes on.
+
+    If the data set cannot be read, the rows are returned as they are, and the reason is reported.
+
+    Args:
+        config: content of the run's `config.yaml`.
+        rows: rows of the run.
+        say: function that shows a line to the user.
+    """
+    from kvbench.config.run_config import checked_config
+    from kvbench.models.load import load_tokenizer
+    from kvbench.runner.remarks import shown
+
+    stored = list(rows)
+    try:
+        checked = checked_config(config)
+        if checked.task.needs_tokenizer:
+            checked.task.bind(load_tokenizer(checked.model))
+        excerpts = {
+            sample.id: shown(sample) for sample in checked.task.next_samples({row["id"]: row for row in stored})
+        }
+    except KvbenchError as error:
+        say(f"note: sent without prompts, because the data set cannot be read: {str(error).splitlines()[0]}")
+        return stored
+    return [{**row, **excerpts.get(row["id"], {})} for row in stored]

@@ -11,22 +11,22 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 from kvbench.errors import ConfigError, ModelError
-from kvbench.hub.repository import HubError
-from kvbench.hub.transfer import amount
+from kvbench.hub.repository import HubError, Repository
+from kvbench.hub.transfer import Plan, amount, fetch, plan
 from kvbench.retrieval.embedding import Embedding, Encoder
 from kvbench.retrieval.openai import OPENAI_MODEL as OPENAI_MODEL
 from kvbench.retrieval.openai import OPENAI_URL as OPENAI_URL
 from kvbench.retrieval.openai import OpenAI
 from kvbench.retrieval.openai import openai_endpoint as openai_endpoint
 from kvbench.retrieval.store import EmbeddingStore
-from kvbench.retrieval.weights import fetch_weights
 from kvbench.util.progress import say
 from kvbench.util.requirements import Package, exists
 
@@ -245,3 +245,34 @@ def check_name(name: str) -> None:
             "is not a known encoder",
             allowed=[*NAMED, "ORG/MODEL or DIR of a sentence-transformers model"],
         )
+
+
+#: patterns of the files other than weights that sentence-transformers reads
+_SMALL = ("*.json", "*.model", "*.jinja", "*.txt", "*.py")
+
+
+def fetch_weights(hub_id: str, announce: Callable[[Plan], None] = lambda files: None) -> Path:
+    """Download the files of an encoder that the hub's cache does not have, and return the encoder's folder there.
+
+    If a file is missing, `announce` is called before, with the files and their sizes.
+
+    Raises:
+        HubError: the hub cannot be reached, or does not provide the encoder.
+    """
+    repository = Repository(hub_id)
+    files = plan(repository, wanted, "config.json")
+    if files.missing:
+        announce(files)
+    return fetch(repository, files)
+
+
+def wanted(files: Sequence[str]) -> list[str]:
+    """Return the paths of the files that sentence-transformers needs from a repository.
+
+    These are the weights (.safetensors, or .bin if there are none), the folders of layers after the model, such as
+    ``1_Pooling``, and all small files, such as the configuration and the tokenizer.
+    """
+    top = [name for name in files if "/" not in name]
+    weights = [name for name in top if name.endswith(".safetensors")] or [n for n in top if n.endswith(".bin")]
+    folders = [name for name in files if re.match(r"\d+_[^/]*/", name)]  # pooling and other layers behind the model
+    return [*weights, *folders, *(name for name in top if any(fnmatch(name, pattern) for pattern in _SMALL))]

@@ -11,10 +11,37 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvbench.errors import ConfigError
-from kvbench.rotation import hadamard
 from kvbench.rotation.basis import Transform
 from kvbench.rotation.kernel import Butterfly
 from kvbench.rotation.spec import SUFFIX, Side, block_of, power_of_two
+
+#: seed of the signs in vLLM's rotated int4 cache, and in its Octave cache
+SEED, OCTAVE_SEED = 0x9E3779B9, 0x5E17
+
+
+def sylvester(size: int) -> Tensor:
+    """Return Sylvester's Hadamard matrix of a power of two, with elements 1 and -1, fp64 ``[size, size]``."""
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while len(matrix) < size:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix
+
+
+def blocks(size: int, channels: int) -> Tensor:
+    """Return the matrix with a Hadamard matrix of `size` in each diagonal block, fp64 ``[channels, channels]``."""
+    return torch.block_diag(*[sylvester(size)] * (channels // size))
+
+
+def signs(size: int) -> Tensor:
+    """Return the pseudo-random signs of vLLM's rotated int4 cache for a block, fp64 ``[size]``."""
+    generator = torch.Generator("cpu").manual_seed(SEED)
+    return 2 * torch.bernoulli(torch.full((size,), 0.5), generator=generator).double() - 1
+
+
+def octave_signs(channels: int) -> Tensor:
+    """Return the pseudo-random signs of vLLM's Octave cache for a whole head, fp64 ``[channels]``."""
+    generator = torch.Generator("cpu").manual_seed(OCTAVE_SEED)
+    return (torch.randint(0, 2, (channels,), generator=generator) * -2 + 1).double()
 
 
 def transform(name: str, side: Side, channels: int, device: torch.device, layer: int = 0) -> Transform | None:
@@ -39,9 +66,9 @@ def _named(name: str, side: Side, channels: int, device: torch.device) -> Transf
     block = block_of(name, side, channels) or power_of_two(channels)
     signs: Tensor | None = None
     if name in ("rht", "rht_unnormalised"):
-        signs = hadamard.signs(block).repeat(channels // block)
+        signs = signs(block).repeat(channels // block)
     elif name == "octave":
-        signs = hadamard.octave_signs(channels)
+        signs = octave_signs(channels)
     return butterfly(block, channels, signs, 1.0 if name == "rht_unnormalised" else block**-0.5).to(device)
 
 
@@ -53,7 +80,7 @@ def butterfly(block: int, channels: int, signs: Tensor | None = None, scale: flo
         signs: ``[channels]``; None for none.
         scale: the factor; ``block ** -0.5`` makes the transform orthogonal.
     """
-    matrix = hadamard.blocks(block, channels)
+    matrix = blocks(block, channels)
     if signs is not None:
         matrix, signs = signs.double()[:, None] * matrix, signs.float()
     fly = Butterfly(block, scale, signs)

@@ -81,8 +81,7 @@ def _model(model: ModelConfig) -> dict[str, Any]:
 
 def _encoder(method: Method) -> dict[str, Any]:
     """Return repository, commit and checksums of a retrieval encoder's weights under ``encoder``; else empty."""
-    from kvbench.retrieval.encoders import HUB
-    from kvbench.retrieval.weights import wanted
+    from kvbench.retrieval.encoders import HUB, wanted
 
     name = str(getattr(method, "encoder", ""))
     if name not in HUB and ("/" not in name or Path(name).is_dir()):

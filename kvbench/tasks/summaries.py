@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvbench.errors import DataError
-from kvbench.metrics.summary import rouge
+from kvbench.metrics.rouge import rouge
 from kvbench.tasks import data
 from kvbench.tasks.base import PromptRules, Sample, Setup, TokenTask
 from kvbench.tasks.continuation import MOST_WARM_UP, SHORTEST, check_fits, check_lengths, check_warm_up, warmed
@@ -158,7 +158,7 @@ class Summaries(TokenTask):
         return {"records": len(self.records), "warm_up": self.warm_up, "rouge": "rouge-score, stemmed, Lsum"}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Score a summary against the references by each kind of ROUGE (:data:`kvbench.metrics.summary.KINDS`).
+        """Score a summary against the references by each kind of ROUGE (:data:`kvbench.metrics.rouge.KINDS`).
 
         ``score`` is ROUGE-Lsum. All are between 0 and 1.
         """

@@ -53,6 +53,16 @@ def bounded(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def check_bounds(tree: Any, prefix: str) -> None:
+    """Raise ConfigError if a number of a dataclass, however it was made, is outside the bounds of its field."""
+    for field in dataclasses.fields(tree):
+        if field.metadata and field.init:
+            value, key = getattr(tree, field.name), join(prefix, field.name)
+            for number in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(number, (int, float)) and not isinstance(number, bool):
+                    _within(number, key, field.metadata)
+
+
 def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
     """Construct a dataclass from plain data after checking every key and value; nested dicts become nested dataclasses.
 

@@ -9,7 +9,7 @@ import torch
 
 from kvbench.attention import synthetic
 from kvbench.bench import __main__ as command
-from kvbench.bench import ceiling, kernel, kernel_table, packing, quantize, report
+from kvbench.bench import ceiling, kernel, packing, quantize, report
 from kvbench.bench.clock import ROUND, Time, copies
 from kvbench.bench.shapes import (
     FORMATS,
@@ -267,13 +267,13 @@ def test_a_row_of_the_table_and_one_that_failed():
     good = {**row, "us": 10.0, "p10": 9.9, "p90": 10.1, "GB_s": 1800.0, "ceiling_GB_s": 4600.0, "floor_us": 6.1}
     good.update(best="cudnn", best_us=22.0, error=8e-4, per_byte=1.07)
     bad = {**row, "failed": "NotServed: why", "best": "cudnn", "best_us": 22.0}
-    text = table(kernel_table.HEAD, [kernel_table.line(good), kernel_table.line(bad)], width=160)
+    text = table(kernel.HEAD, [kernel.line(good), kernel.line(bad)], width=160)
     lines = text.splitlines()
     assert len(lines) == 4
     assert lines[2].split() == "7b 1 4k 1 int4_g128 cuda 10.0 1.00 1800 39.1 6.10 1.07 cudnn 22.0 2.20 8.0e-04".split()
     assert lines[3].endswith("NotServed: why")
-    assert kernel_table.line({**good, "error": None, "best": None, "best_us": None})[-4:] == [None, None, None, "-"]
-    assert kernel_table.line(bad)[6:12] == [None] * 6 and kernel_table.line(bad)[12:14] == ["cudnn", 22.0]
+    assert kernel.line({**good, "error": None, "best": None, "best_us": None})[-4:] == [None, None, None, "-"]
+    assert kernel.line(bad)[6:12] == [None] * 6 and kernel.line(bad)[12:14] == ["cudnn", 22.0]
     assert quantize.line({**row, "what": "hqq", "failed": "no"}, 1.0)[-1] == "no"
     computed = quantize.row_of(Point("7b", 1, 4096), "int8", "kernel", Time(10.0, 9.0, 11.0, 7), 10**6, None)
     assert quantize.line(computed | {"same": True}, 1000.0)[4:] == [10.0, 10.0, 100.0, 10.0, "yes"]

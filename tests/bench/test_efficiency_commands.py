@@ -13,7 +13,7 @@ import pytest
 
 from kvbench.bench import __main__ as command
 from kvbench.bench import capacity as capacity_command
-from kvbench.bench import order
+from kvbench.bench import points
 from kvbench.measure import capacity
 from kvbench.measure.meter import How, Meter
 from kvbench.methods.load import load_method
@@ -80,7 +80,7 @@ def test_points_in_a_random_order():
             grid=Efficiency(prompts=(20, 30, 40), batches=(1,)), meter=lambda method, graphs: None, add=rows.append,
             _point=print, _attempt=lambda measure, prompt, batch: {"prompt": prompt},
         )  # fmt: skip
-        order.shuffled(fake)
+        points.shuffled(fake)
         return [(row["setting"], row["prompt"]) for row in rows]
 
     first, again, other = shuffled(1), shuffled(1), shuffled(2)

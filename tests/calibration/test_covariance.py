@@ -14,7 +14,7 @@ from kvbench.calibration.covariance import (
     value_covariance,
 )
 from kvbench.errors import ConfigError
-from kvbench.rotation.hadamard import sylvester
+from kvbench.rotation.named import sylvester
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "new" / "oscar.npz")
 

@@ -33,7 +33,7 @@ def test_the_keys_are_those_of_the_files(group: str) -> None:
 def test_options_of_a_method() -> None:
     cocktail = choice("method", "cocktail")
     alpha = cocktail.options[0]
-    assert (alpha.key, alpha.default, alpha.type) == ("method.alpha", "0.6", "a number")
+    assert (alpha.key, alpha.default, alpha.type) == ("method.alpha", "0.6", "a number, at least 0 and at most 1")
     assert alpha.comment == "T_low, eq. 2 (sec. IV-A)" and alpha.meaning.startswith("the threshold for INT2")
     assert cocktail.takes == ("none",) and cocktail.sets == ("quantizer=none",)
     assert {option.key: option.default for option in choice("method", "kivi").options}["method.evict"] == "false"
@@ -69,7 +69,10 @@ def test_choices_of_another_folder(tmp_path: Path) -> None:
 def test_the_text_of_a_choice() -> None:
     text = choice_help(["method=cocktail", "method.alpha=0.5"])
     assert text is not None and text.startswith("method=cocktail\n  Cocktail: ")
-    assert "  method.alpha=0.6   # T_low, eq. 2 (sec. IV-A)\n      [a number] the threshold for INT2" in text
+    assert (
+        "  method.alpha=0.6   # T_low, eq. 2 (sec. IV-A)\n      [a number, at least 0 and at most 1] the threshold for INT2"
+        in text
+    )
     assert all(len(line) <= WIDTH for line in text.splitlines())
     assert choice_help(["method.alpha=0.5"]) is None is choice_help(["model=OWNER/NAME"])
     both, one = choice_help(["method=kivi,fp16"]), choice_help(["method=kivi"])

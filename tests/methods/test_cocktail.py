@@ -272,7 +272,7 @@ def test_random_chunks_have_the_same_bytes_and_depend_on_the_seed():
         ({"split": [50, 50]}, "must be three shares"),
         ({"split": [0, 0, 0]}, "must be three shares"),
         ({"encoder": "bm52"}, "did you mean 'bm25'"),
-        ({"value_group_size": 0}, "method.value_group_size=0: must be positive"),
+        ({"value_group_size": 0}, "method.value_group_size=0: must be at least 1"),
         ({"search": "random"}, "method.search"),
         ({"quantizer": "int2"}, "does not accept this quantizer"),
     ],

@@ -216,7 +216,7 @@ def test_channels_of_three_and_of_four_bits_are_stored_in_one_segment():
         ({"format": "q8_0/q4_0/q4_0"}, "names more than two formats"),
         ({"format": "q8_0/octave_k3v4"}, "mixes an octave format"),
         ({"key_scale": 2.0}, "method.key_scale=2.0: has no effect"),
-        ({"format": "fp8", "value_scale": 0.0}, "method.value_scale=0.0: must be positive"),
+        ({"format": "fp8", "value_scale": 0.0}, "method.value_scale=0.0: must be greater than 0.0"),
         ({"window": 8, "prefill": "quantized"}, "needs method.prefill=exact"),
         ({"sinks": -1}, "method.sinks=-1"),
         ({"rotation": {"key": "spin"}}, r"method.rotation.key=spin(?s:.*)allowed: engine, none"),

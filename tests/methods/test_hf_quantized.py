@@ -128,8 +128,8 @@ def test_groups_of_more_than_a_head_are_refused():
         ({"backend": "hqq", "bits": 3, "axis_key": 1}, "cannot unpack 3-bit"),
         ({"backend": "hqq", "bits": 3, "axis_value": 1}, "method.axis_value=1: hqq 0.2 cannot unpack 3-bit"),
         ({"recent": -1}, "method.recent=-1"),
-        ({"sinks": -1}, "method.sinks=-1: must not be negative"),
-        ({"group_size": 0}, "method.group_size=0: must be positive"),
+        ({"sinks": -1}, "method.sinks=-1: must be at least 0"),
+        ({"group_size": 0}, "method.group_size=0: must be at least 1"),
     ],
 )
 def test_wrong_settings_are_refused(overrides, message):

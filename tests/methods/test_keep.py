@@ -143,7 +143,7 @@ def test_a_sliding_window_drops_slots_that_no_head_needs():
     [
         ({"keep": 0.0}, r"method\.keep=0\.0: is not a share between 0 and 1"),
         ({"keep": 30}, r"method\.keep=30: is too small for the sinks \(4\), the newest tokens \(32\) and one between"),
-        ({"newest": -1}, r"method\.newest=-1: must not be negative"),
+        ({"newest": -1}, r"method\.newest=-1: must be at least 0"),
         ({"residual": 100}, r"method\.residual=100: must be a multiple of the key group"),
         ({"evict": True}, "evict"),
         ({"quantizer": "hierarchical"}, "hierarchical"),

@@ -166,10 +166,10 @@ def test_a_file_of_another_model_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"window": -1}, "method.window=-1: must not be negative"),
-        ({"sinks": -1}, "method.sinks=-1: must not be negative"),
-        ({"clip_key": 0.0}, "method.clip_key=0.0: is not a share of the channels"),
-        ({"clip_value": 1.5}, "method.clip_value=1.5: is not a share of the channels"),
+        ({"window": -1}, "method.window=-1: must be at least 0"),
+        ({"sinks": -1}, "method.sinks=-1: must be at least 0"),
+        ({"clip_key": 0.0}, "method.clip_key=0.0: must be greater than 0.0"),
+        ({"clip_value": 1.5}, "method.clip_value=1.5: must be at most 1.0"),
         ({"calibration": "absent.safetensors"}, r"absent.safetensors: does not exist(?s:.*)--out absent.safetensors"),
         ({"rotation": {"key": "hadamard"}}, r"has no effect(?s:.*)hint: set method\.basis=rotation"),
         ({"basis": "rotation", "calibration": "x"}, r"is not read with method\.basis=rotation"),

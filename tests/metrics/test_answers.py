@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvbench.metrics.answers import score
-from kvbench.metrics.summary import rouge
+from kvbench.metrics.rouge import rouge
 from kvbench.metrics.text import letter, matched
 
 

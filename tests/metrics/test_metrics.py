@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbench.metrics.text import contains, exact_match, normalise, prefix_share
-from kvbench.metrics.values import last_number, marked_number, recall
+from kvbench.metrics.text import contains, exact_match, last_number, marked_number, normalise, prefix_share, recall
 
 
 def test_normalise():

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from kvbench.profiling import energy, machine
-from kvbench.profiling.energy import Counter, Reading, idle_power, used
-from kvbench.profiling.nvml import Board, Unavailable, open_board
+from kvbench.profiling.energy import Board, Counter, Reading, Unavailable, idle_power, open_board, used
 
 
 class NVMLError(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvbench.publish.prompts import with_excerpts
+from kvbench.publish.runs import with_excerpts
 from tests.run_support import config
 
 

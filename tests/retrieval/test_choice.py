@@ -14,7 +14,7 @@ import pytest
 from kvbench.errors import ConfigError, ModelError
 from kvbench.hub.repository import HubError
 from kvbench.hub.transfer import Plan
-from kvbench.retrieval import embedding, encoders, weights
+from kvbench.retrieval import embedding, encoders
 from kvbench.retrieval.store import EmbeddingStore
 from kvbench.util.requirements import Package
 
@@ -256,7 +256,7 @@ def test_what_is_fetched_of_an_encoder(monkeypatch: pytest.MonkeyPatch, tmp_path
         "modeling.py",
         "x_1/y.json",
     ]
-    assert weights.wanted(files) == [
+    assert encoders.wanted(files) == [
         "model.safetensors",
         "1_Pooling/config.json",
         "2_Dense/model.safetensors",
@@ -266,7 +266,7 @@ def test_what_is_fetched_of_an_encoder(monkeypatch: pytest.MonkeyPatch, tmp_path
         "x.jinja",
         "modeling.py",
     ]
-    assert weights.wanted(["a.bin", "b.bin", "1_Dense/c.bin", "config.json"]) == [
+    assert encoders.wanted(["a.bin", "b.bin", "1_Dense/c.bin", "config.json"]) == [
         "a.bin",
         "b.bin",
         "1_Dense/c.bin",
@@ -275,13 +275,13 @@ def test_what_is_fetched_of_an_encoder(monkeypatch: pytest.MonkeyPatch, tmp_path
     calls: list[Any] = []
     for missing in ((), ("a.bin",)):
         made = Plan(("a.bin",), missing, 5, 5 * len(missing))
-        monkeypatch.setattr(weights, "plan", lambda *given, made=made: calls.append(given) or made)
-        monkeypatch.setattr(weights, "fetch", lambda repository, files: (repository.hub_id, files))
+        monkeypatch.setattr(encoders, "plan", lambda *given, made=made: calls.append(given) or made)
+        monkeypatch.setattr(encoders, "fetch", lambda repository, files: (repository.hub_id, files))
         told: list[Any] = []
-        assert weights.fetch_weights("org/model", told.append) == ("org/model", made)
+        assert encoders.fetch_weights("org/model", told.append) == ("org/model", made)
         assert told == ([made] if missing else [])
     repository, wanted, probe = calls[0]
-    assert (repository.hub_id, repository.kind, wanted, probe) == ("org/model", "model", weights.wanted, "config.json")
+    assert (repository.hub_id, repository.kind, wanted, probe) == ("org/model", "model", encoders.wanted, "config.json")
     assert os.path.basename(probe) == probe
 
 

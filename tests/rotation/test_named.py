@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from kvbench.errors import ConfigError
-from kvbench.rotation import hadamard, transform
+from kvbench.rotation import named, transform
 from kvbench.rotation.spec import RotationSpec
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden/new/rotation.npz")
@@ -50,12 +50,12 @@ def test_vllms_inverse_undoes_its_transform(name, size):
 
 def test_signs_equal_the_engines():
     for name, size in golden("rht_signs"):
-        assert hadamard.signs(size).tolist() == GOLDEN[f"{name}_{size}"].tolist()
+        assert named.signs(size).tolist() == GOLDEN[f"{name}_{size}"].tolist()
     for name, size in golden("octave_signs"):
-        assert hadamard.octave_signs(size).tolist() == GOLDEN[f"{name}_{size}"].tolist()
+        assert named.octave_signs(size).tolist() == GOLDEN[f"{name}_{size}"].tolist()
     for name, size in golden("H_sign"):
         bits = np.unpackbits(GOLDEN[f"{name}_{size}"], axis=1)
-        assert (hadamard.sylvester(size).numpy() > 0).tolist() == bits.astype(bool).tolist()
+        assert (named.sylvester(size).numpy() > 0).tolist() == bits.astype(bool).tolist()
 
 
 @pytest.mark.parametrize("name", ["hadamard", "rht", "rht_unnormalised", "blocks:16", "file"])

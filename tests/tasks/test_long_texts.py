@@ -13,7 +13,7 @@ import yaml
 
 from kvbench import tasks
 from kvbench.errors import ConfigError, DataError
-from kvbench.metrics.summary import rouge
+from kvbench.metrics.rouge import rouge
 from kvbench.runner.prompting import encode
 from kvbench.runner.run import run
 from kvbench.tasks.summaries import templates

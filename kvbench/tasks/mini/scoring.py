@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvbench.metrics.text import contains, exact_match, prefix_share
-from kvbench.metrics.values import last_number, marked_number, recall
+from kvbench.metrics.text import contains, exact_match, last_number, marked_number, prefix_share, recall
 
 Scorer = Callable[[str, str, Mapping[str, Any]], dict[str, float]]
 
