@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import yaml
 
@@ -194,3 +194,11 @@ def method_of(text: str) -> Method:
         ConfigError: the setting names an unknown method, quantizer or option, or a value that the method refuses.
     """
     return parse(text).load()
+
+
+class Point(NamedTuple):
+    """The point at which speculation is measured; `context`: tokens in each sequence's cache at the beginning."""
+
+    model: str
+    batch: int
+    context: int

@@ -132,10 +132,27 @@ class Bench:
         for name in self.args.baselines:
             self._grid({"setting": name}, partial(self.meter(self.methods[0][1]).stock_point, name))
         if self.args.shuffle is not None:
-            shuffled(self)
+            self._shuffled()
             return
-        for start, measure, method in ways(self):
+        for start, measure, method in self._ways():
             self._grid(start, measure)
+            method.detach(self.model)
+
+    def _ways(self) -> Iterator[tuple[Row, Measure, Method]]:
+        """Yield, for each setting and kind of steps, the first entries of its rows, its measurement and its method."""
+        both = self.args.eager and self.args.graphs == "always"
+        for setting, method in self.methods:
+            for graphs in ["always", "never"] if both else [self.args.graphs]:
+                start = {"setting": setting.text, "graphs": graphs, "compile": self.args.compile}
+                yield start, partial(self._point, self.meter(method, graphs)), method
+
+    def _shuffled(self) -> None:
+        """Measure the points of all settings in a random order, which ``--shuffle`` seeds."""
+        order = [(way, sample.work) for way in list(self._ways()) for sample in self.grid.samples()]
+        random.Random(self.args.shuffle).shuffle(order)
+        for (start, measure, method), point in order:
+            assert isinstance(point, MeasurePoint)
+            self.add({**start, **self._attempt(measure, point.prompt, point.batch)})
             method.detach(self.model)
 
     def _grid(self, start: Row, measure: Measure) -> None:
@@ -266,22 +283,3 @@ def run(args: argparse.Namespace) -> int:
 Row = dict[str, Any]
 #: function of prompt length and batch size that measures a point and returns its record
 Measure = Callable[[int, int], Row]
-
-
-def ways(bench: Any) -> Iterator[tuple[Row, Measure, Method]]:
-    """Yield, for each setting and kind of steps, the first entries of its rows, its measurement and its method."""
-    both = bench.args.eager and bench.args.graphs == "always"
-    for setting, method in bench.methods:
-        for graphs in ["always", "never"] if both else [bench.args.graphs]:
-            start = {"setting": setting.text, "graphs": graphs, "compile": bench.args.compile}
-            yield start, partial(bench._point, bench.meter(method, graphs)), method
-
-
-def shuffled(bench: Any) -> None:
-    """Measure the points of all settings in a random order, which ``--shuffle`` seeds."""
-    order = [(way, sample.work) for way in list(ways(bench)) for sample in bench.grid.samples()]
-    random.Random(bench.args.shuffle).shuffle(order)
-    for (start, measure, method), point in order:
-        assert isinstance(point, MeasurePoint)
-        bench.add({**start, **bench._attempt(measure, point.prompt, point.batch)})
-        method.detach(bench.model)

@@ -20,9 +20,9 @@ import torch
 
 from kvbench.bench import report
 from kvbench.bench import speculation_grid as arithmetic
+from kvbench.bench.choices import Point
 from kvbench.bench.points import model_config
-from kvbench.bench.speculation_command import line, shown, text
-from kvbench.bench.speculation_grid import Point
+from kvbench.bench.speculation_table import line, shown, text
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse
 from kvbench.decoding import speculative

@@ -8,20 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvbench.decoding.round_times import Round
 from kvbench.profiling.timing import median
 from kvbench.results.round_times import expected_tokens
-
-
-class Point(NamedTuple):
-    """A preset of a model, a batch size and a number of tokens in the cache of each sequence at the beginning."""
-
-    model: str
-    batch: int
-    context: int
-
 
 #: rounds at the beginning of a measurement that do not count
 SKIPPED = 2

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kvbench.metrics.intervals import Floats, picked
-from kvbench.metrics.intervals import bootstrap as bootstrap
-from kvbench.metrics.intervals import drawn as drawn
+from kvbench.metrics.resampling import Floats, picked
+from kvbench.metrics.resampling import bootstrap as bootstrap
+from kvbench.metrics.resampling import drawn as drawn
 
 #: percentiles of the KL divergence that are reported, in addition to its mean and its extremes
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)

@@ -13,9 +13,6 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 #: quantile of the normal distribution for 95 %, on both sides
 Z = 1.959963984540054
 #: draws of the bootstrap
@@ -189,7 +186,7 @@ def _unseen(value: float, n: int, least: float) -> Interval:
 
 
 def _bootstrap(values: Sequence[float], least: float, most: float) -> Interval:
-    from kvbench.metrics.intervals import bootstrap
+    from kvbench.metrics.resampling import bootstrap
 
     low, high = bootstrap([[value] for value in values], draws=DRAWS)
     n = len(values)
@@ -205,53 +202,3 @@ def _shares(scores: Sequence[float]) -> bool:
 
 def _whole(count: float) -> bool:
     return abs(count - round(count)) < 1e-6
-
-
-Floats = NDArray[np.float64]
-
-
-def bootstrap(
-    groups: Sequence[ArrayLike], level: float | None = None, *, draws: int = 10_000, seed: int = 0
-) -> tuple[float, float]:
-    """Return a 95 % interval of a mean or a percentile over positions, drawing whole prompts with replacement.
-
-    Positions of one prompt depend on each other, so prompts are drawn, not positions. Calls with equal seed and equally
-    many groups draw the same prompts: differences of two methods' values per position give a paired interval.
-
-    Args:
-        groups: the values of each prompt, one array per prompt.
-        level: percentile in 0..100; None for the mean.
-    """
-    low, high = np.percentile(drawn(groups, level, draws=draws, seed=seed), (2.5, 97.5))
-    return float(low), float(high)
-
-
-def drawn(groups: Sequence[ArrayLike], level: float | None = None, *, draws: int = 10_000, seed: int = 0) -> Floats:
-    """Return the mean, or a percentile, over the positions of prompts that are drawn with replacement, ``[draws]``.
-
-    The arguments are those of :func:`bootstrap`, which returns the interval that contains 95 % of these values. The
-    difference of two methods' values draw by draw gives the paired interval of a percentile.
-    """
-    arrays = [np.asarray(group, dtype=np.float64).ravel() for group in groups]
-    picks = picked(len(arrays), draws, seed)
-    if level is None:
-        sums = np.array([array.sum() for array in arrays])
-        counts = np.array([len(array) for array in arrays])
-        return np.asarray(sums[picks].sum(-1) / counts[picks].sum(-1))
-    values = np.concatenate(arrays)
-    order = values.argsort(kind="stable")
-    ordered, owner = values[order], np.repeat(np.arange(len(arrays)), [len(array) for array in arrays])[order]
-    percentiles = np.empty(draws)
-    for number, pick in enumerate(picks):
-        # how often each prompt was drawn is how often each of its values counts
-        ends = np.bincount(pick, minlength=len(arrays))[owner].cumsum()
-        rank = level / 100 * (ends[-1] - 1)
-        below = math.floor(rank)
-        low, high = ordered[np.searchsorted(ends, (below, min(below + 1, ends[-1] - 1)), side="right")]
-        percentiles[number] = low + (high - low) * (rank - below)
-    return percentiles
-
-
-def picked(groups: int, draws: int, seed: int) -> NDArray[np.int64]:
-    """Return which of so many groups each draw contains, ``[draws, groups]``; equal arguments give equal draws."""
-    return np.random.default_rng(seed).integers(0, groups, size=(draws, groups))

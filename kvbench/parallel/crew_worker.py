@@ -1,4 +1,4 @@
-"""``python -m kvbench.parallel.crew_worker FD``: a process of a crew, and exceptions as plain data on their way back."""
+"""``python -m kvbench.parallel.crew_worker FD``: a process of a crew, and its exceptions as plain data."""
 
 from __future__ import annotations
 

@@ -64,12 +64,12 @@ def transform(name: str, side: Side, channels: int, device: torch.device, layer:
 @torch.inference_mode(False)  # shared by callers outside of it
 def _named(name: str, side: Side, channels: int, device: torch.device) -> Transform:
     block = block_of(name, side, channels) or power_of_two(channels)
-    signs: Tensor | None = None
+    flips: Tensor | None = None
     if name in ("rht", "rht_unnormalised"):
-        signs = signs(block).repeat(channels // block)
+        flips = signs(block).repeat(channels // block)
     elif name == "octave":
-        signs = octave_signs(channels)
-    return butterfly(block, channels, signs, 1.0 if name == "rht_unnormalised" else block**-0.5).to(device)
+        flips = octave_signs(channels)
+    return butterfly(block, channels, flips, 1.0 if name == "rht_unnormalised" else block**-0.5).to(device)
 
 
 def butterfly(block: int, channels: int, signs: Tensor | None = None, scale: float = 1.0) -> Transform:

@@ -13,8 +13,9 @@ import pytest
 
 from kvbench.bench import __main__ as command
 from kvbench.bench import speculation
-from kvbench.bench.speculation_command import CASES, drafts, point, text
+from kvbench.bench.speculation_command import CASES, drafts, point
 from kvbench.bench.speculation_grid import best, between, blocks, cell, full, grid, parts
+from kvbench.bench.speculation_table import text
 from kvbench.decoding.round_times import Round
 from kvbench.profiling.intensity import speed_up
 from tests import zoo
