@@ -55,6 +55,8 @@ MEASURES = {
     "flips": "flips",
     "score": "score",
 }
+#: percentiles among them
+LEVELS = {"kld_median": 50.0, "kld_p99_9": 99.9}
 #: settings whose formats have 4 bits
 FOUR_BITS = ("kivi 4", "atom 4", "kvquant 4, 1% outliers", "logquant 4")
 
@@ -124,16 +126,9 @@ def measure(
         "score": float(np.mean(scores)),
         "never_left": float(np.mean([part == 1.0 for part in parts])),
     }
-    drawn = {
-        "kld_mean": metrics.drawn(klds, draws=DRAWS),
-        "kld_median": metrics.drawn(klds, 50.0, draws=DRAWS),
-        "kld_p99_9": metrics.drawn(klds, 99.9, draws=DRAWS),
-        "same_top": metrics.drawn(same, draws=DRAWS),
-        **{
-            name: metrics.drawn([[x] for x in numbers], draws=DRAWS)
-            for name, numbers in (("kept", parts), ("flips", flipped), ("score", scores))
-        },
-    }
+    columns = dict.fromkeys(("kld_mean", "kld_median", "kld_p99_9"), klds) | {"same_top": same}
+    columns |= {name: [[x] for x in own] for name, own in (("kept", parts), ("flips", flipped), ("score", scores))}
+    drawn = {name: metrics.drawn(column, LEVELS.get(name), draws=DRAWS) for name, column in columns.items()}
     return values, drawn
 
 

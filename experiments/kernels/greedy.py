@@ -24,6 +24,7 @@ from kvbench.cache.options import Options
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.config.setting import parse
 from kvbench.decoding.passes import forward, prefill
+from kvbench.errors import KvbenchError
 from kvbench.models import by_name
 from kvbench.models.load import LoadedModel
 from kvbench.models.load import load as load_model
@@ -150,14 +151,18 @@ def make(
         shown: function from a method's name and its rows to lines.
     """
     model, tokenizer = load(arguments.model, arguments.device)
-    rows = []
+    prompts, rows, failed = tasks(tokenizer, arguments.length, arguments.prompts), [], 0
     for name in methods:
-        prompts = tasks(tokenizer, arguments.length, arguments.prompts)
-        mine = [one(model, tokenizer, prompt, name, arguments) for prompt in prompts]
+        try:
+            mine = [one(model, tokenizer, prompt, name, arguments) for prompt in prompts]
+        except (KvbenchError, ImportError) as error:  # a package that this machine lacks
+            print(f"{name}: skipped: {error}", file=sys.stderr, flush=True)
+            failed = 1
+            continue
         rows += mine
         print("\n".join(shown(name, mine)), flush=True)
     content = {**vars(arguments), **report.machine(), "rows": rows}
-    return keep_rows(content, Path(arguments.out), choice(arguments))
+    return keep_rows(content, Path(arguments.out), choice(arguments)) or failed
 
 
 def main() -> int:
