@@ -76,13 +76,9 @@ class Dtypes:
 def dtypes(
     name: str, runtime: Runtime, device: torch.device, config: Any, files: Sequence[Path] = (), drawn: bool = False
 ) -> Dtypes:
-    """Choose the dtypes of a model that is about to be loaded.
+    """Choose the dtypes of a model that is about to be loaded, for the value `name` of ``model.dtype``.
 
     Args:
-        name: value of ``model.dtype``.
-        runtime: the configuration group `runtime`, for ``arithmetic`` and the limit on memory.
-        device: device of the model.
-        config: transformers' config of the model.
         files: safetensors files of its weights; they tell the checkpoint's dtype if its config does not.
         drawn: True for random weights, which have no dtype of their own.
     """
@@ -128,9 +124,7 @@ def _drawn(config: Any) -> int:
 def _too_large(count: int, limit_gb: float | None) -> str:
     """Return why weights stay in 16 bits although float32 would be faster; empty if they fit in float32.
 
-    Args:
-        count: number of weights; 0 if it is not known, which is taken to fit.
-        limit_gb: memory in GiB that the process may use; None for no limit.
+    A `count` of 0 weights means that it is not known, and is taken to fit. The limit is in GiB; None for no limit.
     """
     needed = 4 * count
     rooms = [free_memory(), None if limit_gb is None else limit_gb * 2**30]
@@ -157,9 +151,6 @@ def faster_in_float32(storage: torch.dtype) -> bool:
 
     A product of 512 rows is timed in both dtypes, once for each CPU, version of torch and set of instructions; the
     user's cache folder keeps the result, so all processes of a sweep decide alike.
-
-    Args:
-        storage: the 16-bit dtype.
     """
     key = " | ".join(
         [cpu_name(), torch.__version__, torch.backends.cpu.get_cpu_capability(), short(storage)]

@@ -46,9 +46,7 @@ def source_key(name: str) -> Literal["path", "hub_id"] | None:
     """Return the configuration key for a model's name: ``path`` if it is a folder, ``hub_id`` if it is a repository.
 
     A folder with a ``config.json`` takes precedence over a repository of the same name on the hub, as in transformers.
-
-    Returns:
-        The key of the configuration group `model`; None if the name can be neither a folder nor a repository.
+    None if the name can be neither.
 
     Raises:
         ConfigError: the file system rejects the name as a path.
@@ -67,13 +65,8 @@ def source_key(name: str) -> Literal["path", "hub_id"] | None:
 def check(name: Any, presets: Collection[str], listing: str = "", key: str = "model") -> None:
     """Raise ConfigError unless a model's name is a preset, or is written like a repository or folder.
 
-    Whether the repository or folder exists is not checked here.
-
-    Args:
-        name: the name as the user typed it.
-        presets: names of the presets.
-        listing: command that lists the presets, for the message.
-        key: name of the option in the message, for example ``--model``.
+    Whether the repository or folder exists is not checked here. The message names `listing`, a command that lists the
+    presets, and `key`, the option, for example ``--model``.
     """
     if isinstance(name, str) and (name in presets or source_key(name)):
         return
@@ -103,9 +96,6 @@ def described(
             is used in place of `name`.
         presets: names of the presets. If a folder has the name of a preset, the model is shown as ``PARENT/FOLDER``.
         key: name of the option in messages, for example ``--model``.
-
-    Returns:
-        The completed group.
 
     Raises:
         ConfigError: the folder does not exist, the repository is neither on this machine nor available on the hub, or

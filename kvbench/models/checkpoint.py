@@ -65,10 +65,6 @@ def check_numbers(numbers: Mapping[str, Any], file: Path) -> None:
 
     A size must be an integer within its bounds (:data:`LIMITS`), and the number of KV heads must divide the number of
     query heads.
-
-    Args:
-        numbers: content of the file.
-        file: path of the file, for the message.
     """
     for name, most in LIMITS.items():
         number = numbers.get(name)
@@ -93,11 +89,7 @@ _MEND = "use the config.json that belongs to these weights"
 
 
 def longest(numbers: Mapping[str, Any]) -> int | None:
-    """Return the maximum sequence length in tokens that a ``config.json`` states; None if it states none.
-
-    Args:
-        numbers: content of the ``config.json``.
-    """
+    """Return the maximum sequence length in tokens that a ``config.json`` states; None if it states none."""
     length = next((numbers[name] for name in LENGTHS if isinstance(numbers.get(name), int)), None)
     return None if length is None else int(length)
 
@@ -105,10 +97,7 @@ def longest(numbers: Mapping[str, Any]) -> int | None:
 def context(folder: Path) -> int | None:
     """Return the maximum sequence length in tokens that a checkpoint supports; None if its files do not state it.
 
-    ``config.json`` is read first, then ``tokenizer_config.json``.
-
-    Raises:
-        DamagedFile: one of the files cannot be read.
+    ``config.json`` is read first, then ``tokenizer_config.json``; DamagedFile is raised if one cannot be read.
     """
     length = longest(read_config(folder))
     file = folder / "tokenizer_config.json"
@@ -151,10 +140,7 @@ def check_files(folder: Path) -> None:
 def check_ends(generation: Mapping[str, Any], numbers: Mapping[str, Any], file: Path) -> None:
     """Raise DamagedFile if an end-of-sequence token in ``generation_config.json`` is outside the vocabulary.
 
-    Args:
-        generation: content of ``generation_config.json``.
-        numbers: content of ``config.json``.
-        file: path of ``generation_config.json``, for the message.
+    The vocabulary is that of `numbers`, the content of ``config.json``.
     """
     ends, vocabulary = generation.get("eos_token_id"), numbers.get("vocab_size")
     for token in ends if isinstance(ends, list) else [ends]:

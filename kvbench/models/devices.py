@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 
 class Runtime(Protocol):
-    """Protocol of the configuration fields that decide where a model is loaded.
-
-    Their implementation is `kvbench.config.run_config.RuntimeConfig`.
-    """
+    """The fields of `kvbench.config.run_config.RuntimeConfig` that decide where a model is loaded."""
 
     @property
     def device(self) -> str:
@@ -40,10 +37,7 @@ class Runtime(Protocol):
 
 
 def joined(runtime: Runtime) -> Team | None:
-    """Join the tensor-parallel processes of this run, if ``runtime.tensor_parallel`` is set.
-
-    Returns:
-        The team: all processes that hold a part of the model. None for a run of a single process.
+    """Join the processes of a run with ``runtime.tensor_parallel``, which hold a part of the model each; else None.
 
     Raises:
         ConfigError: torchrun did not start this process, or there are fewer GPUs than processes.
@@ -82,14 +76,10 @@ def homes(runtime: Runtime) -> list[torch.device]:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device for a value of ``runtime.device``.
+    """Return the device for a value of ``runtime.device``; raise ConfigError if this machine has no such device.
 
-    Args:
-        name: torch's name of a device. ``auto`` is the first CUDA device, or the CPU if there is none; ``cuda`` is the
-            first CUDA device.
-
-    Raises:
-        ConfigError: this machine has no such device.
+    The value is torch's name of a device. ``auto`` is the first CUDA device, or the CPU if there is none; ``cuda`` is
+    the first CUDA device.
     """
     import torch
 

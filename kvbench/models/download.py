@@ -17,13 +17,10 @@ SMALL = ("*.json", "*.model", "*.jinja", "*.txt", "*.py")
 
 
 def wanted(files: Sequence[str]) -> list[str]:
-    """Return the files that are needed to load a model: one copy of the weights, and all small files.
+    """Return the files of a repository that are needed to load a model: one copy of the weights, and all small files.
 
     Weights in safetensors take precedence over pickled ones (``*.bin``). Files in subfolders, and the second copy of
     the weights in files named ``consolidated*``, are left out, because only other libraries read them.
-
-    Args:
-        files: paths of all files of the repository.
     """
     top = [name for name in files if "/" not in name]
     weights = [name for name in top if name.endswith(".safetensors") and not name.startswith("consolidated")]
@@ -67,12 +64,7 @@ def fetched(model: ModelConfig) -> Source:
 
 
 def announcement(what: str, files: Plan) -> str:
-    """Return the line that announces a download and its size.
-
-    Args:
-        what: the thing to download, for example ``model llama2-7b``.
-        files: the files and which of them are missing on this machine.
-    """
+    """Return the line that announces a download, for example of ``model llama2-7b``, and its size."""
     count, here = len(files.missing), len(files.files) - len(files.missing)
     already = f" ({here} of {len(files.files)} files are already on this machine)" if here else ""
     return f"{what}: {count} file{'s' * (count != 1)}, {amount(files.missing_bytes)} to download{already}"

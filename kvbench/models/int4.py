@@ -55,13 +55,7 @@ class Int4Linear(nn.Module):
     def rounded(cls, linear: nn.Linear, layer: str = "", remedy: str = REMEDY) -> Int4Linear:
         """Return a layer with the weights of `linear`, rounded to 4 bits; both layers share the bias.
 
-        Args:
-            linear: the layer in full precision.
-            layer: its name, for messages.
-            remedy: hint of the message if the weights cannot be rounded.
-
-        Raises:
-            ModelError: 32 does not divide the number of input channels.
+        Name and remedy are for the message of the ModelError if 32 does not divide the number of input channels.
         """
         rows, columns = linear.weight.shape
         return cls(rows, columns, linear.bias, pack(*rounded(linear.weight, layer or type(linear).__name__, remedy)))
@@ -96,10 +90,7 @@ class Int4Linear(nn.Module):
 class DraftLinear(nn.Module):
     """A linear layer with two sets of weights, one in full precision and one in 4 bits for drafting.
 
-    Args:
-        exact: the linear layer in full precision.
-        switch: selects the set that :meth:`forward` uses; one switch serves all layers of the model.
-        layer: name of the layer, for messages.
+    The switch selects the set that :meth:`forward` uses; one switch serves all layers of the model.
     """
 
     def __init__(self, exact: nn.Linear, switch: Switch, layer: str = "") -> None:
@@ -112,10 +103,7 @@ class DraftLinear(nn.Module):
         return self.exact.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output ``[..., out]`` for inputs `x` ``[..., in]``.
-
-        Inside :meth:`Switch.drafting` the 4-bit weights are used, otherwise those in full precision.
-        """
+        """Return the output ``[..., out]`` for inputs ``[..., in]``: in 4 bits inside :meth:`Switch.drafting`."""
         return self.draft(x) if self.switch.on else self.exact(x)
 
 
@@ -143,12 +131,8 @@ class Switch:
 def attach(model: nn.Module, which: Which) -> Switch:
     """Add 4-bit weights to the linear layers of a model, unless it already has them, and return their switch.
 
-    Layers whose own weights have 4 bits are left as they are: the draft shares them.
-
-    Args:
-        model: causal language model with its decoder layers in ``model.model.layers``.
-        which: ``ffn`` for the linear layers outside attention, ``all`` for those in attention and the output head too.
-            A head that shares its weights with the embedding gets 4-bit weights of its own.
+    Layers whose own weights have 4 bits are left as they are: the draft shares them. A head that shares its weights
+    with the embedding gets 4-bit weights of its own. The decoder layers must be in ``model.model.layers``.
 
     Raises:
         ModelError: the model has no decoder layers, or these layers have no weights in full precision (because the
@@ -187,10 +171,7 @@ def attach(model: nn.Module, which: Which) -> Switch:
 def place(parent: nn.Module, name: str, module: nn.Module) -> None:
     """Replace a submodule by another module, which also runs the hooks that move its inputs to the right device.
 
-    Args:
-        parent: module that contains the submodule.
-        name: attribute name of the submodule.
-        module: the new module, without hooks of its own.
+    The new module must have no hooks of its own.
     """
     old = getattr(parent, name)
     for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):

@@ -15,10 +15,7 @@ JSON_LIMIT = 1 << 30
 class DamagedFile(ModelError):
     """Error for a file of a checkpoint that cannot be read or contains impossible values.
 
-    Args:
-        file: path of the file.
-        problem: what is wrong with the file, as a verb phrase, for example ``is a folder, not a file``.
-        hint: advice at the end of the message.
+    The problem is a verb phrase, for example ``is a folder, not a file``; the hint, advice, ends the message.
     """
 
     def __init__(self, file: Path, problem: str, hint: str = "copy or download the checkpoint's file again") -> None:

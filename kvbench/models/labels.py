@@ -38,17 +38,13 @@ _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?
 def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, Any]:
     """Replace a preset's values by those of the checkpoint, if the user points the preset to another checkpoint.
 
-    With ``model=llama2-7b model.path=DIR``, for example, the name, the context length and the chat setting must
-    describe the checkpoint in DIR. Values that the user set are kept.
+    The result is a copy of `model`, unchanged if it loads the preset's own checkpoint.
 
     Args:
         model: the configuration group `model` as composed by Hydra.
         preset: content of the preset in ``conf/model`` on which the group is based.
-        given: keys of the group that the user set, such as ``{"path", "max_length"}``. A key whose value differs
-            from the preset also counts as set by the user.
-
-    Returns:
-        The group with the checkpoint's values; an unchanged copy of `model` if it loads the preset's own checkpoint.
+        given: keys of the group that the user set, such as ``{"path", "max_length"}``; their values are kept. A key
+            whose value differs from the preset also counts as set by the user.
 
     Raises:
         ConfigError: the file system rejects the path; the checkpoint's ``config.json`` cannot be read or does not state

@@ -14,11 +14,7 @@ FEED_FORWARD = frozenset({"moe", "mlp"})
 
 
 def layer_types(numbers: Mapping[str, Any]) -> list[str] | None:
-    """Return the type of each layer from the content of a ``config.json``; None if all layers are of one type.
-
-    Args:
-        numbers: the file's content, or other numbers under transformers' names.
-    """
+    """Return the type of each layer from the content of a ``config.json``; None if all layers are of one type."""
     listed = numbers.get("layer_types") or numbers.get("layers_block_type")
     if listed:
         return [str(kind) for kind in listed]
@@ -44,11 +40,7 @@ def layer_types(numbers: Mapping[str, Any]) -> list[str] | None:
 
 
 def attention_layers(numbers: Mapping[str, Any]) -> int | None:
-    """Return how many layers keep keys and values, from the content of a ``config.json``; None if it does not say.
-
-    Args:
-        numbers: the file's content, or other numbers under transformers' names.
-    """
+    """Return how many layers keep keys and values, from the content of a ``config.json``; None if it does not say."""
     kinds = layer_types(numbers)
     if kinds is not None:
         return sum(kind in ATTENDING for kind in kinds)

@@ -31,11 +31,7 @@ class LayerKind:
 
 
 def layer_kinds(config: Any) -> list[LayerKind]:
-    """Return the kind of each layer, by the rules of transformers' own cache.
-
-    Args:
-        config: the model's configuration.
-    """
+    """Return the kind of each layer, by the rules of transformers' own cache."""
     from transformers.cache_utils import (
         CacheLayerMixin,
         DynamicCache,
@@ -57,9 +53,5 @@ def layer_kinds(config: Any) -> list[LayerKind]:
 
 
 def attending(config: Any) -> list[int]:
-    """Return the indices of the layers that keep keys and values.
-
-    Args:
-        config: the model's configuration.
-    """
+    """Return the indices of the layers that keep keys and values."""
     return [place for place, kind in enumerate(layer_kinds(config)) if kind.attends]

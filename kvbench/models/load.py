@@ -32,14 +32,8 @@ if TYPE_CHECKING:
 class Shape:
     """The dimensions of a model on which the size of its KV cache depends.
 
-    Args:
-        model_type: transformers' name of the architecture, for example ``llama``.
-        layers: number of layers with keys and values.
-        heads: number of query heads per layer.
-        kv_heads: number of KV heads per layer.
-        head_dim: number of channels per head.
-        hidden_size: number of channels of the hidden states.
-        vocab_size: number of tokens in the vocabulary.
+    `model_type` is transformers' name of the architecture, for example ``llama``. `layers` counts those with keys and
+    values, `heads` the query heads of a layer.
     """
 
     model_type: str
@@ -58,15 +52,11 @@ class LoadedModel:
     Args:
         model: a transformers causal LM on `device`.
         tokenizer: a fast tokenizer that pads on the left and has a pad token.
-        name: name of the model in the configuration.
-        dtypes: dtypes of what its caches store, and of weights and activations.
         device: device on which inputs must be: the first device of the model, or this rank's device with
             ``tensor_parallel``.
         max_length: maximum sequence length in tokens, prompt and answer together.
-        architecture: dimensions of the model.
         eos_token_ids: tokens that end an answer; empty for random weights, which would emit them by chance.
         parameters: number of parameters of the model, over all devices.
-        random_weights: True if the weights are random; scores are then meaningless.
         devices: torch's names of all devices that hold the model, including those of other ranks.
         layout: distribution of the model. ``one device``, ``device_map`` (layers spread over GPUs of this process) or
             ``tensor_parallel`` (every layer split over several processes).
@@ -100,11 +90,7 @@ class LoadedModel:
 
 
 def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
-    """Load a model and its tokenizer onto the devices that `runtime` names.
-
-    Args:
-        model: the configuration group `model`, already checked.
-        runtime: the configuration group `runtime`.
+    """Load a model, whose configuration has been checked, and its tokenizer onto the devices that `runtime` names.
 
     Raises:
         ModelError: the weights are unavailable or damaged, transformers cannot load them, kvbench does not support the

@@ -115,12 +115,7 @@ def repository_of(model: ModelConfig) -> Repository:
 
 
 def refusal(model: ModelConfig, error: HubError) -> ModelError:
-    """Return the ModelError to raise when the hub does not provide a model's weights.
-
-    Args:
-        model: configuration of the model.
-        error: the failure of the request to the hub.
-    """
+    """Return the ModelError to raise when the hub does not provide a model's weights."""
     if not error.absent:
         return ModelError(f"model {model.name}: {error.reason}.\n  hint: {error.remedy or remedies()}")
     gate = f"\n  the model is gated: {model.gated}" if model.gated else ""
@@ -156,12 +151,7 @@ def _ask_hub(model: ModelConfig) -> None:
 
 
 class Description(NamedTuple):
-    """Result of :func:`fetch_description`: a folder with the files, or the reason why there is none.
-
-    Args:
-        folder: folder in the hub's cache with the files; None if they could not be downloaded.
-        problem: the reason if `folder` is None, else empty.
-    """
+    """Result of :func:`fetch_description`: a folder in the hub's cache, or None and the problem (else empty)."""
 
     folder: Path | None
     problem: str = ""
@@ -172,11 +162,8 @@ def fetch_description(hub_id: str, revision: str | None) -> Description:
     """Download the small files that describe a model, such as config.json, into the hub's cache, without the weights.
 
     The run id depends on the context length and the chat template in these files. If they came only with the weights,
-    the run that downloads the weights would have a different id from the same run later.
-
-    Args:
-        hub_id: name of the repository.
-        revision: commit or tag; None for the main branch.
+    the run that downloads the weights would have a different id from the same run later. A revision of None is the main
+    branch.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError

@@ -23,7 +23,6 @@ class Source:
     The part is the whole output, except for fused projections, which output queries, keys and values at once.
 
     Args:
-        module: the submodule.
         name: name of the submodule in the attention module, for example ``k_proj``.
         start: index of the first output channel that belongs to the keys or values.
         stop: index after the last of these channels; None for the end of the output.
@@ -37,10 +36,8 @@ class Source:
     def cut(self, out: Tensor, channels: int) -> Tensor:
         """Extract the keys or values ``[B, H, q, D]`` from an output of the submodule.
 
-        Args:
-            out: output of the submodule, ``[B, q, C]`` or ``[B, q, H, D]`` (B rows, q tokens, C output channels, H KV
-                heads).
-            channels: D, the number of channels per head.
+        The output is ``[B, q, C]`` or ``[B, q, H, D]`` (B rows, q tokens, C output channels, H KV heads, D channels per
+        head).
         """
         if out.ndim == 4:
             return out.transpose(1, 2)

@@ -54,15 +54,9 @@ def _from_architecture(numbers: Architecture) -> Any:
 
 
 def random_model(config: Any, dtype: torch.dtype, device: torch.device | str, seed: int) -> Any:
-    """Return a causal language model with random parameters, in evaluation mode.
+    """Return a causal language model with random parameters, drawn on `device`, in evaluation mode.
 
     The global random state is not changed. A GPU and a CPU draw different numbers from the same seed.
-
-    Args:
-        config: the transformers config.
-        dtype: dtype of the parameters.
-        device: device on which the parameters are drawn and remain.
-        seed: seed of the random parameters.
     """
     import torch
     from transformers import AutoModelForCausalLM

@@ -32,11 +32,10 @@ OTHER = {
 
 
 def unserved(config: Any, architecture: str = "") -> str:
-    """Return the reason why kvbench does not support a model, or an empty string if its configuration shows no reason.
+    """Return why kvbench does not support a model, or an empty string if its configuration shows no reason.
 
-    Args:
-        config: a transformers config, or the content of a ``config.json``.
-        architecture: name of the model's class for the message; if empty, the name in the configuration.
+    `config` is a transformers config, or the content of a ``config.json``. The message names the model's class: that in
+    the configuration, if `architecture` is empty.
     """
     if not isinstance(config, Mapping) and hasattr(config, "get_text_config"):
         config = config.get_text_config(decoder=True)

@@ -39,7 +39,6 @@ class _Shelf:
 
     Args:
         key: what determines the model: its configuration, the content of its files, and its devices.
-        loaded: the model.
         state: what its users must leave unchanged (:func:`state`).
         arithmetic: value of ``runtime.arithmetic`` with which it was loaded.
         users: number of runs that use it now.
@@ -76,14 +75,9 @@ def sharing() -> Iterator[None]:
 def take(model: ModelConfig, runtime: LimitedRuntime, load: Callable[[Any, Any], LoadedModel]) -> LoadedModel:
     """Return a loaded model: the shared one if it is the same, else a new one; then pass it to :func:`give_back`.
 
-    A new one becomes the shared model, and the previous one is freed before it is loaded. Nothing is shared outside of
-    :func:`sharing`, with tensor parallelism, or with a limit on memory, which counts the model only if it is loaded
-    under the limit.
-
-    Args:
-        model: the configuration group `model`.
-        runtime: the configuration group `runtime`.
-        load: function that loads a model (:func:`kvbench.models.load.load`).
+    A new one, from `load` (:func:`kvbench.models.load.load`), becomes the shared model, and the previous one is freed
+    before it is loaded. Nothing is shared outside of :func:`sharing`, with tensor parallelism, or with a limit on
+    memory, which counts the model only if it is loaded under the limit.
     """
     global _shelf
     if not _depth or runtime.tensor_parallel is not None or runtime.memory_limit_gb is not None:
@@ -106,9 +100,6 @@ def give_back(loaded: LoadedModel) -> None:
     """Return a model that :func:`take` has lent, after all of kvbench's own changes to it have been undone.
 
     The last user's return frees the model if it has been changed, or if the process no longer shares models.
-
-    Args:
-        loaded: the model.
     """
     if _shelf is None or _shelf.loaded is not loaded:
         return

@@ -199,10 +199,7 @@ class ModelConfig:
         return _head_dim(self._numbers())
 
     def layers(self) -> int | None:
-        """Return the number of layers with keys and values, from ``config.json`` or `architecture`.
-
-        None if neither is available yet.
-        """
+        """Return the number of layers with keys and values from ``config.json`` or `architecture`; else None."""
         return attention_layers(self._numbers())
 
     def dimensions(self) -> Mapping[str, Any]:
@@ -240,8 +237,7 @@ def is_random(weights: Any) -> bool:
 def local_folder(path: str | None) -> Path | None:
     """Return the folder on this machine that a value of ``model.path`` names; it may not exist.
 
-    Args:
-        path: path of a folder, or ``kvbench:NAME`` for a folder in this package; None returns None.
+    ``kvbench:NAME`` is a folder in this package; None returns None.
     """
     if path is None:
         return None

@@ -23,9 +23,8 @@ CONVOLUTIONS = ("linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv", "conv_L
 def state_bytes(numbers: Mapping[str, Any], width: int) -> int:
     """Return the bytes of all states of one sequence; 0 for a model whose layers all keep keys and values.
 
-    Args:
-        numbers: the content of a ``config.json``, or other numbers under transformers' names.
-        width: bytes per element of the model's dtype.
+    `numbers` are those of a ``config.json``, or others under transformers' names; `width` is the bytes per element of
+    the model's dtype.
 
     Raises:
         ConfigError: the model has layers with a state, but its configuration lacks their sizes.

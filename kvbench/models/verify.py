@@ -15,13 +15,7 @@ from kvbench.util.progress import say
 
 
 def check_served(model: ModelConfig, config: Any, tokenizer: Any) -> None:
-    """Raise ModelError if kvbench does not support a model, or its tokenizer has tokens without an embedding.
-
-    Args:
-        model: configuration of the model, for messages.
-        config: the model's transformers config.
-        tokenizer: the model's tokenizer.
-    """
+    """Raise ModelError if kvbench does not support a model, or its tokenizer has tokens without an embedding."""
     reason = unserved(config)
     if reason:
         raise ModelError(f"model {model.name}: {reason}")
@@ -34,12 +28,7 @@ def check_vocabulary(name: str, tokenizer: Any, words: int) -> None:
     """Raise ModelError if the tokenizer can produce ids for which the model has no embedding.
 
     Added tokens that do not occur in text, such as Gemma 3's image tokens, are exempt, but not those for padding or for
-    the beginning or end of a sequence.
-
-    Args:
-        name: name of the model, for the message.
-        tokenizer: the tokenizer.
-        words: number of the model's embeddings (``vocab_size``).
+    the beginning or end of a sequence. `words` is the number of the model's embeddings (``vocab_size``).
     """
     used = {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
     added = set(tokenizer.get_added_vocab())
@@ -60,15 +49,9 @@ def check_vocabulary(name: str, tokenizer: Any, words: int) -> None:
 def check_complete(model: ModelConfig, source: Source, loaded: Any, report: Mapping[str, Any]) -> None:
     """Raise ModelError if the tensors of a loaded checkpoint do not match its ``config.json``.
 
-    That is the case if tensors are missing (transformers would fill them with random values), have another shape, or
-    belong to layers beyond the configured number. Other tensors that the model does not use are only reported.
-
-    Args:
-        model: configuration of the model, for messages.
-        source: location of the checkpoint, for messages.
-        loaded: the model as loaded by transformers.
-        report: the loading info that transformers returns, with ``missing_keys``, ``mismatched_keys`` and
-            ``unexpected_keys``.
+    That is the case if the report of transformers says that tensors are missing (it would fill them with random
+    values), have another shape, or belong to layers beyond the configured number. Other tensors that the model does not
+    use are only reported.
     """
     missing = sorted(report.get("missing_keys") or ())
     shapes = sorted(report.get("mismatched_keys") or ())
@@ -107,13 +90,8 @@ def _some(names: Sequence[str]) -> str:
 def refusal(model: ModelConfig, source: Source, error: Exception, part: str) -> ModelError:
     """Return the ModelError for a checkpoint that cannot be loaded.
 
-    Its message names the damaged file if there is one, and otherwise quotes the exception.
-
-    Args:
-        model: configuration of the model, for messages.
-        source: location of the checkpoint.
-        error: the exception of the library that read the checkpoint.
-        part: what was being read: ``config.json``, ``tokenizer`` or ``weights``.
+    Its message names the damaged file if there is one, and otherwise quotes the exception of the library that read the
+    `part`: ``config.json``, ``tokenizer`` or ``weights``.
     """
     message = " ".join(str(error).split())
     if "trust_remote_code" in message:

@@ -111,12 +111,7 @@ def tensor_types(file: Path) -> dict[str, tuple[str, int]]:
 def check_layers(numbers: Mapping[str, Any], names: list[str], folder: Path) -> None:
     """Raise DamagedFile if the weights have fewer layers than ``config.json`` states.
 
-    transformers would fill the missing layers with random weights.
-
-    Args:
-        numbers: content of ``config.json``.
-        names: names of all tensors of the weights.
-        folder: folder of the checkpoint, for the message.
+    transformers would fill the missing layers with random weights. `names` are those of all tensors of the weights.
     """
     count = numbers.get("num_hidden_layers")
     stored = {number for name in names if (number := layer_of(name)) is not None and "vision" not in name}

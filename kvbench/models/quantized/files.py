@@ -18,10 +18,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class Tensors:
-    """The tensors of a checkpoint.
-
-    Args:
-        files: its safetensors files; only their headers are read at first.
+    """The tensors of a checkpoint's safetensors files, of which only the headers are read at first.
 
     Raises:
         DamagedFile: the header of a file cannot be read.
@@ -45,13 +42,10 @@ class Tensors:
 
 
 def check_types(file: Path) -> None:
-    """Raise DamagedFile if a file has weights in a type from which they cannot be read without a scale.
+    """Raise DamagedFile if a safetensors or pickled file has weights in a type that cannot be read without a scale.
 
     This is for checkpoints whose ``config.json`` names no quantization; transformers would take the codes for weights.
     Integers that are no weights (positions, masks of four dimensions) are allowed.
-
-    Args:
-        file: a safetensors file, or a pickled one.
     """
     types = tensor_types(file) if file.suffix == ".safetensors" else _pickled_types(file)
     for name, (form, dimensions) in types.items():
@@ -69,8 +63,7 @@ def check_types(file: Path) -> None:
 def _pickled_types(file: Path) -> dict[str, tuple[str, int]]:
     """Return what :func:`tensor_types` does for a pickled file (``*.bin``), without reading its tensors into memory.
 
-    Raises:
-        Exception: torch cannot read the file, which it says in various ways.
+    If torch cannot read the file, it raises exceptions of various types.
     """
     import torch
 

@@ -40,19 +40,14 @@ class Format:
 
 
 def stored(numbers: Mapping[str, Any]) -> Any:
-    """Return the description of a checkpoint's quantization; None if its weights are not quantized.
-
-    Args:
-        numbers: content of the checkpoint's config.json.
-    """
+    """Return the description of quantization in a config.json's content; None if the weights are not quantized."""
     return numbers.get(KEY) or None
 
 
 def format_of(description: Any) -> Format | None:
     """Return the format of a checkpoint if kvbench reads it itself; None for other formats and other methods.
 
-    Args:
-        description: value of ``quantization_config``, which :func:`unreadable` has accepted.
+    :func:`unreadable` must have accepted the description, which is the value of ``quantization_config``.
     """
     if not isinstance(description, Mapping) or unreadable(description):
         return None
@@ -68,8 +63,7 @@ def format_of(description: Any) -> Format | None:
 def unreadable(description: Any) -> str:
     """Return why a quantized checkpoint is refused, with the remedy; empty if kvbench or transformers can read it.
 
-    Args:
-        description: value of ``quantization_config``; None for weights that are not quantized.
+    The description is the value of ``quantization_config``; None for weights that are not quantized.
     """
     if description is None:
         return ""

@@ -53,18 +53,14 @@ class Plan:
     def arguments(self, config: Any) -> dict[str, Any]:
         """Return the arguments of ``from_pretrained`` with which transformers leaves the layers to this plan.
 
-        Args:
-            config: transformers' config of the checkpoint; its description of the quantization is removed.
+        The description of the quantization is removed from `config`.
         """
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         return {"config": config, "quantization_config": _Settings(self.replace)}
 
     def replace(self, model: Any) -> None:
-        """Replace the layers of a model that will have 4-bit weights by layers without weights.
-
-        Args:
-            model: the model, before its weights are loaded.
+        """Before the weights are loaded, replace the layers that will have 4-bit weights by layers without weights.
 
         Raises:
             ModelError: the checkpoint has 4-bit weights for other layers than linear ones, or the weights cannot be
@@ -97,21 +93,15 @@ class Plan:
             self._layers[name] = layer
 
     def settle(self, report: Mapping[str, Any]) -> dict[str, Any]:
-        """Return transformers' report on the loading without the tensors that this plan reads itself.
-
-        Args:
-            report: the report, with ``unexpected_keys``.
-        """
+        """Return transformers' loading report without the ``unexpected_keys`` that this plan reads itself."""
         own = ("bias", *PARTS) if self.layout is not None else ("weight",)
         read = {f"{name}.{part}" for name in self._layers for part in own}
         return {**report, "unexpected_keys": [key for key in report.get("unexpected_keys") or () if key not in read]}
 
     def fill(self, model: Any, device: torch.device) -> None:
-        """Read, unpack or round the weights of the layers, one layer after another.
+        """Read, unpack or round the weights of the layers, one after another, in a model from ``from_pretrained``.
 
-        Args:
-            model: the model that ``from_pretrained`` returned.
-            device: device of the model; the layers of a model that is spread over devices are where they belong.
+        The layers of a model that is spread over devices are where they belong; others go to `device`.
 
         Raises:
             ModelError: the weights of a layer cannot be unpacked or rounded.
@@ -143,10 +133,8 @@ class Plan:
 def round_model(model: Any, which: Which) -> None:
     """Round the weights of a model to 4 bits in place, one layer after another; layers in 4 bits stay as they are.
 
-    Args:
-        model: causal language model.
-        which: ``int4`` for all linear layers but the output head, ``int4_all`` for the head too. A head that shares the
-            weights of the embedding gets weights of its own, and the embedding stays as it is.
+    ``int4`` rounds all linear layers but the output head, ``int4_all`` the head too. A head that shares the weights of
+    the embedding gets weights of its own, and the embedding stays as it is.
 
     Raises:
         ModelError: the weights cannot be rounded (:func:`roundable`).

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 def plan_of(model: ModelConfig, source: Source, config: Any) -> Plan | None:
     """Return the plan for loading a checkpoint with 4-bit weights; None if transformers loads all of its weights.
 
-    Args:
-        model: configuration of the model.
-        source: location of the checkpoint, on this machine.
-        config: transformers' config of the checkpoint.
+    The checkpoint must be on this machine; `config` is transformers' config of it.
 
     Raises:
         ModelError: the format of the checkpoint is refused, its weights are quantized already and are to be rounded, or
@@ -54,12 +51,7 @@ def plan_of(model: ModelConfig, source: Source, config: Any) -> Plan | None:
 
 
 def check_whole(model: ModelConfig, split: bool) -> None:
-    """Raise ConfigError if 4-bit weights are to be split over processes.
-
-    Args:
-        model: configuration of a model with 4-bit weights.
-        split: True if the model is split over processes (``runtime.tensor_parallel``).
-    """
+    """Raise ConfigError if 4-bit weights are to be split over processes (``runtime.tensor_parallel``)."""
     if split:
         raise CombinationError(
             "runtime.tensor_parallel",

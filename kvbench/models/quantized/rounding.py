@@ -24,7 +24,6 @@ def group_for(rows: int, columns: int, layer: str, remedy: str) -> int:
     Args:
         rows: number of output channels, for the message.
         columns: number of input channels.
-        layer: name of the layer, for the message.
         remedy: hint of the message: what to set instead.
 
     Raises:
@@ -40,15 +39,11 @@ def group_for(rows: int, columns: int, layer: str, remedy: str) -> int:
 
 
 def rounded(weight: Tensor, layer: str, remedy: str) -> Codes:
-    """Round a weight matrix to 4 bits.
+    """Round weights ``[out, in]`` of any floating-point dtype to 4 bits.
 
     Scales are fp16, which is more precise than bf16; only a matrix whose scales fp16 cannot represent has scales in
-    bf16. Codes are computed after the scales have been rounded to 16 bits.
-
-    Args:
-        weight: weights ``[out, in]`` in any floating-point dtype.
-        layer: name of the layer, for the message.
-        remedy: hint of the message: what to set instead.
+    bf16. Codes are computed after the scales have been rounded to 16 bits. The message of an error ends with `remedy`,
+    which says what to set instead.
 
     Raises:
         ModelError: 32 does not divide the number of input channels, or a weight is NaN or Inf.

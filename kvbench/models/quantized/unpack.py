@@ -39,12 +39,9 @@ class Codes(NamedTuple):
 def unpacked(tensors: dict[str, Tensor], layout: Format, layer: str) -> Codes:
     """Unpack the weights of a linear layer; the dequantized weights are those of the checkpoint, bit for bit.
 
-    Args:
-        tensors: the layer's tensors in the checkpoint. ``qweight`` is int32, ``[in, out / 8]`` for AWQ and
-            ``[in / 8, out]`` for GPTQ. ``qzeros`` is int32 ``[in / group, out / 8]``, and ``scales`` are
-            ``[in / group, out]``. GPTQ may have ``g_idx``, the group of each input channel, ``[in]``.
-        layout: format of the checkpoint.
-        layer: name of the layer, for messages.
+    In the checkpoint, ``qweight`` is int32, ``[in, out / 8]`` for AWQ and ``[in / 8, out]`` for GPTQ. ``qzeros`` is
+    int32 ``[in / group, out / 8]``, and ``scales`` are ``[in / group, out]``. GPTQ may have ``g_idx``, the group of
+    each input channel, ``[in]``.
 
     Raises:
         ModelError: the tensors are missing or have impossible dtypes or shapes, the group size is not supported,
@@ -90,10 +87,6 @@ def unpacked(tensors: dict[str, Tensor], layout: Format, layer: str) -> Codes:
 def regrouped(weights: Codes, layer: str) -> Codes:
     """Return the same weights in groups of a size that the product supports, by repeating scales and zero points.
 
-    Args:
-        weights: the weights, in groups of any size that is divisible by 32.
-        layer: name of the layer, for the message.
-
     Raises:
         ModelError: 32 does not divide the group size.
     """
@@ -110,11 +103,9 @@ def regrouped(weights: Codes, layer: str) -> Codes:
 
 
 def _nibbles(packed: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Return the codes in the last dimension of an int32 tensor, uint8 with eight times as many columns.
+    """Return the codes of int32 ``[rows, columns / 8]`` as uint8 ``[rows, columns]``.
 
-    Args:
-        packed: int32 ``[rows, columns / 8]``.
-        order: for each nibble, the lowest first, the column of its code among eight consecutive ones.
+    `order` has, for each nibble, the lowest first, the column of its code among eight consecutive ones.
     """
     out = packed.new_empty((*packed.shape, COUNT), dtype=torch.uint8)
     for nibble, column in enumerate(order):
