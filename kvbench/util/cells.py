@@ -10,12 +10,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Escape the characters of a text that would break a table or steer a terminal, as Python writes them in a string.
-
-    Args:
-        text: the text, for example the name of a model or of a sample.
-        keep: characters to leave as they are.
-    """
+    """Escape the characters, but for `keep`, that would break a table or steer a terminal, as Python writes them."""
     return _UNPRINTABLE.sub(
         lambda match: match[0] if match[0] in keep else match[0].encode("unicode_escape").decode(), text
     )

@@ -12,13 +12,7 @@ def comments(text: str) -> dict[str, str]:
 
     The keys of nested mappings are dotted (``source.hub_id``). The keys of a mapping in braces on one line share that
     line's comment. The comment at the top of the file describes the file, so it belongs to no key. Keys without a
-    comment are missing.
-
-    Args:
-        text: content of the file.
-
-    Raises:
-        yaml.YAMLError: `text` is not YAML.
+    comment are missing. A text that is not YAML raises yaml.YAMLError.
     """
     lines = text.splitlines()
     node = yaml.compose(text, Loader=yaml.SafeLoader)

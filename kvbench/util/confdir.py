@@ -31,17 +31,11 @@ def groups() -> list[str]:
 
 
 def options(group: str, extra: Path | None = None) -> dict[str, Path]:
-    """Return the values that a configuration group can be set to, each with its YAML file.
+    """Return the values that a configuration group can be set to, in alphabetical order, each with its YAML file.
 
     A value is the file's path in the group's folder without its ending: ``mini/full`` for ``dataset/mini/full.yaml``.
-
-    Args:
-        group: name of the group, for example ``dataset``.
-        extra: the user's own configuration folder (``--config-dir``). Its files are added, and replace files of the
-            same name.
-
-    Returns:
-        The files, keyed by value and sorted by it.
+    The files of `extra`, the user's own configuration folder (``--config-dir``), are added, and replace files of the
+    same name.
     """
     choices: dict[str, Path] = {}
     for folder in (conf_dir() / group, *([extra / group] if extra else [])):

@@ -34,8 +34,7 @@ def _end(*_: Any) -> None:
 def enter(main: Callable[[], int | None]) -> int:
     """Call the function of a command, in which Ctrl-C raises KeyboardInterrupt; return the exit status.
 
-    Args:
-        main: the function; it prints a line of its own if it handles the interruption, and returns :data:`INTERRUPTED`.
+    A function that handles the interruption prints a line of its own, and returns :data:`INTERRUPTED`.
     """
     guarded = signal.getsignal(signal.SIGINT) is _end
     try:

@@ -38,16 +38,12 @@ def fingerprint(
     """Return a checksum of a checkpoint's files, which goes into the run's id: 16 hexadecimal digits.
 
     It depends on the files' names and content but not on the folder's path, so runs stay valid if a checkpoint is
-    moved.
+    moved. It is None if the folder is None or does not exist.
 
     Args:
-        folder: folder of the checkpoint.
         say: function that shows a line to the user; it is called if more than 2 GiB have to be read.
         suffixes: endings of the names of the files to include.
         deep: True to include files in subfolders.
-
-    Returns:
-        The checksum, or None if `folder` is None or does not exist.
 
     Raises:
         OSError: a file cannot be read.

@@ -8,11 +8,7 @@ from typing import Any
 
 
 class LazyModule:
-    """Object that stands for a module and imports it when one of its attributes is first read.
-
-    Args:
-        name: full name of the module, for example ``torch.nn``.
-    """
+    """Object that stands for a module (full name ``torch.nn``) and imports it when an attribute is first read."""
 
     def __init__(self, name: str) -> None:
         self._name = name

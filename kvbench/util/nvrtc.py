@@ -87,12 +87,9 @@ class Function:
             self._attributes = [chosen]
 
     def launch(self, grid: tuple[int, int, int], arguments: bytes, stream: int) -> None:
-        """Launch the function on a CUDA stream.
+        """Launch the function on a CUDA stream, given by its handle.
 
-        Args:
-            grid: numbers of CTAs in the three dimensions of the grid.
-            arguments: bytes of the function's only argument, a struct.
-            stream: handle of the CUDA stream.
+        `arguments` are the bytes of the function's only argument, a struct; `grid` counts CTAs.
 
         Raises:
             RuntimeError: the driver reported an error, which the message names.
@@ -115,10 +112,7 @@ class Function:
 def compiled(source: str, architecture: str, name: str = "kernel") -> bytes:
     """Return the machine code (cubin) of CUDA source, compiled by nvrtc or read from the cache on disk.
 
-    Args:
-        source: CUDA source text, including macro definitions.
-        architecture: GPU architecture, such as ``sm_90``.
-        name: name of the kernel, for messages.
+    The architecture is that of the GPU, such as ``sm_90``; the kernel's name is for messages.
 
     Raises:
         RuntimeError: nvrtc could not compile the source; the message contains its log.
@@ -145,13 +139,7 @@ def compiled(source: str, architecture: str, name: str = "kernel") -> bytes:
 
 
 def ask(answer: tuple[Any, ...]) -> Any:
-    """Unwrap the result of a cuda.bindings call: drop its error code, and raise if that reports a failure.
-
-    Args:
-        answer: the tuple that the call returned: (error, value, ...).
-
-    Returns:
-        The value if there is exactly one, else a tuple of all values.
+    """Return the value, or the tuple of several, of a cuda.bindings call, whose answer is ``(error, value, ...)``.
 
     Raises:
         RuntimeError: the call failed; the message names the error.

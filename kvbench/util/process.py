@@ -9,9 +9,6 @@ def began(process: int) -> str | None:
     """Return a text that identifies a running process even if its number is used again; None if it does not run.
 
     On Linux it is the time at which the process began; elsewhere all running processes have the same text.
-
-    Args:
-        process: number of the process.
     """
     try:
         with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as handle:

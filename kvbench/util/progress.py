@@ -70,7 +70,6 @@ class Progress:
     Use it as ``with Progress("kivi int2", 100) as bar: bar.advance(1, "needle 0.97")``.
 
     Args:
-        title: text in front of the bar or line.
         total: number of samples, including those that were already done.
         done: number of samples that an earlier run has finished.
         every_s: shortest time in seconds between two printed lines, without a terminal.
@@ -124,9 +123,8 @@ class Progress:
     def within(self, share: float, note: str) -> None:
         """Show how far the current batch is, without counting its samples as finished.
 
-        Args:
-            share: the part of the batch that is done, in samples, for example 1.5 for one and a half.
-            note: text that describes the current stage.
+        `share` is the part of the batch that is done, in samples, for example 1.5; the note describes the current
+        stage.
         """
         self._under_way = note
         if self._bar is not None:

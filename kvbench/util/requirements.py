@@ -72,15 +72,11 @@ def has_gpu() -> bool:
 
 
 def exists(path: str, key: str) -> bool:
-    """Return True if there is a file or folder at `path`, and raise a clear error if that cannot be determined.
-
-    Args:
-        path: the path; ``~`` is the home folder.
-        key: configuration key of the path, for the error message.
+    """Return True if there is a file or folder at `path`, in which ``~`` is the home folder.
 
     Raises:
         ConfigError: the path is too long, not accessible, a loop of links, or begins with ``~USER`` for an unknown
-            user.
+            user. The message names the configuration key.
     """
     try:
         Path(path).expanduser().stat()
@@ -95,12 +91,8 @@ def exists(path: str, key: str) -> bool:
 def check_writable(folder: str, key: str, file: bool = False) -> None:
     """Raise ConfigError if results could not be written to a folder or file, before a long run finds out.
 
-    The path need not exist yet; its nearest existing parent folder must then be writable.
-
-    Args:
-        folder: path of a folder, or of a file if `file` is True.
-        key: configuration key of the path, for the error message.
-        file: True to check a file's path instead of a folder's.
+    The path need not exist yet; its nearest existing parent folder must then be writable. It is a file's if `file` is
+    True. The message names the configuration key.
     """
     if "://" in folder:
         what = "file" if file else "folder"

@@ -38,13 +38,8 @@ def bounded(
     """Declare a dataclass field for a number within bounds, which :func:`build` enforces.
 
     In a list of numbers, the bounds apply to each. They do not apply to other values that the field's type allows, such
-    as None or a string.
-
-    Args:
-        default: default of the field; without it the field is required.
-        minimum: smallest number allowed.
-        maximum: largest number allowed.
-        above: exclusive lower bound: the number must be greater.
+    as None or a string. `minimum` and `maximum` are allowed values, `above` is not; without a default the field is
+    required.
     """
     limits = {"minimum": minimum, "maximum": maximum, "above": above}
     metadata = {name: limit for name, limit in limits.items() if limit is not None}
@@ -66,10 +61,8 @@ def check_bounds(tree: Any, prefix: str) -> None:
 def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
     """Construct a dataclass from plain data after checking every key and value; nested dicts become nested dataclasses.
 
-    Args:
-        cls: the dataclass. Fields with a default may be missing in `data`.
-        data: dicts, lists and scalars as read from YAML, for example one group of the configuration.
-        prefix: dotted key of `data` in the whole configuration, for example ``method``; it is used in error messages.
+    Fields with a default may be missing in the data, which are dicts, lists and scalars as read from YAML. The prefix
+    is the dotted key of the data in the whole configuration, for example ``method``.
 
     Raises:
         ConfigError: a key is unknown or missing, or a value has the wrong type, is not one of the allowed values or is
@@ -109,7 +102,6 @@ def unknown(key: str, value: Any, problem: str, names: Iterable[str], hint: str 
         key: dotted key, whose last part is compared with `names`.
         value: the value that was given to it.
         problem: what is wrong, for example ``no such key``.
-        names: the valid names.
         hint: what to suggest instead of the closest name.
     """
     names = list(names)
@@ -132,15 +124,10 @@ def _undecorated(cls: type) -> str:
 
 
 def load_class(key: str, target: Any, example: str) -> type:
-    """Import the class that a configuration names, usually in its ``_target_``.
-
-    Args:
-        key: configuration key that holds the name, for error messages.
-        target: full name of the class, ``package.module.Class``.
-        example: a valid name, for the hint of the error message.
+    """Import the class ``package.module.Class`` that a configuration names under `key`, usually ``_target_``.
 
     Raises:
-        ConfigError: `target` is not such a name, cannot be imported, or is not a class.
+        ConfigError: `target` is not such a name, cannot be imported, or is not a class. The hint has a valid `example`.
     """
     hint = f"name a class, for example {example}"
     parts = target.split(".") if isinstance(target, str) else []
@@ -169,19 +156,10 @@ def join(prefix: str, name: str) -> str:
 
 
 def convert(hint: Any, value: Any, key: str, limits: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
-    """Check that a plain value fits a type annotation, and convert it to that type.
+    """Check that a plain value as read from YAML fits a type annotation, and convert it to that type.
 
-    A list becomes a tuple and a dict a dataclass, if the annotation says so; a whole number becomes a float.
-
-    Args:
-        hint: the type annotation.
-        value: the value as read from YAML.
-        key: dotted key of the value, for error messages.
-        limits: bounds for numbers: a mapping with any of the keys ``minimum``, ``maximum`` and ``above`` (see
-            :func:`bounded`).
-
-    Returns:
-        The converted value.
+    A list becomes a tuple and a dict a dataclass, if the annotation says so; a whole number becomes a float. Numbers
+    must be within `limits`, which has any of the keys ``minimum``, ``maximum`` and ``above`` (:func:`bounded`).
 
     Raises:
         ConfigError: the value has the wrong type, is not one of the allowed values, or is out of bounds.

@@ -33,8 +33,6 @@ class Grid:
     """A table's header and cells, before it is fitted to a width and drawn.
 
     Args:
-        header: headings of the columns.
-        body: the table's lines, each with one cell per heading.
         names: number of columns at the left that identify a line. If the table is split, each part repeats them.
         left: indices of the columns aligned to the left; all others are aligned to the right.
         wraps: indices of the columns whose long texts are wrapped.
@@ -64,11 +62,9 @@ class Grid:
         return Grid(["", *headings], lines)
 
     def drawn(self, columns: Sequence[int] | None = None, gap: int = _GAP) -> Table:
-        """Convert the table to a rich table, which is not fitted to any width.
+        """Convert the columns with given indices (None: all) to a rich table, which is not fitted to any width.
 
-        Args:
-            columns: indices of the columns to include; None for all.
-            gap: number of spaces between columns.
+        `gap` is the number of spaces between columns.
         """
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
         columns = range(len(self.header)) if columns is None else columns
@@ -87,13 +83,9 @@ class Grid:
         return table
 
     def fitted(self, width: int) -> Group:
-        """Return the table drawn to fit a width: as it is, closer together, transposed or split, whichever fits first.
+        """Return the table drawn to fit a width in characters.
 
-        Args:
-            width: the width in characters.
-
-        Returns:
-            One rich table, or several if it had to be split.
+        It is drawn as it is, closer together, transposed, or split into several rich tables, whichever fits first.
         """
         for grid, gap in itertools.product((self, self.transposed()) if self.across else (self,), (_GAP, 1)):
             if sum(grid.widths) + gap * (len(grid.header) - 1) <= width:
@@ -102,18 +94,11 @@ class Grid:
 
 
 def blocks(widths: Sequence[int], width: int, names: int = 1) -> list[list[int]]:
-    """Divide the columns of a table that is too wide among several tables.
+    """Divide the columns of a table that is too wide among several tables; return the columns' indices in each.
 
     There are as few tables as possible. Among the ways to do this, one with few tables of a single column (apart from
-    the first ones) is chosen, and then the one whose tables have the most similar widths.
-
-    Args:
-        widths: width of each column.
-        width: width that no table should exceed. One with a single column besides the first ones may do so.
-        names: number of columns at the left that every table repeats.
-
-    Returns:
-        The column indices of each table, including the repeated columns.
+    the first `names` ones, which every table repeats) is chosen, and then the one whose tables have the most similar
+    widths. Only a table with a single column besides the first ones may exceed `width`.
     """
     start = sum(widths[:names]) + _GAP * (names - 1)
     # for the columns up to each index: the number of tables, of those with a single column, the sum of their squared
@@ -137,12 +122,10 @@ def fit(width: int | None = None) -> int:
 
 
 def text(*parts: RenderableType, width: int | None = None, color: bool | None = None) -> str:
-    """Render tables and styled lines to a string, without spaces at the ends of lines.
+    """Render tables and styled lines, one below the other, to a string without spaces at the ends of lines.
 
-    Args:
-        parts: what to render, one below the other: rich tables, groups or texts.
-        width: width in characters; None for the result of :func:`fit`.
-        color: True to include colour codes, False to omit them; None to include them if standard output is a terminal.
+    A width of None is the result of :func:`fit`. A `color` of None includes colour codes if standard output is a
+    terminal.
     """
     buffer = io.StringIO()
     terminal = color if color is not None else (sys.stdout.isatty() or None)
@@ -155,11 +138,7 @@ def text(*parts: RenderableType, width: int | None = None, color: bool | None = 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], names: int = 1, width: int | None = None) -> str:
     """Render a table of plain values to a string: texts to the left, numbers to the right, ``-`` for None.
 
-    Args:
-        head: headings of the columns.
-        rows: the table's lines, each with one value per heading.
-        names: number of columns at the left that identify a line. If the table is split, each part repeats them.
-        width: width in characters; None for the result of :func:`fit`.
+    `names` is as in :class:`Grid`; a width of None is the result of :func:`fit`.
     """
     texts = [i for i in range(len(head)) if not all(isinstance(row[i], int | float | None) for row in rows)]
     body = [[Cell(shown(value)) for value in row] for row in rows]
