@@ -24,11 +24,10 @@ from kvbench.tasks.base import Sample
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt to analyse.
+    """A prompt to analyse, with its token ids.
 
     Args:
         id: id of the sample.
-        ids: token ids of the prompt.
         context: half-open token range ``(start, stop)`` of the prompt's long document or documents. The method Cocktail
             ranks pieces of it by their similarity to the question. None if the prompt has no such part.
         query: text of the question; may be empty.
@@ -46,14 +45,7 @@ class Text:
 def texts(samples: Iterable[Sample], loaded: LoadedModel, model: ModelConfig, steps: int) -> list[Text]:
     """Tokenize the prompts of samples, with the same chat template and the same truncation as in a benchmark run.
 
-    Args:
-        samples: the samples.
-        loaded: the model.
-        model: configuration of the model.
-        steps: number of decode steps. Prompt and steps together must fit into the model's maximum length.
-
-    Returns:
-        One :class:`Text` per sample, in the order of the samples.
+    Prompt and decode steps together must fit into the model's maximum length.
 
     Raises:
         DataError: a prompt is too long, and its task does not allow truncation.
@@ -77,21 +69,17 @@ def analyse(
 ) -> Outcome:
     """Measure how far attention over each method's cache deviates from exact attention, while a model answers prompts.
 
-    The model decodes greedily from an uncompressed cache until it ends its answer, or for ``options.steps`` steps. Each
-    method's cache receives the same keys and values in parallel, so all caches must fit into memory together.
+    The model decodes greedily from an uncompressed cache, one prompt at a time, until it ends its answer, or for
+    ``options.steps`` steps. Each method's cache receives the same keys and values in parallel, so all caches must fit
+    into memory together.
 
     Args:
-        loaded: the model.
-        prompts: the prompts, which are processed one at a time.
         methods: the methods to compare, by setting (such as ``kivi:int4:residual=64``). The caller must have called
             ``Method.check`` on each. For a method with speculative decoding, only the target's cache is analysed.
         options: options of the analysis; None for the defaults.
         report: progress callback, called after each prompt with the id of its sample.
-        outcome: outcome of an earlier call with the same model, methods and options. It is extended in place, and
-            prompts that it already contains are skipped. None starts an empty one.
-
-    Returns:
-        The results of all prompts: `outcome` itself if it was given, else a new object.
+        outcome: outcome of an earlier call with the same model, methods and options. It is extended in place and
+            returned, and prompts that it already contains are skipped. None starts an empty one.
 
     Raises:
         ConfigError: `prompts` is empty, or the model's heads are split over several processes.
@@ -132,15 +120,9 @@ def observed(
 ) -> tuple[Observation, dict[str, tuple[int, int]]]:
     """Run the model on one prompt, and record exact attention and the errors of each method's cache.
 
-    Args:
-        loaded: the model.
-        text: the prompt.
-        methods: methods by setting.
-        options: options of the analysis.
-
     Returns:
-        The filled recorder; and for each setting a pair: the bytes of keys and values that its cache uses, and the
-        bytes of the same tokens in fp16.
+        The filled recorder; and for each setting the bytes of keys and values that its cache uses, and the bytes of the
+        same tokens in fp16.
     """
     model, device = loaded.model, loaded.device
     ids = torch.tensor([text.ids], device=device)
@@ -170,13 +152,7 @@ def observed(
 
 
 def add(outcome: Outcome, text: Text, observation: Observation, bills: Mapping[str, tuple[int, int]]) -> None:
-    """Average what was recorded for one prompt over its decode steps, and append the averages to an outcome in place.
-
-    Args:
-        outcome: the outcome to change.
-        text: the prompt.
-        observation: the recorder that :func:`observed` returned for the prompt.
-        bills: for each setting, the bytes that its cache uses and the bytes of the same tokens in fp16.
+    """Average what :func:`observed` returned for one prompt over its decode steps, and append it to an outcome.
 
     Raises:
         NonFiniteError: attention is NaN or infinite.

@@ -52,11 +52,8 @@ class Bins:
     def newest(self, count: int) -> slice:
         """Return the slice of bins that contain the newest `count` tokens, including the query's own token.
 
-        Args:
-            count: number of tokens: a power of two, at most ``2**(doublings - 1)``.
-
         Raises:
-            ValueError: `count` is not the number of tokens in a series of complete bins.
+            ValueError: `count` is not a power of two up to ``2**(doublings - 1)``, so it does not fill complete bins.
         """
         if count not in self.edges[1:]:
             raise ValueError(
@@ -67,9 +64,6 @@ class Bins:
 
     def one_hot(self, columns: Tensor, queries: Tensor) -> Tensor:
         """Assign each token to its bin, separately for each query, as a one-hot vector.
-
-        A sink is in its own bin. The bin of any other token follows from its distance: the query's position minus the
-        token's position.
 
         Args:
             columns: positions of b tokens, ``[h, b]``. h is the number of KV heads if each head holds different tokens,

@@ -26,7 +26,7 @@ class Block:
 
     Args:
         keys: keys after RoPE, ``[H, b, D]`` in fp32.
-        values: values, ``[H, b, Dv]`` in fp32.
+        values: ``[H, b, Dv]`` in fp32.
         columns: position of each token, ``[H, b]``, or ``[1, b]`` if all heads hold the same tokens.
         full: True if the cache holds these keys in full precision, not packed.
     """
@@ -43,7 +43,7 @@ class Exact:
 
     Args:
         keys: keys after RoPE, ``[H, n, D]`` in the model's dtype, for H KV heads.
-        values: values, ``[H, n, Dv]`` in the model's dtype.
+        values: ``[H, n, Dv]`` in the model's dtype.
         first: position of the first of these tokens; above 0 if a sliding window has dropped earlier ones.
     """
 
@@ -60,14 +60,10 @@ class Exact:
             yield Block(self.keys[:, start:stop].float(), self.values[:, start:stop].float(), columns, True)
 
     def at(self, columns: Tensor) -> Tensor:
-        """Return the exact keys of the tokens at given positions.
+        """Return the exact keys, ``[H, b, D]`` in fp32, at the positions `columns` (:class:`Block`).
 
-        Args:
-            columns: positions of b tokens, ``[H, b]``, or ``[1, b]`` for the same tokens in all heads.
-
-        Returns:
-            ``[H, b, D]`` in fp32. A position before :attr:`first`, which the model's sliding window no longer covers,
-            gets the key of another token; the caller must mask it.
+        A position before :attr:`first`, which the model's sliding window no longer covers, gets the key of another
+        token; the caller must mask it.
         """
         index = (columns - self.first).clamp(min=0)
         if len(index) == 1:
@@ -76,24 +72,16 @@ class Exact:
 
     @classmethod
     def of(cls, layer: KVLayer) -> Exact:
-        """Return the keys and values that a layer of an uncompressed cache holds.
-
-        Args:
-            layer: a layer of a cache of the method ``fp16`` with one sequence.
-        """
+        """Return the keys and values that a layer of a cache of the method ``fp16`` with one sequence holds."""
         keys, values = (store.only_full(ROW) for store in layer.stores())
         assert keys is not None and values is not None
         return cls(keys[0], values[0], layer.first(0))
 
 
 def columns_held(layer: KVLayer) -> Tensor:
-    """Return which token is in each of the n slots of a layer, as positions in the sequence.
+    """Return the position in the sequence of the token in each of the n slots of a layer with one sequence.
 
-    Args:
-        layer: a layer of a cache with one sequence.
-
-    Returns:
-        Positions in slot order: ``[H, n]`` for H KV heads, or ``[1, n]`` if all heads hold the same tokens.
+    The shape is ``[H, n]`` for H KV heads, or ``[1, n]`` if all heads hold the same tokens.
     """
     columns = layer.method.columns(layer, 0)
     if columns is None:
@@ -102,14 +90,10 @@ def columns_held(layer: KVLayer) -> Tensor:
 
 
 def held(layer: KVLayer, size: int = BLOCK) -> Iterator[Block]:
-    """Yield the keys and values that a layer of a cache holds, dequantized as attention reads them.
+    """Yield the keys and values that a layer with one sequence holds, dequantized as attention reads them.
 
-    Args:
-        layer: a layer of a cache with one sequence.
-        size: largest number of tokens per block.
-
-    Yields:
-        Blocks in the order of the slots. All keys of a block have the same format, and all values too.
+    The blocks, of at most `size` tokens, are in the order of the slots. All keys of a block have the same format, and
+    all values too.
     """
     keys, values = layer.stores()
     columns, slots, upper = columns_held(layer), keys.length(ROW), layer.progress.upper
@@ -155,15 +139,10 @@ class Queries:
     def of(
         cls, query: Tensor, heads: int, scaling: float, first: int, window: int | None, logits: Logits = PLAIN
     ) -> Queries:
-        """Return the queries of a layer's attention call, scaled and grouped by KV head.
+        """Return the queries ``[1, Hq, q, D]`` (after RoPE) of a layer's attention call, scaled and grouped by KV head.
 
-        Args:
-            query: queries as the model passes them, ``[1, Hq, q, D]`` after RoPE.
-            heads: number of KV heads, H.
-            scaling: factor by which scores are multiplied.
-            first: position of the first query; the others follow without a gap.
-            window: length of the layer's sliding window in tokens; None without one.
-            logits: the model's softcap and sink logits.
+        The first of them is at the position `first`; the others follow without a gap. The rest is as in
+        :class:`Queries`.
         """
         vectors = (query[0].float() * scaling).unflatten(0, (heads, -1)).transpose(1, 2)
         columns = torch.arange(first, first + query.shape[2], device=query.device)
@@ -174,16 +153,9 @@ class Queries:
         return Queries(self.vectors[:, part], self.columns[part], self.window, self.logits)
 
     def scores(self, keys: Tensor, columns: Tensor) -> Tensor:
-        """Return the attention scores of these queries with b keys, before the softmax.
+        """Return the attention scores with the keys of b tokens (:class:`Block`), before the softmax: ``[H, q, g, b]``.
 
-        The softcap is applied, and tokens that a query must not see are masked.
-
-        Args:
-            keys: keys of the tokens, ``[H, b, D]`` in fp32.
-            columns: positions of the tokens, ``[H, b]``, or ``[1, b]`` if all heads hold the same tokens.
-
-        Returns:
-            ``[H, q, g, b]`` for H KV heads with g query heads each; -inf where a query does not see a token.
+        The softcap is applied; the score is -inf where a query must not see a token.
         """
         heads, count, group, channels = self.vectors.shape
         flat = self.vectors.reshape(heads, count * group, channels)
@@ -193,13 +165,10 @@ class Queries:
         return scores.masked_fill_(hidden[:, :, None], float("-inf"))
 
     def log_total(self, blocks: Iterator[Block]) -> Tensor:
-        """Return the log-sum-exp of each query's scores: the logarithm of its softmax denominator.
+        """Return the log-sum-exp of each query's scores, the logarithm of its softmax denominator: ``[H, q, g]``.
 
-        Args:
-            blocks: all tokens over which the softmax runs, in blocks. The iterator is consumed once.
-
-        Returns:
-            ``[H, q, g]`` for H KV heads with g query heads each. The model's sink logits, if it has any, are included.
+        The blocks, an iterator that is consumed once, are all tokens over which the softmax runs. The model's sink
+        logits, if it has any, are included.
         """
         heads, count, group, _ = self.vectors.shape
         top = self.vectors.new_full((heads, count, group), -1e30)  # finite, so that a block of hidden tokens adds 0

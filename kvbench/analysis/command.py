@@ -52,11 +52,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``python -m kvbench.analysis``, and return the exit status; errors are printed to standard error.
-
-    Args:
-        argv: the command-line arguments; None for the arguments of this process.
-    """
+    """Run ``python -m kvbench.analysis``, and return the exit status; errors are printed to standard error."""
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = parser().parse_args(given)
     try:
@@ -72,9 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(arguments: argparse.Namespace, given: Sequence[str] = ()) -> str:
     """Run the analysis, write its files if ``--out`` names a folder, and return the table as markdown.
 
-    Args:
-        arguments: the parsed arguments (:func:`parser`).
-        given: the command-line arguments as typed, which are recorded in the files.
+    The files record `given`, the arguments as typed.
 
     Raises:
         KvbenchError: an argument is invalid, or the model or the data are unavailable.
@@ -124,14 +118,9 @@ def run(arguments: argparse.Namespace, given: Sequence[str] = ()) -> str:
 
 
 def grouped(words: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Build the configuration of model, data set and runtime from ``KEY=VALUE`` words of the command line.
+    """Build ``model``, ``dataset`` and ``runtime``, nested dicts of unchecked values, from words of the command line.
 
-    Args:
-        words: overrides of the form ``model=NAME``, ``dataset=NAME`` or ``GROUP.KEY=VALUE``. The defaults are
-            ``model=tiny`` and ``dataset=mini``.
-
-    Returns:
-        Nested dicts under ``model``, ``dataset`` and ``runtime``, not yet converted to configuration classes.
+    The words are ``model=NAME`` (default ``tiny``), ``dataset=NAME`` (default ``mini``) or ``GROUP.KEY=VALUE``.
 
     Raises:
         ConfigError: an override has another form, or the model or data set does not exist.
@@ -166,10 +155,6 @@ def grouped(words: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 def samples(task: Task, tokenizer: Any) -> list[Sample]:
     """Return the samples of a data set that the analysis can use, without warm-up samples.
-
-    Args:
-        task: the data set. The model must generate an answer to each sample, so perplexity data sets are not possible.
-        tokenizer: the model's tokenizer, for data sets that build samples from tokens.
 
     Raises:
         ConfigError: a sample measures something other than a generated answer, such as perplexity.

@@ -39,9 +39,8 @@ SUMS = ("exact", "mass", "l1", "kl", "coverage")
 class Errors:
     """Errors of attention over a method's cache in one layer, by query head, query and bin of tokens.
 
-    In the list below, P is the probability that exact attention gives to a token, and Q the probability that attention
-    over the cache gives to it. Arrays other than `output` have one entry per bin: ``[Hq, q, K]`` for Hq query heads, q
-    queries and K bins.
+    P and Q are the two probabilities of a token that the module's docstring calls p and q. Arrays other than `output`
+    have one entry per bin: ``[Hq, q, K]`` for Hq query heads, q queries and K bins.
 
     Args:
         mass: sum of Q over the tokens of the bin.
@@ -50,7 +49,7 @@ class Errors:
             the sum over bins is not.
         lost: sum of P over the tokens of the bin that the cache has dropped.
         coverage: sum of P over the tokens of the bin whose keys the cache holds in full precision.
-        full: number of tokens of the bin whose keys the cache holds in full precision.
+        full: number of these tokens.
         output: Euclidean distance between the head's output and the exact output, divided by the norm of the exact
             output, ``[Hq, q]``.
         parts: the same distance for only what the bin's tokens contribute to both outputs, divided by the norm of the
@@ -88,16 +87,8 @@ def outputs(weights: Tensor, member: Tensor, values: Tensor) -> Tensor:
 def exact_outputs(queries: Queries, exact: Exact, log_total: Tensor, bins: Bins, block: int = BLOCK) -> Tensor:
     """Return the outputs of exact attention, split by the bin of the tokens from which they come.
 
-    Args:
-        queries: the queries.
-        exact: the exact keys and values.
-        log_total: logarithms of the softmax's denominators, ``[H, q, g]`` (:meth:`Queries.log_total`).
-        bins: the bins of tokens.
-        block: number of tokens that are processed at a time.
-
-    Returns:
-        ``[H, q, g, K, Dv]`` for H KV heads with g query heads each, q queries and K bins. The sum over K is the
-        attention output.
+    The shape is that of :func:`outputs`; the sum over K is the attention output. `log_total` ``[H, q, g]`` is that of
+    :meth:`Queries.log_total`; `block` tokens are processed at a time.
     """
     total = torch.zeros((), device=log_total.device)
     for part in exact.blocks(block):
@@ -119,11 +110,9 @@ def compare(
 ) -> Errors:
     """Measure how attention over one layer of a method's cache deviates from exact attention, for the same queries.
 
+    The cache must already hold the keys and values of the queries' tokens, the newest.
+
     Args:
-        queries: queries of the newest tokens, whose keys and values are already in the cache.
-        exact: the exact keys and values.
-        layer: the layer of the method's cache.
-        bins: the bins of tokens.
         log_total: log-sum-exp of the exact scores, the field of that name of :class:`kvbench.analysis.exact.Profile`.
         mass: probability that exact attention gives to each bin, ``[Hq, q, K]``, from the same object.
         reference: outputs of exact attention by bin, from :func:`exact_outputs`.

@@ -53,12 +53,10 @@ def heads_first(x: Tensor) -> Tensor:
 def profile(
     queries: Queries, exact: Exact, bins: Bins, *, positions: int = 0, block: int = BLOCK, spike: float = SPIKE
 ) -> Profile:
-    """Compute exact attention, and summarize how it is distributed over bins of tokens (:class:`Profile`).
+    """Compute exact attention of one layer, and summarize how it is distributed over bins of tokens.
 
     Args:
-        queries: the queries of one layer.
         exact: the exact keys and values, including those of the queries' own tokens.
-        bins: the bins of tokens.
         positions: length n of the arrays ``highest`` and ``mean``: the number of tokens so far; 0 leaves them empty.
         block: number of keys that are processed at a time.
         spike: a token is a spike if its probability is more than this many times the mean.

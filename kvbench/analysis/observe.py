@@ -44,7 +44,6 @@ class Options:
         prompt_queries: number of tokens at the end of the prompt whose exact attention is recorded; None for all.
         positions: True to record the highest and the mean exact probability of every position at every decode step.
         spike: a token counts as a spike if its probability is more than this many times the mean.
-        bins: the bins of tokens.
         block: number of keys that are processed at a time.
         queries: number of the prompt's queries that are processed at a time.
     """
@@ -63,7 +62,6 @@ class Observation:
 
     Args:
         candidates: the caches to compare with exact attention, by setting; each is empty and has one row.
-        options: options of the analysis.
 
     Attributes:
         steps: exact attention, ``steps[i][j]`` for decode step i and layer j.
@@ -105,18 +103,10 @@ class Observation:
     ) -> tuple[Tensor, None]:
         """Compute exact attention for one layer; at decode steps, record it and each candidate's errors.
 
-        The model calls this as its attention function. During the prompt, exact attention is recorded only for the
-        queries that :attr:`Options.prompt_queries` selects.
-
-        Args:
-            module: the model's attention module.
-            query: queries ``[1, Hq, q, D]`` after RoPE.
-            key: the :class:`kvbench.cache.layer.Handle` that the exact cache returned from ``update`` in place of the
-                keys.
-            value: the handle that it returned in place of the values.
-            attention_mask: mask as for :func:`kvbench.attention.register.attention`.
-            scaling: factor by which scores are multiplied; None for 1/sqrt(D).
-            kwargs: other arguments of transformers' attention interface.
+        The model calls this in place of :func:`kvbench.attention.register.attention`, with queries ``[1, Hq, q, D]``
+        after RoPE; `key` and `value` are the :class:`kvbench.cache.layer.Handle` that the exact cache returned from
+        ``update``. A scaling of None is 1/sqrt(D). During the prompt, exact attention is recorded only for the queries
+        that :attr:`Options.prompt_queries` selects.
 
         Returns:
             The attention outputs ``[1, q, Hq, Dv]``, and None in place of the attention weights.

@@ -38,7 +38,6 @@ class Outcome:
     Args:
         model: name of the model.
         shape: numbers of layers and query heads.
-        bins: the bins of tokens.
         settings: settings of the methods, such as ``kivi:int4``, which are used as keys below.
 
     Attributes:
@@ -73,12 +72,9 @@ class Outcome:
         bills: Mapping[str, tuple[int, int]],
         positions: Mapping[str, Sequence[np.ndarray]],
     ) -> None:
-        """Append the results of one prompt, and compute its rows.
+        """Append the results of one prompt, whose id is `name`, and compute its rows.
 
         Args:
-            name: id of the prompt.
-            prompt_tokens: length of the prompt in tokens.
-            steps: number of decode steps.
             exact: arrays of exact attention by name, without the dimension N.
             errors: for each setting, the arrays that :data:`ERRORS` names, without the dimension N.
             bills: for each setting, the bytes that its cache uses and the bytes of the same tokens in fp16.
@@ -102,15 +98,14 @@ class Outcome:
     def row(self, parts: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Reduce a method's arrays for one prompt to scalar figures, which :mod:`kvbench.analysis.compare` defines.
 
-        Args:
-            parts: the method's arrays for the prompt, named by :data:`ERRORS`, without the dimension N.
+        The arrays, named by :data:`ERRORS`, lack the dimension N.
 
         Returns:
-            A dict. ``l1`` is the L1 error summed over layers and heads; ``l1_share`` is ``l1`` divided by its largest
-            possible value, 2 per layer and head. The other figures are means over layers and heads: ``kl``, the KL
-            divergence; ``lost``, the probability of dropped tokens; ``output_error``; ``coverage``, the probability of
-            tokens in full precision, without the first :attr:`Bins.sinks` tokens as in LogQuant's Figure 4;
-            ``full_tokens``, the number of these tokens; and ``coverage_per_token``, the quotient of the last two.
+            ``l1`` is the L1 error summed over layers and heads; ``l1_share`` is ``l1`` divided by its largest possible
+            value, 2 per layer and head. The other figures are means over layers and heads: ``kl``, the KL divergence;
+            ``lost``, the probability of dropped tokens; ``output_error``; ``coverage``, the probability of tokens in
+            full precision, without the first :attr:`Bins.sinks` tokens as in LogQuant's Figure 4; ``full_tokens``, the
+            number of these tokens; and ``coverage_per_token``, the quotient of the last two.
         """
         heads = self.shape.layers * self.shape.heads
         behind = slice(self.bins.sinks, None)
@@ -129,25 +124,17 @@ class Outcome:
         }
 
     def figures(self, setting: str, name: str) -> np.ndarray:
-        """Return the values of one figure for one method, one per prompt.
+        """Return one figure of a method for every prompt, ``[N]``, in the order of the prompts.
 
-        Args:
-            setting: setting of the method.
-            name: name of the figure: a key of the result of :meth:`row`, or ``kv_bytes`` or ``fp16_bytes``.
-
-        Returns:
-            ``[N]``, in the order of the prompts.
+        `name` is a key of the result of :meth:`row`, or ``kv_bytes`` or ``fp16_bytes``.
         """
         return np.array([row[name] for row in self.rows if row["setting"] == setting])
 
     def save(self, folder: Path, about: Mapping[str, Any] | None = None) -> None:
-        """Write ``rows.jsonl``, ``arrays.npz`` and ``about.json`` to a folder.
+        """Write ``rows.jsonl``, ``arrays.npz`` and ``about.json`` to a folder, which need not exist.
 
-        The names of arrays are like ``exact/mass``, ``errors/SETTING/l1`` and ``positions/highest/ID``.
-
-        Args:
-            folder: the folder, which is created if it does not exist.
-            about: additional facts to record in ``about.json``, such as the command, the device and versions.
+        The names of arrays are like ``exact/mass``, ``errors/SETTING/l1`` and ``positions/highest/ID``. `about` has
+        additional facts for ``about.json``, such as the command, the device and versions.
         """
         folder.mkdir(parents=True, exist_ok=True)
         arrays = {f"exact/{part}": array for part, array in self.exact.items()}
@@ -173,11 +160,7 @@ class Outcome:
 
     @classmethod
     def load(cls, folder: Path, *, arrays: bool = True) -> Outcome:
-        """Read an outcome that :meth:`save` wrote.
-
-        Args:
-            folder: the folder with the files.
-            arrays: False leaves out the arrays, and reads only the rows and facts.
+        """Read an outcome that :meth:`save` wrote, or without `arrays` only its rows and facts.
 
         Raises:
             DataError: a file is missing.

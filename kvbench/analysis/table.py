@@ -26,21 +26,13 @@ SIGNIFICANT = 2.0
 
 
 def mean(numbers: np.ndarray) -> tuple[float, float]:
-    """Return the mean of numbers and its standard error; the error is NaN for fewer than two numbers.
-
-    Args:
-        numbers: one number per prompt, ``[N]``.
-    """
+    """Return the mean of ``[N]`` numbers and its standard error; the error is NaN for fewer than two numbers."""
     error = float(numbers.std(ddof=1) / len(numbers) ** 0.5) if len(numbers) > 1 else float("nan")
     return float(numbers.mean()), error
 
 
 def markdown(outcome: Outcome) -> str:
-    """Format an analysis as a markdown table: a line per method, with means over prompts and their standard errors.
-
-    Args:
-        outcome: the result of the analysis.
-    """
+    """Format an analysis as a markdown table: a line per method, with means over prompts and their standard errors."""
     header = ["", *FIGURES.values(), "KV bytes"]
     lines = ["| " + " | ".join(header) + " |", "|" + "|".join([":--"] + ["--:"] * (len(header) - 1)) + "|"]
     for setting in outcome.settings:
@@ -53,13 +45,9 @@ def markdown(outcome: Outcome) -> str:
 def told_apart(outcome: Outcome, names: Sequence[str] = ERRORS) -> list[tuple[str, str, float]]:
     """Compare each pair of methods over the same prompts, in units of the standard error of their difference.
 
-    For each figure, the difference of the two methods is taken prompt by prompt, and its mean is divided by its
-    standard error, which requires at least two prompts. A pair counts as distinguished if the absolute value of this
-    quotient exceeds :data:`SIGNIFICANT` for at least one figure.
-
-    Args:
-        outcome: the result of the analysis.
-        names: names of the figures to compare (:meth:`Outcome.row`).
+    For each figure (:meth:`Outcome.row`), the difference of the two methods is taken prompt by prompt, and its mean is
+    divided by its standard error, which requires at least two prompts. A pair counts as distinguished if the absolute
+    value of this quotient exceeds :data:`SIGNIFICANT` for at least one figure.
 
     Returns:
         For each pair of methods: the two settings, and the largest absolute quotient over the figures. It is 0 if the
@@ -76,11 +64,7 @@ def told_apart(outcome: Outcome, names: Sequence[str] = ERRORS) -> list[tuple[st
 
 
 def findings(outcome: Outcome) -> str:
-    """Summarize which pairs of methods the analysis distinguishes: their number, and the names of all other pairs.
-
-    Args:
-        outcome: the result of the analysis.
-    """
+    """Summarize which pairs of methods the analysis distinguishes: their number, and the names of all other pairs."""
     pairs = told_apart(outcome)
     alike = [f"{a} and {b}" for a, b, score in pairs if not score > SIGNIFICANT]
     count = len(outcome.prompts)
@@ -92,12 +76,7 @@ def findings(outcome: Outcome) -> str:
 
 
 def page(outcome: Outcome, command: str) -> str:
-    """Return the content of ``table.md``: the command, the table of methods, and the text of :func:`findings`.
-
-    Args:
-        outcome: the result of the analysis.
-        command: the command line that ran the analysis.
-    """
+    """Return the content of ``table.md``: the command, the table of methods, and the text of :func:`findings`."""
     return f"`{command}`\n\n{markdown(outcome)}\n\n{findings(outcome)}\n"
 
 
