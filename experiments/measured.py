@@ -157,14 +157,7 @@ def parser(command: str, about: str | None, runs: str, batch: int, limit: int | 
 def chosen(
     top: argparse.ArgumentParser, arguments: argparse.Namespace, settings: Iterable[Setting], out: str
 ) -> argparse.Namespace:
-    """Set ``chosen`` to those of ``--only``, in the order of the table, and ``out`` to its default.
-
-    Args:
-        top: the parser, which ends the command at a wrong name.
-        arguments: what was parsed.
-        settings: all settings of the table.
-        out: folder of the bundled model's tables.
-    """
+    """Set ``chosen`` to the settings of ``--only``, in the table's order, and ``out`` to its default (:func:`home`)."""
     by_key = {setting.key: setting for setting in settings}
     check_names(top, arguments.only, by_key)
     arguments.chosen = [by_key[key] for key in by_key if not arguments.only or key in arguments.only]
@@ -273,12 +266,7 @@ def keep(
 ) -> int:
     """Print a table, write its files, and return the exit status: 1 if there is none, or a better one was kept.
 
-    Args:
-        folded: the table.
-        wanted: the folder that it belongs to.
-        said: what the command line says about writing.
-        before: function from a folder to the samples that the table there rests on; None without a table.
-        model: model, which a table of another than the bundled one names.
+    A table of another model than the bundled one names it. `before` is that of :class:`Table`.
     """
     if not folded.files:
         print(folded.text)

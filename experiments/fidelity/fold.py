@@ -64,13 +64,7 @@ Drawn = Mapping[str, NDArray[np.float64]]
 
 
 def data(length: int, forced: int, free: int) -> dict[str, list[str]]:
-    """Return the data of both runs, over the same prompts.
-
-    Args:
-        length: nominal tokens of a prompt.
-        forced: samples per task of fp16's answers.
-        free: samples per task of own answers.
-    """
+    """Return the data of both runs, over the same prompts, with so many samples per task."""
     options = f"{{tasks: [{', '.join(TASKS)}], lengths: [{length}], limit: {forced}}}"
     tasks = [f"dataset.tasks=[{','.join(TASKS)}]", f"dataset.lengths=[{length}]", f"dataset.limit={free}"]
     return {
@@ -80,12 +74,7 @@ def data(length: int, forced: int, free: int) -> dict[str, list[str]]:
 
 
 def fold(stored: Mapping[str, Stored], count: int) -> Folded:
-    """Return ``table.md``, ``settings.csv`` and ``pairs.csv``.
-
-    Args:
-        stored: the rows of both runs of each setting. Settings with fewer samples than `count` are left out.
-        count: samples of each setting.
-    """
+    """Return ``table.md``, ``settings.csv`` and ``pairs.csv`` of settings with `count` samples in both runs."""
     runs = {name: done.rows for name, done in stored.items()}
     full = {name: own[FORCED].keys() & own[FREE].keys() for name, own in runs.items()}
     names = [name for name in runs if len(full[name]) == count]

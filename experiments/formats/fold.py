@@ -23,11 +23,7 @@ BASE = "fp16 | own"
 def fold(stored: Mapping[str, Stored], count: int, prompts: int, model: str = TINY) -> Folded:
     """Return ``lines.json``, ``claims.json``, ``table.md`` and ``plot.png``.
 
-    Args:
-        stored: the rows of both runs of each line. Lines with fewer samples than the others are left out and named.
-        count: number of scored samples that a line must have.
-        prompts: number of prompts with a KL divergence that a line must have.
-        model: name in the plot.
+    Lines with fewer than `count` scored samples, or `prompts` with a KL divergence, are left out and named.
     """
     whole = {key: done.rows for key, done in stored.items() if len(done.rows[FREE]) >= count}
     whole = {key: runs for key, runs in whole.items() if len(runs[FORCED]) >= prompts}
@@ -58,13 +54,7 @@ def sizes(content: Mapping[str, Any]) -> dict[str, int]:
 
 
 def line(key: str, runs: Runs, base: Runs) -> dict[str, Any]:
-    """Return the figures of one line.
-
-    Args:
-        key: its key in the grid.
-        runs: its rows.
-        base: those of fp16.
-    """
+    """Return the figures of one line; `base` has the rows of fp16."""
     samples, row = runs[FREE], ROWS[key]
     ids = sorted(samples)
     used = sum(samples[i]["kv_bytes"]["used"]["total"] for i in ids)
@@ -88,13 +78,7 @@ def line(key: str, runs: Runs, base: Runs) -> dict[str, Any]:
 
 
 def compare(better: str, worse: str, whole: Mapping[str, Runs]) -> dict[str, Any]:
-    """Return the paired differences of two lines, `better` less `worse`, in score and in KL divergence, and the bits.
-
-    Args:
-        better: key of the line that is claimed to be the better one.
-        worse: key of the other.
-        whole: the rows of all lines.
-    """
+    """Return the paired differences of two lines, `better` less `worse`, in score and KL divergence, and the bits."""
     first, second = whole[better][FREE], whole[worse][FREE]
     ids = sorted(first.keys() & second.keys())
     divergences = fidelity.pair(*(list(whole[key][FORCED].values()) for key in (worse, better)))

@@ -30,7 +30,7 @@ def markdown(content: Mapping[str, Any], claims: Sequence[Line] = (), steps: Map
     Args:
         content: what ``lines.json`` holds.
         claims: what ``claims.json`` holds.
-        steps: time per token of a large model in milliseconds, by the line's key (``experiments.formats.tpot``).
+        steps: time per token of a large model in milliseconds, by line (:func:`experiments.formats.tpot.steps`).
     """
     steps = steps or {}
     head = ["quantizer", "bits", "KL mean, 0.0001 nats", "KL 99.9 %", "same top", "score", "Δ to fp16", "TPOT, ms"]
@@ -118,12 +118,7 @@ def divergence(kld: Mapping[str, float]) -> str:
 
 
 def digits(x: float, sign: str = "") -> str:
-    """Return a number with three significant digits, and without an exponent if it is 1000 or more.
-
-    Args:
-        x: the number.
-        sign: ``+`` to show the sign of positive numbers.
-    """
+    """Return a number with three significant digits, and without an exponent if it is 1000 or more."""
     return format(x, f"{sign}.0f" if abs(x) >= 999.5 else f"{sign}.3g")
 
 
@@ -153,9 +148,7 @@ def plot(lines: Sequence[Line], model: str, pyplot: Any, folder: Path) -> None:
 def label(axes: Any, places: Mapping[str, tuple[float, float]]) -> None:
     """Name points so that names cover neither each other nor a point, with a line to a name that had to move away.
 
-    Args:
-        axes: panel whose limits are final.
-        places: coordinates of each point by its name.
+    The limits of the panel must be final.
     """
     marks = [axes.transData.transform(place) for place in places.values()]
     taken: list[Any] = []

@@ -24,11 +24,7 @@ def settings() -> dict[str, str]:
 
 
 def measured(root: Path = ROOT) -> dict[str, float]:
-    """Return the time per token in seconds of each quantizer that was measured, by its name.
-
-    Args:
-        root: folder of the repository.
-    """
+    """Return the time per token in seconds of each quantizer that was measured, by its name."""
     rows = json.loads((root / SOURCE).read_text(encoding="utf-8"))["rows"]
     times = [(parse(row["setting"]).load(), row["tpot_s"]["median"]) for row in rows if row["status"] == "ok"]
     methods = {name: parse(setting).load() for name, setting in settings().items()}
@@ -39,9 +35,6 @@ def steps(root: Path = ROOT) -> dict[str, float]:
     """Return the time per token in milliseconds of the lines that have one, by the line's key.
 
     That is one line per quantizer: the one with the exact tokens of its authors.
-
-    Args:
-        root: folder of the repository.
     """
     own = {"fp16": key("fp16", "own"), **{part.name: key(part.name, next(iter(part.tails))) for part in QUANTIZERS}}
     return {own[name]: 1e3 * seconds for name, seconds in measured(root).items()}

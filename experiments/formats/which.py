@@ -86,11 +86,7 @@ def table() -> str:
 
 
 def bits(setting: str) -> float:
-    """Return the bits per element of packed tokens: codes, scales and outliers, without tokens in full precision.
-
-    Args:
-        setting: method, quantizer and options.
-    """
+    """Return the bits per element of packed tokens: codes, scales and outliers, without tokens in full precision."""
     method, half = parse(setting).load(), SHAPE.tokens // 2
     # both lengths are multiples of every group, so the longer cache has more packed tokens and nothing else
     size = method.layer_bytes(SHAPE).total - method.layer_bytes(replace(SHAPE, tokens=half, prompt=half)).total

@@ -65,12 +65,7 @@ def new_cache(method: Any, model: Any, tokenizer: Any, prompt: Prompt, count: in
 def eager(model: Any, cache: KVCache, token: torch.Tensor, length: int, count: int) -> tuple[list[int], list[float]]:
     """Return `token` and the greedy tokens after it, `count` in all, and the gap between the two best logits at each.
 
-    Args:
-        model: the model.
-        cache: cache with the `length` tokens before `token`.
-        token: first token of the answer, ``[1]``, whose gap is given as 0.
-        length: tokens of the prompt.
-        count: number of tokens.
+    The cache has the `length` tokens of the prompt; `token`, ``[1]``, was chosen after them, and its gap is given as 0.
     """
     tokens, gaps = [int(token)], [0.0]
     for number in range(count - 1):
@@ -142,14 +137,7 @@ def make(
     one: Callable[[Any, Any, Prompt, str, argparse.Namespace], Row],
     shown: Callable[[str, Sequence[Row]], list[str]],
 ) -> int:
-    """Compare the continuations of all prompts with all methods, print them and write the file.
-
-    Args:
-        arguments: the command line (:func:`parser`).
-        methods: names of the methods.
-        one: function that compares one prompt's.
-        shown: function from a method's name and its rows to lines.
-    """
+    """Compare with `one` the continuations of all prompts by all methods, print each with `shown`, write the file."""
     model, tokenizer = load(arguments.model, arguments.device)
     prompts, rows, failed = tasks(tokenizer, arguments.length, arguments.prompts), [], 0
     for name in methods:

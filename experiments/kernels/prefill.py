@@ -37,11 +37,7 @@ SIZES = {"7b": (4096, 11008), "8b": (4096, 14336), "tiny": (384, 1024)}
 
 
 class Attention(nn.Module):
-    """Stand-in for an attention module, with the attributes that transformers' SDPA reads.
-
-    Args:
-        model: shape of the model.
-    """
+    """Stand-in for an attention module, with the attributes that transformers' SDPA reads."""
 
     is_causal = True
 

@@ -34,13 +34,6 @@ def fold(
 
     Settings whose runs are not finished count with what they have: the table is over the samples that all of its
     settings have done, each pair over those that its two have done.
-
-    Args:
-        stored: what each setting has done.
-        settings: the lines.
-        pairs: names of settings whose difference is of interest.
-        runs: folder of the runs, which is named where it holds too little.
-        model: name in the plot.
     """
     samples = {name: rows for name, done in stored.items() if (rows := done.rows["mini"])}
     most = max(map(len, samples.values()), default=0)

@@ -46,11 +46,7 @@ GRAPHS = {"one": ("never", "auto"), "device_map": ("never", "auto"), "tensor_par
 
 
 class Record:
-    """Measurements, written to a file by rank 0 as it grows.
-
-    Args:
-        path: JSON file to write.
-    """
+    """Measurements, written to a JSON file by rank 0 as it grows."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.began = path, time.perf_counter()
@@ -154,11 +150,7 @@ def long(record: Record, held: LoadedModel, name: str, graphs: Any, context: int
 
 
 class Peaks:
-    """Peak bytes of decoding on each device.
-
-    Args:
-        devices: devices of this process.
-    """
+    """Peak bytes of decoding on each device of this process."""
 
     def __init__(self, devices: list[torch.device]) -> None:
         self.devices, self.decode = devices, [0] * len(devices)
