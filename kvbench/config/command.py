@@ -25,15 +25,11 @@ _READ = ("dtype", "max_length", "prompt_limit", "chat")
 
 
 def command(config: Mapping[str, Any], program: str = "python -m kvbench") -> str:
-    """Return a command line that repeats a stored run, quoted for a shell.
+    """Return a command line, which begins with `program`, that repeats a stored run, quoted for a shell.
 
-    The command contains the run's choices and those options that differ from the presets. If the run's method or data
-    set came from a folder given by ``--config-dir``, the command contains ``--config-dir DIR``, where DIR is a
-    placeholder because the folder is not stored with a run.
-
-    Args:
-        config: content of the run's `config.yaml`; missing groups are left out of the command.
-        program: beginning of the command.
+    It contains the choices of the run's `config.yaml` and those options that differ from the presets; missing groups
+    are left out. If the run's method or data set came from a folder given by ``--config-dir``, the command contains
+    ``--config-dir DIR``, where DIR is a placeholder because the folder is not stored with a run.
     """
     words = [word for group in _groups(config) for word in _words(group, config)]
     folder = ["--config-dir", "DIR"] if any(_foreign(group, config) for group in ("method", "dataset")) else []
@@ -41,10 +37,9 @@ def command(config: Mapping[str, Any], program: str = "python -m kvbench") -> st
 
 
 def changes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a stored run that differ from its presets, as a dict from dotted keys to values.
+    """Return the options in a run's `config.yaml` that differ from its presets, by dotted key.
 
-    Args:
-        config: content of the run's `config.yaml`; missing groups are left out.
+    Missing groups are left out.
     """
     return {key: value for group in _groups(config) for key, value in _changes(group, config)}
 

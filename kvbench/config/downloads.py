@@ -46,13 +46,9 @@ class Download:
 
 
 def downloads(models: Iterable[str], datasets: Iterable[str]) -> list[Download]:
-    """Return the downloads from the hub that the given models and data sets need, each once.
+    """Return the downloads from the hub that values of ``model=`` and of ``dataset=`` (presets) need, each once.
 
     Local models and data, generated data and random weights are left out, because they are never downloaded.
-
-    Args:
-        models: values of ``model=``: presets, repositories or folders.
-        datasets: values of ``dataset=``: presets.
 
     Raises:
         ConfigError: there is no such model.
@@ -90,9 +86,7 @@ def model_download(model: ModelConfig) -> Download | None:
 def data_downloads(task: Task, group: dict[str, Any]) -> Iterator[Download]:
     """Yield the size of the download of each file that a data set needs; nothing for local and generated data.
 
-    Args:
-        task: the data set.
-        group: the configuration group ``dataset``. If its ``path`` is set, the data are local.
+    The data are local if the ``path`` of the group ``dataset`` is set.
     """
     for source, part in () if group.get("path") is not None else task.files():
         if source.hub_id is None:

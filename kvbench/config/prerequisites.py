@@ -27,11 +27,9 @@ REMOTE = ("submitit", "ray")
 
 
 def check_launcher(name: str, multirun: bool) -> None:
-    """Raise ConfigError if a launcher's plugin is not installed, or if the launcher needs ``--multirun``.
+    """Raise ConfigError if the plugin of ``launcher=`` is not installed, or if the launcher needs ``--multirun``.
 
-    Args:
-        name: value of ``launcher=``. The launcher ``local`` has no requirements.
-        multirun: True if the command line has ``--multirun``.
+    The launcher ``local`` has no requirements.
     """
     if name not in PLUGINS:
         return
@@ -46,9 +44,7 @@ def check_launcher(name: str, multirun: bool) -> None:
 def check_here(checked: RunConfig, launcher: str = "local") -> None:
     """Check that this machine has the packages, the device and the files that a run needs.
 
-    Args:
-        checked: the configuration of the run.
-        launcher: value of ``launcher=``. If this launcher sends jobs to other machines, the device is not checked.
+    The device is not checked if the launcher sends jobs to other machines.
 
     Raises:
         ConfigError: a package, a GPU, the weights or the data are missing.
@@ -63,11 +59,7 @@ def check_here(checked: RunConfig, launcher: str = "local") -> None:
 
 
 def check_path(path: Any) -> None:
-    """Raise ConfigError if the local path of a data set is set, but is not an existing file or folder.
-
-    Args:
-        path: value of ``dataset.path``; None if it is not set.
-    """
+    """Raise ConfigError if ``dataset.path`` is set (not None), but is not an existing file or folder."""
     if not isinstance(path, str):
         return
     hint = "set dataset.path=FILE_OR_FOLDER, or dataset.path=null to use the files of the Hugging Face hub"

@@ -30,12 +30,8 @@ class RunConfig:
     """The complete configuration of a run as typed and checked data.
 
     Args:
-        model: the model.
         method: instance of the method's class, which also holds the quantizer.
         dataset: the group ``dataset`` as plain data.
-        decoding: options of decoding.
-        runtime: options of execution.
-        logger: settings of the logger.
         task: the data set as an object, built from the group ``dataset``.
         plain: all groups as plain data, as they were composed: what is stored, hashed and sent to other processes.
     """
@@ -51,10 +47,7 @@ class RunConfig:
 
 
 def checked_config(config: Mapping[str, Any]) -> RunConfig:
-    """Check a composed configuration, and return it as typed data.
-
-    Args:
-        config: the configuration as plain data: the keys of each group, by the group's name.
+    """Check a composed configuration, the keys of each group by the group's name, and return it as typed data.
 
     Raises:
         ConfigError: a key, value or combination is wrong; the error describes the first one found.

@@ -60,7 +60,7 @@ class Setting:
         return [*chosen, *(f"{key}={written(value)}" for key, value in keys.items())]
 
     def load(self) -> Method:
-        """Build the method that this setting describes, and return it.
+        """Return a new instance of the method that this setting describes.
 
         Raises:
             ConfigError: there is no such method, quantizer or key, or the method rejects a value or combination.
@@ -145,11 +145,7 @@ def parse_list(text: str) -> list[Setting]:
 
 
 def split(text: str, mark: str) -> list[str]:
-    """Split a text at each occurrence of `mark` that is outside brackets and quotes, and return the parts.
-
-    Args:
-        text: the text to split.
-        mark: a single character, such as ``:`` or a comma.
+    """Split a text at each occurrence of the character `mark` that is outside brackets and quotes.
 
     Raises:
         ConfigError: brackets or quotes are unbalanced.
@@ -182,11 +178,7 @@ def typed(text: str, setting: str = "") -> Any:
     """Convert the text of a value to a Python value: number, bool, None, list, dict or string.
 
     The rules are Hydra's, with one addition: ``10/30/60`` is a list of numbers. Other text with slashes is a string,
-    such as a path.
-
-    Args:
-        text: text of the value.
-        setting: the complete setting that contains the value, for error messages.
+    such as a path. The complete setting is for messages.
 
     Raises:
         ConfigError: a mapping has an entry without a colon, or brackets or quotes are unbalanced.
