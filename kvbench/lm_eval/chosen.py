@@ -39,11 +39,8 @@ PLACEHOLDER = ("dataset=mini/passkey", "dataset.lengths=[512]")
 def setting_key(chosen: RunConfig, host: Mapping[str, Any] | None = None) -> str:
     """Return sixteen hexadecimal digits that differ between models, settings and their options.
 
-    The content of local weights and of a method's calibration file counts, not their paths.
-
-    Args:
-        chosen: the configuration (:func:`choose`).
-        host: lm-eval's own arguments of the model that change an answer, for example ``add_bos_token``.
+    The content of local weights and of a method's calibration file counts, not their paths. `host` has lm-eval's own
+    arguments of the model that change an answer, for example ``add_bos_token``.
     """
     runtime = chosen.plain["runtime"]
     material = {
@@ -57,9 +54,8 @@ def setting_key(chosen: RunConfig, host: Mapping[str, Any] | None = None) -> str
 def choose(arguments: Mapping[str, Any]) -> RunConfig:
     """Compose and check the configuration that model arguments describe; its data set is a placeholder.
 
-    Args:
-        arguments: ``model`` (a preset, a repository or a folder; ``pretrained`` is accepted for it), ``setting``
-            (:data:`kvbench.config.setting.SYNTAX`; default ``fp16``) and the keys of :data:`KEYS`.
+    The arguments are ``model`` (a preset, a repository or a folder; ``pretrained`` is accepted for it), ``setting``
+    (:data:`kvbench.config.setting.SYNTAX`; default ``fp16``) and the keys of :data:`KEYS`.
 
     Raises:
         ConfigError: an argument is unknown, or the model, setting or a value is invalid.

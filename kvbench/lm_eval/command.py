@@ -33,11 +33,7 @@ them). Likelihoods go through the cache after an exact prefill of the context, o
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``python -m kvbench.lm_eval`` and return the exit status; print errors to standard error.
-
-    Args:
-        argv: arguments of the command line, without the program's name; None for ``sys.argv``.
-    """
+    """Run ``python -m kvbench.lm_eval`` and return the exit status; print errors to standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_USAGE, end="")
@@ -107,11 +103,7 @@ def _report(model: Any, logs: Logs) -> None:
 
 
 def options(parsed: Namespace) -> dict[str, Any]:
-    """Return lm-eval's options as it will read them itself: the command line over the file of ``--config``.
-
-    Args:
-        parsed: the parsed command line.
-    """
+    """Return lm-eval's options as it will read them itself: the command line over the file of ``--config``."""
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
     given: dict[str, Any] = {}
@@ -124,14 +116,11 @@ def options(parsed: Namespace) -> dict[str, Any]:
 
 
 def prepare(parsed: Namespace, given: Mapping[str, Any]) -> None:
-    """Set what kvbench adds to a command line: a request cache of the setting's own, and a log of all samples.
+    """Add to a parsed command line, in place, a request cache of the setting's own, and a log of all samples.
 
     lm-eval looks up answers by the request alone, so one file for several settings would give all of them the answers
     of the first. The key of model and setting (:func:`kvbench.lm_eval.chosen.setting_key`) is appended to its name.
-
-    Args:
-        parsed: the parsed command line, which is changed.
-        given: all options (:func:`options`).
+    `given` are all options (:func:`options`).
 
     Raises:
         ConfigError: the model arguments are invalid.

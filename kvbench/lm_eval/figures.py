@@ -14,8 +14,8 @@ class Figures:
         by_prompt: the figures of a prompt's last request, by its text. Likelihoods of several continuations of one
             context share an entry.
         requests: number of requests.
-        exact: number of requests in which the cache still held every token exactly at the end; such a request gives
-            the same answer with every setting, so it tests nothing.
+        exact: number of requests in which the cache still held every token exactly at the end; such a request gives the
+            same answer with every setting, so it tests nothing.
     """
 
     by_prompt: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -28,12 +28,9 @@ class Figures:
         return not self.requests
 
     def add(self, prompt: str | None, *, exact: bool, **figures: Any) -> None:
-        """Record the figures of a request.
+        """Record the figures of a request; `exact` if the cache held every token exactly at the end.
 
-        Args:
-            prompt: text of the prompt; None for a piece of a longer text, which has no entry of its own.
-            exact: True if the cache held every token exactly at the end.
-            figures: further figures by name.
+        The prompt is None for a piece of a longer text, which has no entry of its own.
         """
         self.requests += 1
         self.exact += exact
@@ -41,11 +38,7 @@ class Figures:
             self.by_prompt[prompt] = {"exact": exact, **figures}
 
     def summary(self, setting: str) -> str:
-        """Return a line for the user: the share of requests that tested the setting.
-
-        Args:
-            setting: name of the setting.
-        """
+        """Return a line for the user: the share of requests that tested the setting."""
         if not self.requests:
             return f"{setting}: no request reached the model (all answers came from lm-eval's request cache)"
         share = 100 * self.exact / self.requests

@@ -13,11 +13,7 @@ from kvbench.errors import DataError
 
 @dataclass
 class Logs:
-    """The files below an output path that lm-eval writes from now on.
-
-    Args:
-        place: lm-eval's ``--output_path``: a folder, or the name of a .json file in a folder.
-    """
+    """The files below lm-eval's ``--output_path`` (a folder, or a .json file in one) that it writes from now on."""
 
     place: Path
     _before: dict[Path, int] = field(init=False)

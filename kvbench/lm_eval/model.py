@@ -267,11 +267,9 @@ def _exact(cache: KVCache, row: int) -> bool:
 
 
 def sampling(options: Mapping[str, Any], seeds: Sequence[int]) -> Sampling:
-    """Return how tokens are chosen, from lm-eval's generation arguments.
+    """Return how tokens are chosen, from lm-eval's generation arguments without stop strings and lengths.
 
-    Args:
-        options: the generation arguments, without stop strings and lengths.
-        seeds: seed of each prompt.
+    There is a seed for each prompt.
 
     Raises:
         ConfigError: an argument has no counterpart here, or asks for draws without a temperature.

@@ -33,13 +33,8 @@ def store(logs: Logs, model: CachedLM, folder: Path) -> Path | None:
     """Write an evaluation's rows as a run, and return the run's folder; None if no task has scores per sample.
 
     The run's identity is the model, the setting, lm-eval's own arguments of the model, and lm-eval's configuration and
-    version of each task. An evaluation of
-    the same identity replaces the rows of the same documents; rows of others stay in the file and do not count.
-
-    Args:
-        logs: the files that lm-eval has written.
-        model: the model that answered, with the figures of its requests.
-        folder: folder of the runs.
+    version of each task. An evaluation of the same identity replaces the rows of the same documents; rows of others
+    stay in the file and do not count. `folder` is that of all runs.
 
     Raises:
         KvbenchError: a file cannot be read or written.
@@ -96,12 +91,8 @@ def store(logs: Logs, model: CachedLM, folder: Path) -> Path | None:
 def task_rows(task: str, lines: Sequence[Mapping[str, Any]], model: CachedLM) -> list[Row]:
     """Return the rows of a task: one per document, scored by its first metric that is a number between 0 and 1.
 
-    Further metrics and filters are further scores of the row, named ``METRIC,FILTER``.
-
-    Args:
-        task: lm-eval's name of the task.
-        lines: the task's sample log.
-        model: the model that answered.
+    Further metrics and filters are further scores of the row, named ``METRIC,FILTER``. The lines are the task's sample
+    log.
     """
     rows: dict[Any, Row] = {}
     for line in lines:
