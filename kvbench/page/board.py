@@ -19,12 +19,8 @@ MOST = 60
 def board(folder: Path) -> list[list[Any]]:
     """Return the settings of the leaderboard; empty if the folder of results does not have one.
 
-    Args:
-        folder: folder of results.
-
-    Returns:
-        For each setting ``[name, method, command, score, its reach, samples, difference from fp16, its reach, KV bytes,
-        fp16's bytes, device]``. A reach is the distance to the farther end of the 95 % interval.
+    Each is ``[name, method, command, score, its reach, samples, difference from fp16, its reach, KV bytes, fp16's
+    bytes, device]``. A reach is the distance to the farther end of the 95 % interval.
     """
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))

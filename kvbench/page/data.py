@@ -53,7 +53,6 @@ class Report:
         folder: folder of the runs, shown in the page's heading.
         papers: folder of the papers' items (:func:`kvbench.page.papers.items`).
         pairs: ids of the pairs of runs whose samples are compared.
-        say: function that shows a line to the user.
         sweep: the sweep whose jobs are shown; None for all runs.
     """
 

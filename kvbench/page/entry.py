@@ -14,7 +14,6 @@ class Entry:
     """One run of the report.
 
     Args:
-        store: the run's folder.
         metrics: content of its `metrics.json`, with ``status`` and ``older`` for the present code. For a run without a
             valid one: the same keys with what is known so far, and the status ``unfinished``.
         config: content of its `config.yaml`; empty if it cannot be read.

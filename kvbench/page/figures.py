@@ -40,12 +40,8 @@ WIDTH, LETTERS = 6.5, 8
 def figures(data: Mapping[str, Any], folder: Path) -> tuple[str, list[Path]]:
     """Write the plots of the largest group of comparable runs, and of the largest ones with fidelity and with points.
 
-    Args:
-        data: the data of the page.
-        folder: an existing folder.
-
-    Returns:
-        The group's title, and the files. A plot for which no run has figures is not written.
+    The result is the group's title, and the files in the folder, which must exist. A plot for which no run has figures
+    is not written.
     """
     import matplotlib
 

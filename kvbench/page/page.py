@@ -41,14 +41,10 @@ SCRIPTS = (
 
 
 def html(data: Mapping[str, Any], live: bool = False) -> str:
-    """Return the page as text.
+    """Return the page as text; a `live` one asks its server for new data.
 
     A content security policy with the digests of the style and the script keeps everything else from running or
     loading, whatever a run's texts contain.
-
-    Args:
-        data: the data from :class:`kvbench.page.data.Report`.
-        live: True for a page that asks its server for new data.
     """
     style, script = _joined(STYLES), f'"use strict";\n(() => {{\n{_joined(SCRIPTS)}\n}})();\n'
     sources = "'self'" if live else "'none'"

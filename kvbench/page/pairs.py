@@ -17,10 +17,6 @@ MOST, LONGEST = 200, 4000
 def pair(a: Entry, b: Entry) -> dict[str, Any]:
     """Return the samples on which two runs differ, those with different scores first.
 
-    Args:
-        a: the first run.
-        b: the second run.
-
     Returns:
         ``runs``, the ids of both; ``tasks``, the paired differences B - A by task; ``samples``, at most :data:`MOST`
         entries ``[id, score of A, score of B, prediction of A, prediction of B]``; ``left_out``, the number of further

@@ -20,13 +20,9 @@ DIGITS = 4
 def items(folder: Path, runs: Set[str]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the papers' items that have a number or a claim, those with a run of the report first.
 
-    Args:
-        folder: folder with the files ``<paper>/<item>/cells.json`` or ``<paper>/<item>/<variant>/cells.json``, which
-            ``python -m experiments`` writes.
-        runs: ids of the report's runs.
-
-    Returns:
-        The items, and messages about files that are damaged or no longer fit.
+    They are in files ``<paper>/<item>/cells.json`` or ``<paper>/<item>/<variant>/cells.json`` of the folder, which
+    ``python -m experiments`` writes. Messages about files that are damaged or no longer fit are returned too. `runs`
+    are the ids of the report's runs.
     """
     chosen: list[dict[str, Any]] = []
     notes: list[str] = []

@@ -31,14 +31,11 @@ TASK_DIGITS = 4
 
 
 def summary(entry: Entry) -> tuple[dict[str, Any], dict[str, bool]]:
-    """Return the figures of a run for the page, and which of its answers are right.
+    """Return the figures of a run for the page, and by the id of each sample with a score, whether the score is 1.
 
     Reads the run's samples: for the distributions of times, for the answers, and for the scores of a run that has not
-    finished.
-
-    Returns:
-        A dict with short keys, which `assets/data.js` explains; absent keys stand for unknown values. ``problem`` is a
-        message if the samples cannot be read. And, by the id of each sample with a score, whether the score is 1.
+    finished. The figures have short keys, which `assets/data.js` explains; absent keys stand for unknown values.
+    ``problem`` is a message if the samples cannot be read.
     """
     metrics, problem = entry.metrics, None
     try:
@@ -62,9 +59,7 @@ def summary(entry: Entry) -> tuple[dict[str, Any], dict[str, bool]]:
 def flips(answers: Mapping[str, bool], base: Mapping[str, bool]) -> list[Any]:
     """Count the answers whose correctness differs from fp16's (``flips`` of :mod:`kvbench.metrics.fidelity`).
 
-    Args:
-        answers: by the id of each sample, whether the answer is right.
-        base: the same for the fp16 run.
+    Both arguments say, by the id of each sample, whether the answer is right.
 
     Returns:
         The number of answers that are wrong where fp16's are right, that of the opposite, that of all answers that both
@@ -97,12 +92,7 @@ def _of_perplexity(text: Mapping[str, Any]) -> float | None:
 
 
 def partial(metrics: Mapping[str, Any], rows: list[Row]) -> dict[str, Any]:
-    """Return the metrics of an unfinished run with the figures of the samples that are done.
-
-    Args:
-        metrics: the run's metrics without figures.
-        rows: rows of the finished samples.
-    """
+    """Return the metrics of an unfinished run with the figures of the samples that are done."""
     try:
         scores = aggregate.scores(rows)
         timings = aggregate.timings(rows)

@@ -24,11 +24,7 @@ class Server(ThreadingHTTPServer):
     """HTTP server of a report, reachable from this machine only.
 
     ``/`` is the page, ``/data.json`` its data. ``/data.json?mark=MARK`` answers 204 as long as the data have the mark
-    that the header ``X-Mark`` named.
-
-    Args:
-        report: the runs to show; their files are read again when they change.
-        port: port to listen on; 0 for any free one.
+    that the header ``X-Mark`` named. The files of the runs are read again when they change. Port 0 is any free one.
 
     Raises:
         KvbenchError: the port cannot be used.

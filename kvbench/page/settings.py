@@ -57,11 +57,8 @@ def choices(entry: Entry) -> dict[str, str]:
 def varying(settings: Sequence[Mapping[str, Any]], chosen: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the keys that differ between runs, the ones with which most runs are concerned first.
 
-    Keys of a method, quantizer or data set are compared among the runs that chose the same one.
-
-    Args:
-        settings: the settings of each run (:func:`flat`).
-        chosen: the choices of each run (:func:`choices`).
+    Keys of a method, quantizer or data set are compared among the runs that chose the same one. Each run has settings
+    (:func:`flat`) and choices (:func:`choices`).
     """
     first: dict[tuple[str, str], Any] = {}
     counts: dict[str, int] = {}
@@ -78,12 +75,7 @@ def varying(settings: Sequence[Mapping[str, Any]], chosen: Sequence[Mapping[str,
 
 
 def columns(settings: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a column per key: ``key``, its distinct ``values``, and ``of``, the index of each run's value (-1: none).
-
-    Args:
-        settings: the settings of each run.
-        keys: the keys, from :func:`varying`.
-    """
+    """Return a column per key: ``key``, its distinct ``values``, and ``of``, the index of each run's value or -1."""
     table = []
     for key in keys:
         values: dict[tuple[type, Any], int] = {}

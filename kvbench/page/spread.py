@@ -16,14 +16,9 @@ PERCENTILES = (5, 25, 50, 75, 95)
 def spread(rows: Iterable[Row], device: str | None) -> tuple[list[Any], list[Any]]:
     """Return the distributions of TTFT over samples and of the time per token over decode steps.
 
-    Warm-up samples and each sample's first decode step are left out, as in the medians of `metrics.json`.
-
-    Args:
-        rows: rows of a run.
-        device: name of the device whose times count; None for every device.
-
-    Returns:
-        For each of the two, the :data:`PERCENTILES` in seconds and the number of values; empty without values.
+    Only times of the device count; None: of every device. Warm-up samples and each sample's first decode step are left
+    out, as in the medians of `metrics.json`. Each distribution has the :data:`PERCENTILES` in seconds and the number of
+    values; empty without values.
     """
     first: list[float] = []
     later: list[float] = []

@@ -18,11 +18,7 @@ _PROGRAM = ("python", "-m", "kvbench")
 
 
 class FollowedSweep:
-    """A sweep whose files are read again only after they have changed.
-
-    Args:
-        sweep: the sweep.
-    """
+    """A sweep whose files are read again only after they have changed."""
 
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
@@ -54,10 +50,9 @@ class FollowedSweep:
     def data(self) -> dict[str, Any]:
         """Return the sweep for the page.
 
-        Returns:
-            A dict: ``id``, ``command``, ``created``, ``launcher``; ``driven``, whether the process that starts its jobs
-            still runs; and ``jobs``, for each job ``[number from 1, label, state, run id, status, command, message]``
-            without the unknown values at the end.
+        ``driven`` says whether the process that starts its jobs still runs. ``jobs`` has for each job ``[number from 1,
+        label, state, run id, status, command, message]`` without the unknown values at the end. Further keys are
+        ``id``, ``command``, ``created`` and ``launcher``.
         """
         manifest = self.sweep.manifest
         return {
