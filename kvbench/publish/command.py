@@ -25,9 +25,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m kvbench.publish`` and return the exit status; print errors to standard error.
 
     The status is 1 if anything that was asked for could not be sent.
-
-    Args:
-        argv: arguments of the command line; None for those of this process.
     """
     arguments = _parser().parse_args(argv)
     try:

@@ -24,8 +24,6 @@ def send(
     """Send a run unless the destination has it already; print what was done, or why the run could not be sent.
 
     Args:
-        store: the run.
-        service: the way to W&B.
         sweep: id of the sweep whose group the run gets; None for a single run.
         again: True to send it even if the destination has it already.
         prompts: True to send excerpts of the prompts too, for which the data set is read.
@@ -40,11 +38,7 @@ def send(
 def as_asked(service: Service, prompts: bool = False) -> str:
     """Return the destination with the options that change what W&B gets: prompts, group and tags.
 
-    Something that was sent there without them has to be sent again.
-
-    Args:
-        service: the way to W&B, whose settings have the group and the tags.
-        prompts: True if excerpts of the prompts are sent too.
+    Something that was sent there without them has to be sent again. Group and tags are in the settings of the service.
     """
     options = {"prompts": prompts, "group": service.settings.group, "tags": sorted(service.settings.tags)}
     asked = [f"{name}={option}" for name, option in options.items() if option]
@@ -109,11 +103,6 @@ def with_excerpts(config: Mapping[str, Any], rows: Iterable[Row], say: Callable[
     """Return rows with both ends of their prompts and a reference answer, as loggers get them while a run goes on.
 
     If the data set cannot be read, the rows are returned as they are, and the reason is reported.
-
-    Args:
-        config: content of the run's `config.yaml`.
-        rows: rows of the run.
-        say: function that shows a line to the user.
     """
     from kvbench.config.run_config import checked_config
     from kvbench.models.load import load_tokenizer

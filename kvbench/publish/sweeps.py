@@ -30,14 +30,9 @@ FILES = (MANIFEST, "table.md", "table.csv")
 
 
 def send(sweep: Sweep, stores: Sequence[RunStore], folder: Path, service: Service, *, again: bool = False) -> Outcome:
-    """Send a sweep's own run unless the destination has it already; print what was done, or why it could not be sent.
+    """Send a sweep's own run unless the destination has it already; print what was done, or why it was not sent.
 
-    Args:
-        sweep: the sweep.
-        stores: its runs.
-        folder: folder of its runs.
-        service: the way to W&B.
-        again: True to send it even if the destination has it already.
+    The stores of its runs are in `folder`. `again` sends it even if the destination has it already.
     """
     try:
         return guarded(f"sweep {sweep.manifest.id}", lambda: _send(sweep, stores, folder, service, again))

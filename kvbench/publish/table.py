@@ -45,9 +45,6 @@ def lines(entries: Sequence[Progress]) -> list[dict[str, Any]]:
     """Return a line per job of a sweep, as dicts with the keys :data:`COLUMNS`.
 
     A run is on the Pareto front if no run of the same model and data has a better score (or perplexity) in fewer bytes.
-
-    Args:
-        entries: the jobs and how far they are.
     """
     table = [_line(entry) for entry in entries]
     groups: dict[Any, list[int]] = {}
