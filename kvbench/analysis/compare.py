@@ -128,15 +128,17 @@ def compare(
         exact_scores, scores = _both(queries, exact, part)
         p = torch.exp(exact_scores - log_total[..., None])
         q = torch.exp(scores - denominators[..., None])
+        # log q - log p, from the scores: where q is 0, the product of 0 and -inf would be NaN
         gap = torch.where(q > 0, (scores - denominators[..., None]) - (exact_scores - log_total[..., None]), 0.0)
         for row, x in enumerate((p, q, (p - q).abs(), q * gap)):
             sums[row] += x @ member
         if part.full:
             sums[SUMS.index("coverage")] += p @ member
+            # all heads of a group see the same tokens, so one of them is counted
             full += (scores[:, :, :1] > float("-inf")).float() @ member
         output = output + outputs(q, member, part.values)
     exact_mass, mass_held, l1, kl, coverage = (heads_first(x) for x in sums)
-    lost = mass - exact_mass
+    lost = mass - exact_mass  # p of the tokens that the cache no longer holds
     lost = torch.where(lost > ROUNDING, lost, 0.0)
     norm = reference.sum(-2).norm(dim=-1)
     difference = output - reference

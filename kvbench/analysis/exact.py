@@ -74,6 +74,7 @@ def profile(
         weights = torch.exp(scores - log_total[..., None])
         sums[0] += weights @ member
         sums[1] += (weights > threshold).float() @ member
+        # what a query sees is the same for all heads, so one is counted
         visible += ((scores[0, :, :1] > float("-inf")).float() @ member[0])[:, 0]
         if positions:
             highest[part.columns[0]] = weights.amax((0, 1, 2))

@@ -156,6 +156,7 @@ class Observation:
         visible: Any = 0.0
         for start in range(count - wanted, count, options.queries):
             part = queries[start : min(start + options.queries, count)]
+            # later tokens are masked for all of these queries; without their keys they cost no time
             seen = Exact(exact.keys[:, : int(part.columns[-1]) + 1], exact.values)
             shown = profile(part, seen, options.bins, block=options.block, spike=options.spike)
             sums = sums + torch.stack([shown.mass.sum(1), shown.spikes.sum(1)])
@@ -199,6 +200,7 @@ class Observation:
         if self.options.positions:
             device = self.highest[-1].device  # layers may be on several
             self.highest[-1] = torch.maximum(self.highest[-1], shown.highest.to(device))
+            # mean over the layers so far
             self.mean[-1] += (shown.mean.to(device) - self.mean[-1]) / (layer + 1)
 
 

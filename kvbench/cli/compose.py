@@ -91,11 +91,11 @@ class Composer:
     def check(self, texts: Sequence[str], multirun: bool = False, here: bool = False) -> list[list[str]]:
         """Check a command line, and return the overrides of each job that it starts.
 
-        A command line has one job, unless it is a sweep (`multirun`): then overrides may list values, and each
-        combination is a job. The time for checks is limited: in a long sweep, some jobs are checked only when they
-        start. If some jobs of a sweep are valid, another job whose values are invalid only in combination raises no
-        error here, but fails when it starts. `here` checks also that this machine has the packages, GPU and files that
-        the jobs require.
+        In a sweep (`multirun`), overrides may list values, and each combination is a job; otherwise there is one job.
+        The time for checks is limited: in a long sweep, some jobs are checked only when they start. If some jobs of a
+        sweep are valid, another job whose values are invalid only in combination raises no error here, but fails when
+        it starts. With `here`, it is checked too that this machine has the packages, GPU and files that the jobs
+        require.
 
         Raises:
             ConfigError: an override, key, value or combination is invalid; the error describes the first one found.

@@ -47,10 +47,8 @@ def run(
 ) -> Outcome:
     """Run one job and return its outcome; only an interruption raises an exception.
 
-    Args:
-        row: function that returns the configuration as plain data, unchecked: a job that failed then has ``metrics``
-            without figures, for a row of the sweep's table. None: no such row.
-        begun: function that is called with the id of the run before it starts.
+    `row` returns the configuration as plain data, unchecked: a job that failed then has ``metrics`` without figures,
+    for a row of the sweep's table (None: no such row). `begun` is called with the id of the run before it starts.
     """
 
     def act() -> dict[str, Any]:

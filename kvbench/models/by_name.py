@@ -87,15 +87,14 @@ def described(
     """Complete the configuration group `model` for a repository or folder that has no preset.
 
     Name, context length and chat setting come from the checkpoint's files. The revision of a repository is set to the
-    commit in the hub's cache, so that runs with weights of different commits have different ids.
+    commit in the hub's cache, so that runs with weights of different commits have different ids. A folder that has the
+    name of a preset is shown as ``PARENT/FOLDER``.
 
     Args:
         name: a repository or folder that passes :func:`check`.
         model: the default values of the group (:data:`PLAIN`), overwritten by those that the user set.
         given: keys of the group that the user set. Their values are kept. If ``path`` or ``hub_id`` is one of them, it
             is used in place of `name`.
-        presets: names of the presets. If a folder has the name of a preset, the model is shown as ``PARENT/FOLDER``.
-        key: name of the option in messages, for example ``--model``.
 
     Raises:
         ConfigError: the folder does not exist, the repository is neither on this machine nor available on the hub, or
@@ -120,10 +119,7 @@ def described(
 def group(name: str, changes: Mapping[str, Any] | None = None, key: str = "model") -> dict[str, Any]:
     """Return the configuration group `model` for a preset, repository or folder, as plain data.
 
-    Args:
-        name: name of the model, as written after ``model=`` on the command line.
-        changes: values that the user set, by key of the group.
-        key: name of the option in messages, for example ``--model``.
+    `changes` are values that the user set, by key of the group; `key` is the option in messages, as in :func:`check`.
 
     Raises:
         ConfigError: the model does not exist, or its files cannot be read or lack necessary values.

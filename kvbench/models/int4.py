@@ -26,9 +26,7 @@ REMEDY = "set method.draft_weights=same"
 
 
 class Int4Linear(nn.Module):
-    """A linear layer with 4-bit weights.
-
-    It has no attribute ``weight``: :attr:`int4` describes the packed weights.
+    """A linear layer with 4-bit weights, which :attr:`int4` describes; it has no attribute ``weight``.
 
     Args:
         rows: number of output channels.
@@ -55,7 +53,7 @@ class Int4Linear(nn.Module):
     def rounded(cls, linear: nn.Linear, layer: str = "", remedy: str = REMEDY) -> Int4Linear:
         """Return a layer with the weights of `linear`, rounded to 4 bits; both layers share the bias.
 
-        Name and remedy are for the message of the ModelError if 32 does not divide the number of input channels.
+        Errors and arguments are those of :func:`kvbench.models.quantized.rounding.rounded`.
         """
         rows, columns = linear.weight.shape
         return cls(rows, columns, linear.bias, pack(*rounded(linear.weight, layer or type(linear).__name__, remedy)))

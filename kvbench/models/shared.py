@@ -99,7 +99,7 @@ def take(model: ModelConfig, runtime: LimitedRuntime, load: Callable[[Any, Any],
 def give_back(loaded: LoadedModel) -> None:
     """Return a model that :func:`take` has lent, after all of kvbench's own changes to it have been undone.
 
-    The last user's return frees the model if it has been changed, or if the process no longer shares models.
+    If it has been changed all the same, the last user's return frees it.
     """
     if _shelf is None or _shelf.loaded is not loaded:
         return

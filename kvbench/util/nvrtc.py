@@ -42,7 +42,6 @@ class Function:
     Args:
         source: CUDA source text, including macro definitions.
         name: name of the function, declared ``extern "C"``.
-        device: index of the GPU to load the function on.
         threads: number of threads of a CTA.
         shared: bytes of dynamic shared memory of a CTA.
         overlapped: True to launch by programmatic dependent launch (sm_90 and later): CTAs may start before the kernel

@@ -93,8 +93,8 @@ def _execute(unit: Unit, gpus: Sequence[str]) -> str:
 def bind(folder: Path, gpus: Sequence[str]) -> str:
     """Give this process a GPU, or a place on one, that no other process of the sweep has; return the GPU's name.
 
-    It keeps the place until it ends, and must not have used CUDA before. The locks are in the folder of the sweep.
-    There must be a name for each process; a GPU that several may have is named several times.
+    The process keeps the place until it ends. It must not have used CUDA before. The locks are in the folder of the
+    sweep. There must be a name for each process; a GPU that several may have is named several times.
     """
     folder.mkdir(parents=True, exist_ok=True)
     while True:

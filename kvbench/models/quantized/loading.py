@@ -101,7 +101,7 @@ class Plan:
     def fill(self, model: Any, device: torch.device) -> None:
         """Read, unpack or round the weights of the layers, one after another, in a model from ``from_pretrained``.
 
-        The layers of a model that is spread over devices are where they belong; others go to `device`.
+        The layers are put on `device`, or where they belong in a model that is spread over devices.
 
         Raises:
             ModelError: the weights of a layer cannot be unpacked or rounded.

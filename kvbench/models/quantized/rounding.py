@@ -19,12 +19,9 @@ TOP = 15
 
 
 def group_for(rows: int, columns: int, layer: str, remedy: str) -> int:
-    """Return the group size for a matrix: the largest of those supported that divides the number of input channels.
+    """Return the group size for a matrix: the largest of those supported that divides the number of columns.
 
-    Args:
-        rows: number of output channels, for the message.
-        columns: number of input channels.
-        remedy: hint of the message: what to set instead.
+    Columns are input channels. Rows (output channels), layer and remedy, what to set instead, are for the message.
 
     Raises:
         ModelError: 32 does not divide the number of input channels.
@@ -64,6 +61,7 @@ def rounded(weight: Tensor, layer: str, remedy: str) -> Codes:
     for part, (_, low) in zip(parts, steps, strict=True):
         scale = scales[start : start + len(part)].float()
         zero = (-low / scale).round_().clamp_(0, TOP)
+        # clamped, because a scale that was rounded down puts the ends of the range beyond the codes
         code = (part.float() / scale[..., None]).round_().add_(zero[..., None]).clamp_(0, TOP)
         codes.append(code.flatten(-2).to(torch.uint8))
         zeros.append(zero.to(torch.uint8))

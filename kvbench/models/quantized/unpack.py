@@ -60,7 +60,7 @@ def unpacked(tensors: dict[str, Tensor], layout: Format, layer: str) -> Codes:
                 "codes of 4 bits are packed in a matrix of int32.\n  hint: copy or download the checkpoint again"
             )
     order = AWQ_ORDER if layout.method == "awq" else tuple(range(COUNT))
-    if layout.method == "awq":
+    if layout.method == "awq":  # eight codes of an int32 are eight outputs of a channel; GPTQ's are eight inputs
         codes = _nibbles(weight, order).T
     else:
         codes = _nibbles(weight.T, order)
