@@ -37,7 +37,7 @@ class Runtime(Protocol):
 
 
 def joined(runtime: Runtime) -> Team | None:
-    """Join the processes of a run with ``runtime.tensor_parallel``, which hold a part of the model each; else None.
+    """Join the processes that each hold a part of the model (``runtime.tensor_parallel``); None if that is not set.
 
     Raises:
         ConfigError: torchrun did not start this process, or there are fewer GPUs than processes.

@@ -151,7 +151,12 @@ def _ask_hub(model: ModelConfig) -> None:
 
 
 class Description(NamedTuple):
-    """Result of :func:`fetch_description`: a folder in the hub's cache, or None and the problem (else empty)."""
+    """Result of :func:`fetch_description`.
+
+    Args:
+        folder: folder in the hub's cache with the files; None if they could not be downloaded.
+        problem: why they could not, else empty.
+    """
 
     folder: Path | None
     problem: str = ""

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class LazyModule:
-    """Object that stands for a module (full name ``torch.nn``) and imports it when an attribute is first read."""
+    """Object that stands for a module, such as ``torch.nn``, and imports it when an attribute is first read."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -98,8 +98,8 @@ def _hints(cls: Any) -> dict[str, Any]:
 def unknown(key: str, value: Any, problem: str, names: Iterable[str], hint: str = "") -> ConfigError:
     """Return, for the caller to raise, the ConfigError about a name that does not exist, with the closest valid name.
 
-    The last part of the dotted key, which was given the value, is compared with the names. The problem is, for example,
-    ``no such key``; a hint is suggested instead of the closest name.
+    The last part of the dotted key is compared with `names`. `problem` is, for example, ``no such key``; a `hint` is
+    shown in place of the closest name.
     """
     names = list(names)
     near = nearest(key.rsplit(".", 1)[-1], names)
