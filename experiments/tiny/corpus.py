@@ -19,7 +19,7 @@ from typing import IO
 import numpy as np
 
 from kvbench.errors import DataError
-from kvbench.tasks.mini.heldout import EXCLUDED
+from kvbench.tasks.mini.text import EXCLUDED
 from kvbench.tasks.mini.tokens import encoder
 
 _OPEN: dict[str, Callable[..., IO[str]]] = {".txt": open, ".gz": gzip.open, ".xz": lzma.open}

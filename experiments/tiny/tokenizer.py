@@ -15,10 +15,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from experiments.tiny import corpus
 from kvbench.tasks.mini.catalogue import HARD, TASKS
 from kvbench.tasks.mini.code import function
+from kvbench.tasks.mini.compose import VARIANTS, WRAPPERS
 from kvbench.tasks.mini.draft import Setting
 from kvbench.tasks.mini.prose import Prose
 from kvbench.tasks.mini.rng import Rng
-from kvbench.tasks.mini.templates import VARIANTS, WRAPPERS
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 CONTEXT = 4096

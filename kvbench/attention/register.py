@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from kvbench.attention import assisted, observe, prefill
+from kvbench.attention import observe, prefill, served
 from kvbench.attention.logits import logits_of
 from kvbench.attention.over_stores import step, stored_prompt
 from kvbench.attention.rope import pre_rope
@@ -160,12 +160,12 @@ def attach(model: PreTrainedModel) -> None:
     if config._attn_implementation != NAME:
         attachment(model).attention = config._attn_implementation
         model.set_attn_implementation(NAME)
-    assisted.attach(model)
+    served.attach(model)
 
 
 def detach(model: PreTrainedModel) -> None:
     """Restore the attention that a model had before :func:`attach`, and remove all of kvbench's hooks from it."""
-    assisted.detach(model)
+    served.detach(model)
     pre_rope.detach(model)
     int4.detach(model)
     known = attached(model)

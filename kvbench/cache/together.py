@@ -1,4 +1,4 @@
-"""Settling of all layers of a cache together, so that identical rolls share a kernel launch."""
+"""What layers of a cache do together: settling, where identical rolls share a launch, and copies to a draft's layer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.roll_together import Move, Roll, joined, together
 from kvbench.cache.layer import KVLayer
+from kvbench.cache.segments.base import Side
 from kvbench.cache.segments.rolling import RollingSegment
 
 
@@ -33,3 +34,32 @@ def settle(layers: Sequence[KVLayer], rolls: Deferred[Roll]) -> None:
             if before and known is None:
                 rolled = joined(deferred[first:])
                 known = before, layer, segments, [rolled.get(id(segment), (segment, ()))[1] for segment in segments]
+
+
+def copy_newest(layer: KVLayer, source: KVLayer, counts: Sequence[int]) -> None:
+    """Append the newest tokens of one layer to another one, in the basis and with the positions of the latter.
+
+    `layer` belongs to the draft's cache. `source`, the same layer of the target's, still holds these tokens in full
+    precision. Of each row, ``counts[row]`` tokens are copied.
+    """
+    sides: tuple[Side, Side] = ("key", "value")
+    for side, store, source_store in zip(sides, layer.stores(), source.stores(), strict=True):
+        transform, source_transform = layer.transform(side), source.transform(side)
+        for row, count in enumerate(counts):
+            one = slice(row, row + 1)
+            newest = source_store.tail.view(one)
+            newest = newest[:, :, newest.shape[2] - count :]
+            if source_transform is not transform and source_transform is not None:
+                newest = source_transform.back(newest)
+            if side == "key":
+                newest = source.handed_on(one, newest, source.seen - count)
+            if source_transform is not transform and transform is not None:
+                newest = transform.keys(newest)
+            store.tail.append(one, newest)
+    most = max(counts)
+    layer.seen += most
+    # rows end at the same column: a row that got fewer tokens moves right, behind more padding
+    for row, order in enumerate(layer.order):
+        if order is not None:
+            layer.order[row] = order + (most - counts[row])
+        layer.firm[row] += most - counts[row]

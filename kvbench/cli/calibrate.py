@@ -158,7 +158,7 @@ def python() -> list[str]:
     Raises:
         DataError: this Python installation has no source files.
     """
-    from kvbench.tasks.mini.heldout import EXCLUDED
+    from kvbench.tasks.mini.text import EXCLUDED
 
     folder = Path(sysconfig.get_paths()["stdlib"])
     modules = [path for path in sorted(folder.glob("*.py")) if path.name not in EXCLUDED]

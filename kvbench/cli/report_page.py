@@ -14,8 +14,8 @@ from kvbench.config.command import changes, command
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.page import papers, server
 from kvbench.page.data import Report
-from kvbench.page.entry import Entry
 from kvbench.page.page import html
+from kvbench.page.runs import Entry
 from kvbench.page.sweep import FollowedSweep
 from kvbench.results import sweeps
 from kvbench.results.store import RunStore, find_runs

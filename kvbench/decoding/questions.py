@@ -11,9 +11,8 @@ from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
 from kvbench.decoding import speculative
-from kvbench.decoding.autoregressive import Generation, Observer, decode, tell
+from kvbench.decoding.autoregressive import Generation, Observer, answer_nll, decode, tell
 from kvbench.decoding.drafting import prepare
-from kvbench.decoding.likelihood import answer_nll
 from kvbench.decoding.passes import forward, now, prefill
 from kvbench.decoding.round_times import Round
 from kvbench.decoding.sampling import Sampling, choose

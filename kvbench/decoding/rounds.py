@@ -24,7 +24,6 @@ from kvbench.cache import KVCache
 from kvbench.decoding.drafting import Drafter
 from kvbench.decoding.graphs import Captured, Tokens, reason
 from kvbench.decoding.ledger import Ledger
-from kvbench.decoding.marks import DRAFT, END, FLUSH, VERIFY, Marks
 from kvbench.decoding.recordable import NotCaptured
 from kvbench.decoding.recorded import settle
 from kvbench.decoding.round_passes import Draft, Shared, Verification
@@ -35,6 +34,35 @@ from kvbench.decoding.stopping import Stopping
 from kvbench.errors import CacheError
 from kvbench.methods.speculation import Speculation
 from kvbench.util.failures import is_out_of_memory
+
+#: points in a round: before the cache is updated, before the drafts, before the verification, and after it
+FLUSH, DRAFT, VERIFY, END = range(4)
+
+
+class Marks:
+    """Events at the points of one round; on a CPU nothing is measured."""
+
+    def __init__(self, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(END + 1)] if cuda else []
+
+    def set(self, point: int) -> None:
+        """Record the event of a point on the current stream; a second call for the same point replaces the first."""
+        if self._events:
+            self._events[point].record()
+
+    def fill(self, done: Round, flushed: bool) -> None:
+        """Fill in the times of the parts of a round, which the device has completed.
+
+        `flushed` is True if the cache was updated before the round, so that :data:`FLUSH` was set.
+        """
+        if self._events:
+            done.draft_seconds = self._between(DRAFT, VERIFY)
+            done.verify_seconds = self._between(VERIFY, END)
+            done.flush_seconds = self._between(FLUSH, DRAFT) if flushed else 0.0
+
+    def _between(self, first: int, second: int) -> float:
+        return self._events[first].elapsed_time(self._events[second]) / 1e3
 
 
 class CapturedRounds(Engine):

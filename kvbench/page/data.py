@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.page import board, pairs, papers, runs, settings
-from kvbench.page.entry import Entry
-from kvbench.page.names import names
 from kvbench.page.numbers import cut
+from kvbench.page.runs import Entry
+from kvbench.page.settings import names
 from kvbench.page.sweep import FollowedSweep
 from kvbench.results.store import RunStore
 

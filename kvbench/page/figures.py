@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvbench.results.pareto import front
+from kvbench.results.ranking import front
 from kvbench.results.store import DONE
 
 Run = Mapping[str, Any]

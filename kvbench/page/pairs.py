@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvbench.page.entry import Entry
 from kvbench.page.numbers import cut, short
+from kvbench.page.runs import Entry
 from kvbench.results.compare import compare, reach
 from kvbench.results.samples import Row
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvbench.errors import KvbenchError
 from kvbench.metrics import intervals
-from kvbench.page.entry import Entry
 from kvbench.page.numbers import cut, plain, short, trimmed, whole
 from kvbench.page.spread import spread
 from kvbench.results import aggregate, points
@@ -17,6 +17,27 @@ from kvbench.results.columns import UNFINISHED
 from kvbench.results.identity import BASELINE_TARGET
 from kvbench.results.labels import named
 from kvbench.results.samples import Row
+from kvbench.results.store import RunStore
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of the report.
+
+    Args:
+        metrics: content of its `metrics.json`, with ``status`` and ``older`` for the present code. For a run without a
+            valid one: the same keys with what is known so far, and the status ``unfinished``.
+        config: content of its `config.yaml`; empty if it cannot be read.
+        command: the command that starts the run again; empty if its configuration cannot be read.
+        changes: the settings in which the run differs from its presets, by dotted key.
+    """
+
+    store: RunStore
+    metrics: Mapping[str, Any]
+    config: Mapping[str, Any]
+    command: str
+    changes: Mapping[str, Any]
+
 
 #: parts of the bill, in the order of the page's arrays
 PARTS = ("codes", "scales", "window", "index", "state")

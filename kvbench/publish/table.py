@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvbench.loggers.units import MIB
-from kvbench.results.pareto import front
+from kvbench.results.ranking import front
 from kvbench.results.store import DONE
 from kvbench.results.sweeps import Progress
 

@@ -1,4 +1,4 @@
-"""The order of runs in the summary of a sweep: best settings first, unfinished and failed runs last."""
+"""The order of runs in the summary of a sweep, best first, and those that no other one beats in cost and quality."""
 
 from __future__ import annotations
 
@@ -72,3 +72,17 @@ def failed(config: Mapping[str, Any], message: str) -> dict[str, Any]:
     )
     content: dict[str, Any] = plain(run, complete=True)
     return content
+
+
+def front(points: Sequence[tuple[float, float]], higher: bool = True) -> list[int]:
+    """Return the indices of the points on the Pareto front, cheapest first.
+
+    A point is a cost, of which less is better, and a quality: with `higher`, more is better, as for scores; else less,
+    as for perplexities.
+    """
+    sign = -1 if higher else 1
+    indices: list[int] = []
+    for i in sorted(range(len(points)), key=lambda i: (points[i][0], sign * points[i][1])):
+        if not indices or sign * points[i][1] < sign * points[indices[-1]][1]:
+            indices.append(i)
+    return indices

@@ -16,8 +16,7 @@ from typing import Any, Literal
 from kvbench.results import typed
 from kvbench.results.record_cost import InterToken, KvBytes, PeakBytes, Speculation, Times, Tpot, Ttft
 from kvbench.results.record_cost import Parts as Parts
-from kvbench.results.record_errors import Failure, Oom
-from kvbench.results.record_machine import Env
+from kvbench.results.record_machine import Env, Failure, Oom
 from kvbench.results.record_scores import Mean, Score
 from kvbench.results.typed import ShapeError, key
 

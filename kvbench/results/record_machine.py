@@ -1,4 +1,4 @@
-"""Records of the machine in `metrics.json`: its software, its load, and the form of the model's weights."""
+"""Records of the machine and of failures in `metrics.json`: software, load, form of the weights, lack of memory."""
 
 from __future__ import annotations
 
@@ -76,3 +76,23 @@ class Env:
     layout: Literal["one device", "device_map", "tensor_parallel"] | None = key(optional=True)
     weights: Weights | None = key(optional=True)
     load: Load | None = key(optional=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oom:
+    """The allocation that failed for lack of memory: its size, the id of the running sample, and the code by part."""
+
+    bytes_asked: int | None = key(minimum=0)
+    sample: str | None = None
+    message: str = ""
+    code: dict[str, str | None] | None = key("digests of the code that ran out of memory", optional=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """An error during a run; `type` is the exception's class, and `sample` None if no sample was running."""
+
+    sample: str | None = None
+    type: str = ""
+    message: str = ""
+    traceback: str = ""

@@ -19,7 +19,7 @@ from kvbench.errors import KvbenchError
 from kvbench.results.record import problem as problem_of
 from kvbench.results.store import DONE
 from kvbench.util import atomic
-from kvbench.util.process import began
+from kvbench.util.processor import began
 
 #: folder in which each sweep has a folder of its own
 SWEEPS = Path("results/sweeps")

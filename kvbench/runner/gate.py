@@ -22,7 +22,7 @@ from filelock import FileLock
 from kvbench.errors import ConfigError
 from kvbench.util import atomic
 from kvbench.util.cells import size as in_words
-from kvbench.util.process import began
+from kvbench.util.processor import began
 
 #: environment variable with the number of workers per GPU; the gate is in use if it is more than 1
 PER_GPU = "KVBENCH_WORKERS_PER_GPU"

@@ -20,8 +20,8 @@ from kvbench.tasks.files import Found, is_file
 from kvbench.tasks.formats import placed_records, read_json, read_records, read_text
 from kvbench.tasks.hub_files import cached, download
 from kvbench.tasks.records import Record
-from kvbench.tasks.shards import whole_split
 from kvbench.tasks.source import HubSource
+from kvbench.tasks.splits import whole_split
 
 __all__ = [
     "Found",

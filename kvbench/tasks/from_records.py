@@ -21,9 +21,8 @@ from kvbench.tasks import data
 from kvbench.tasks.base import PromptRules, Sample, Task, check_shots
 from kvbench.tasks.choices import correct, listed, options
 from kvbench.tasks.data import HubSource, Record
-from kvbench.tasks.entries import Entry
 from kvbench.tasks.records import FILLED_TEXT
-from kvbench.tasks.template import Template, lookup, text_of
+from kvbench.tasks.template import Entry, Template, lookup, text_of
 from kvbench.util.progress import say
 from kvbench.util.requirements import Package
 from kvbench.util.schema import MOST, MOST_TOKENS, bounded

@@ -17,9 +17,9 @@ from kvbench.metrics.answers import Metric
 from kvbench.tasks import data
 from kvbench.tasks.base import PromptRules, Sample
 from kvbench.tasks.data import Record
-from kvbench.tasks.entries import Entry
 from kvbench.tasks.from_records import Records
 from kvbench.tasks.records import FILLED_TEXT, check_record
+from kvbench.tasks.template import Entry
 from kvbench.util.schema import MOST_TOKENS, bounded
 
 FIELDS = {"question": FILLED_TEXT, "answer": FILLED_TEXT}

@@ -16,9 +16,8 @@ from kvbench.hub.ask import demand
 from kvbench.hub.record import note_split, recorded, settle
 from kvbench.hub.repository import HubError, Repository
 from kvbench.hub.transfer import Plan, fetch, fetch_file, plan
-from kvbench.tasks.shards import whole_split
 from kvbench.tasks.source import HubSource
-from kvbench.tasks.splits import is_split, split_files
+from kvbench.tasks.splits import is_split, split_files, whole_split
 
 
 def cached(source: HubSource, name: str, what: str) -> list[Path] | None:

@@ -123,3 +123,26 @@ def text_of(value: Any, field: str, place: str) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         raise DataError(f"{place}: field '{field}' is {value}; expected a string or a finite number.")
     return str(value)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One record converted to a prompt, to which few-shot examples can still be added.
+
+    Args:
+        context: half-open character range of the context in `prompt`; None if the data set does not define a context.
+        query: the question, with which a retriever searches the context; may be empty.
+        options: number of options of a multiple-choice question (metric ``choice``); 0 for other metrics.
+    """
+
+    prompt: str
+    context: Span | None
+    query: str
+    answers: tuple[str, ...]
+    record: Record
+    options: int = 0
+
+    @property
+    def target(self) -> str:
+        """The first answer as it would follow the prompt: after a space, unless the prompt ends in whitespace."""
+        return self.answers[0] if self.prompt[-1:].isspace() else f" {self.answers[0]}"

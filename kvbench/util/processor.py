@@ -1,7 +1,8 @@
-"""The name of the machine's processor, and its free memory."""
+"""The machine's processor, its free memory, and whether a process still runs."""
 
 from __future__ import annotations
 
+import os
 import platform
 from functools import cache
 from pathlib import Path
@@ -26,3 +27,25 @@ def free_memory() -> float | None:
             return next(float(line.split()[1]) * 1024 for line in handle if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError):
         return None
+
+
+def began(process: int) -> str | None:
+    """Return a text that identifies a running process even if its number is used again; None if it does not run.
+
+    On Linux it is the time at which the process began; elsewhere all running processes have the same text.
+    """
+    try:
+        with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as handle:
+            state, *rest = handle.read().rpartition(")")[2].split()
+            return None if state == "Z" else rest[18]
+    except (OSError, IndexError, ValueError):
+        pass
+    if os.path.isdir("/proc/self"):
+        return None
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return None
+    except OSError:
+        pass  # it runs, as another user
+    return "running"

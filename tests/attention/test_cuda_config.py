@@ -10,7 +10,7 @@ import pytest
 
 from kvbench.attention.cuda import build as cuda_build
 from kvbench.attention.cuda import config, storage
-from kvbench.attention.cuda.choices import options
+from kvbench.attention.cuda.config import options
 from kvbench.attention.cuda.levels import byte_table, factors_of, table
 from kvbench.attention.synthetic import FULL
 from kvbench.attention.work import Format

@@ -9,8 +9,7 @@ from kvbench.attention import synthetic
 from kvbench.attention.check_cases import ENGINES, INT4, INT8, Case, correctness, timed
 from kvbench.attention.logits import Logits
 from kvbench.attention.parts import part as described
-from kvbench.attention.synthetic import FULL, Piece, groups_of, layer, part, read
-from kvbench.attention.synthetic_factors import elements
+from kvbench.attention.synthetic import FULL, Piece, elements, groups_of, layer, part, read
 from kvbench.attention.work import Format
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.quantizers import AffineQuantizer, HierarchicalQuantizer

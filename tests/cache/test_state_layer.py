@@ -9,8 +9,7 @@ from kvbench.cache.progress import Progress
 from kvbench.cache.state_layer import StateLayer, layers_of
 from kvbench.calibration.attended import attended
 from kvbench.decoding import recordable, shared_prefill
-from kvbench.decoding.autoregressive import generate
-from kvbench.decoding.likelihood import answer_nll
+from kvbench.decoding.autoregressive import answer_nll, generate
 from kvbench.decoding.passes import forward, prefill
 from kvbench.decoding.perplexity import decode_nll, forward_nll, simulated_nll
 from kvbench.decoding.sampling import Sampling

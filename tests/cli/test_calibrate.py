@@ -125,7 +125,7 @@ def test_failures_have_their_exit_status(calls, monkeypatch, capsys) -> None:
 
 
 def test_generated_texts_are_those_of_no_evaluation(monkeypatch, tmp_path) -> None:
-    from kvbench.tasks.mini import heldout
+    from kvbench.tasks.mini import text
 
     prompts = command.mini()
     assert len(prompts) == len(set(prompts)) > 1
@@ -133,7 +133,7 @@ def test_generated_texts_are_those_of_no_evaluation(monkeypatch, tmp_path) -> No
     (tmp_path / "b.py").write_text("b")
     (tmp_path / "a.py").write_bytes(b"a\xff")
     (tmp_path / "other.txt").write_text("c")
-    (tmp_path / sorted(heldout.EXCLUDED)[0]).write_text("held out")
+    (tmp_path / sorted(text.EXCLUDED)[0]).write_text("held out")
     assert command.python() == ["a\ufffd", "b"]
     assert command.documents("python") == ["a\ufffd", "b"]
     for path in tmp_path.glob("*.py"):

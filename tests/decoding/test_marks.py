@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.decoding.marks import DRAFT, END, FLUSH, VERIFY, Marks
 from kvbench.decoding.round_times import Round
+from kvbench.decoding.rounds import DRAFT, END, FLUSH, VERIFY, Marks
 
 TICKS = count()
 

@@ -11,7 +11,7 @@ import torch
 
 from kvbench.cache import KVCache, Prompts
 from kvbench.decoding import passes
-from kvbench.decoding.likelihood import answer_nll
+from kvbench.decoding.autoregressive import answer_nll
 from kvbench.decoding.passes import groups, prefill
 from kvbench.errors import CacheError
 from kvbench.methods import load_method

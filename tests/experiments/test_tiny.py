@@ -23,9 +23,9 @@ from experiments.tiny.train import train
 from kvbench.errors import ConfigError, DataError
 from kvbench.tasks.mini.catalogue import TASKS
 from kvbench.tasks.mini.code import function
-from kvbench.tasks.mini.heldout import EXCLUDED
 from kvbench.tasks.mini.prose import Prose
 from kvbench.tasks.mini.rng import Rng
+from kvbench.tasks.mini.text import EXCLUDED
 from kvbench.tasks.mini.tokens import TOKENIZER, encoder
 
 CONFIG = Path(__file__).parents[2] / "experiments" / "tiny" / "tiny.yaml"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.page import names, settings
+from kvbench.page import settings
 
 
 def flat(**config: Any) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def test_a_column_holds_each_value_once_and_the_place_of_each_run():
 
 
 def named(changes: list[dict[str, Any]], models: str = "tttttttt") -> list[str]:
-    return names.names(
+    return settings.names(
         [
             SimpleNamespace(
                 metrics={"label": "kivi int2", "config": {"model": model, "dataset": "mini"}}, changes=changed

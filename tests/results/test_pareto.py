@@ -1,6 +1,6 @@
 """The Pareto front."""
 
-from kvbench.results.pareto import front
+from kvbench.results.ranking import front
 
 
 def test_the_front_has_what_no_other_point_beats():

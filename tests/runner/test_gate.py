@@ -15,7 +15,7 @@ import pytest
 
 from kvbench.errors import ConfigError
 from kvbench.runner import gate
-from kvbench.util.process import began
+from kvbench.util.processor import began
 
 SIZE = 1000
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvbench.errors import DataError
 from kvbench.tasks.mini import text
-from kvbench.tasks.mini.heldout import EXCLUDED, MODULES
+from kvbench.tasks.mini.text import EXCLUDED, MODULES
 
 
 def test_documents_of_this_python():

@@ -13,16 +13,15 @@ from kvbench.errors import ConfigError, DataError
 from kvbench.hub.repository import HubError
 from kvbench.tasks import hub_files, splits, texts
 from kvbench.tasks.choices import correct, listed, options
-from kvbench.tasks.entries import Entry
 from kvbench.tasks.filled import filled
+from kvbench.tasks.mini.catalogue import SCORERS
 from kvbench.tasks.mini.draft import Question, Setting
 from kvbench.tasks.mini.retrieval import find
 from kvbench.tasks.mini.rng import Rng
-from kvbench.tasks.mini.scoring import SCORERS
 from kvbench.tasks.perplexity import Perplexity
-from kvbench.tasks.shards import whole_split
 from kvbench.tasks.source import HubSource
-from kvbench.tasks.template import Template, lookup
+from kvbench.tasks.splits import whole_split
+from kvbench.tasks.template import Entry, Template, lookup
 
 
 def test_options_and_the_right_one() -> None:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from kvbench.attention.cuda.build import kernel
-from kvbench.attention.cuda.config import MOST_SPLITS
-from kvbench.attention.cuda.formats import unreadable
+from kvbench.attention.cuda.config import MOST_SPLITS, unreadable
 from kvbench.attention.cuda.storage import Signature
 from kvbench.attention.phases import Part, Work
 from kvbench.attention.reads import CUDA_KEYS, CUDA_VALUES, misfit

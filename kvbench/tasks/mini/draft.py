@@ -44,7 +44,7 @@ class Draft:
     The first question ends the sample's own prompt. `meta` becomes part of the finished sample's.
 
     Args:
-        style: key in :data:`kvbench.tasks.mini.templates.WRAPPERS` of the instructions around the context.
+        style: key in :data:`kvbench.tasks.mini.compose.WRAPPERS` of the instructions around the context.
         records: texts to scatter among the filler. Each begins on a new line, and has no whitespace at either end.
         ordered: True to keep the records in this order in the context, False to shuffle them.
         closing: text that ends the context, after all records and filler. It is empty or begins with whitespace.

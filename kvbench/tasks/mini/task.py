@@ -9,14 +9,12 @@ from typing import Any
 from kvbench.errors import ConfigError
 from kvbench.models.spec import BUNDLED
 from kvbench.tasks.base import Sample, Setup, Task
-from kvbench.tasks.mini.catalogue import HARD, TASKS
-from kvbench.tasks.mini.compose import Document, compose, tails
+from kvbench.tasks.mini.catalogue import HARD, SCORERS, TASKS
+from kvbench.tasks.mini.compose import WRAPPERS, Document, compose, tails
 from kvbench.tasks.mini.draft import Draft, Question, Setting
 from kvbench.tasks.mini.filler import CodeFiller, ProseFiller
 from kvbench.tasks.mini.prose import Prose
 from kvbench.tasks.mini.rng import Rng
-from kvbench.tasks.mini.scoring import SCORERS
-from kvbench.tasks.mini.templates import WRAPPERS
 from kvbench.tasks.mini.tokens import encoder, fingerprint
 from kvbench.tasks.work import AskQuestions, Generate, Work
 from kvbench.tasks.work import Question as Asked
@@ -153,7 +151,7 @@ class Mini(Task):
         }
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Score the first line of an answer with the scorer of its task (:mod:`kvbench.tasks.mini.scoring`)."""
+        """Score the first line of an answer with the scorer of its task (:mod:`kvbench.tasks.mini.catalogue`)."""
         return _score(sample.task, prediction, sample.answers[0], sample.meta)
 
     def score_questions(self, sample: Sample, predictions: Sequence[str]) -> dict[str, float]:
