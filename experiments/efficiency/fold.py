@@ -18,7 +18,7 @@ from kvbench.results.point_record import Point, bench_points, circumstances, fro
 from kvbench.results.samples import MEASURED
 from kvbench.results.store import find_runs
 from kvbench.results.tables import labels
-from kvbench.util.cells import seconds, size
+from kvbench.util.table import seconds, size
 
 Row = dict[str, Any]
 HEAD = (

@@ -11,9 +11,8 @@ from experiments.plan import Plan
 from kvbench.errors import KvbenchError
 from kvbench.models.load import load_tokenizer
 from kvbench.models.spec import ModelConfig
-from kvbench.retrieval.chunks import cut
+from kvbench.retrieval.chunks import by_threshold, cut
 from kvbench.retrieval.encoders import encoder
-from kvbench.retrieval.search import by_threshold
 from kvbench.runner.prompting import encode
 from kvbench.tasks.base import Sample
 from kvbench.tasks.mini import Mini

@@ -19,9 +19,8 @@ from experiments.place import add_options, choice
 from kvbench.models import by_name
 from kvbench.models.load import load_tokenizer
 from kvbench.models.spec import ModelConfig
-from kvbench.retrieval.chunks import Chunked, cut
+from kvbench.retrieval.chunks import Chunked, Widths, by_threshold, cut
 from kvbench.retrieval.encoders import encoder
-from kvbench.retrieval.search import Widths, by_threshold
 from kvbench.runner.prompting import encode
 from kvbench.tasks.base import Sample
 from kvbench.tasks.mini import Mini

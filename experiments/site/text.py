@@ -6,8 +6,7 @@ import inspect
 import re
 from collections.abc import Iterable
 
-from kvbench.cli.choice import Option
-from kvbench.cli.choice_help import as_typed
+from kvbench.cli.choice import Option, as_typed
 
 
 def table(rows: Iterable[Option]) -> str:

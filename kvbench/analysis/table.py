@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from kvbench.analysis.outcome import Outcome
-from kvbench.util.cells import size
+from kvbench.util.table import size
 
 #: figures of a row that are errors, with their headings
 FIGURES = {

@@ -24,7 +24,7 @@ from torch import Tensor
 from kvbench.attention.parts import kind_of, looked_up, part, window_of
 from kvbench.attention.rope.tables import NotServed, rope_of
 from kvbench.attention.work import Codebook, Format, Part, Received, Work
-from kvbench.cache.kernels.tables import upload
+from kvbench.cache.kernels.jobs import upload
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.segments.base import FullSegment
 from kvbench.cache.segments.layout import TILE

@@ -17,7 +17,7 @@ from kvbench.measure import capacity
 from kvbench.measure.how import How
 from kvbench.measure.meter import Meter
 from kvbench.models.load import load, resolve_device
-from kvbench.profiling.limit import limited
+from kvbench.profiling.device import limited
 from kvbench.profiling.machine import state
 from kvbench.profiling.memory import release
 from kvbench.util.table import table

@@ -26,8 +26,8 @@ from kvbench.measure.meter import How, Meter
 from kvbench.measure.stock import SHOWN
 from kvbench.methods.base import Method
 from kvbench.models.load import load, resolve_device
+from kvbench.profiling.device import limited
 from kvbench.profiling.energy import Counter, idle_power
-from kvbench.profiling.limit import limited
 from kvbench.profiling.machine import state
 from kvbench.profiling.memory import release
 from kvbench.tasks.efficiency import Efficiency

@@ -19,8 +19,7 @@ from kvbench.models.layer_types import ATTENDING, layer_types
 from kvbench.models.served import unserved
 from kvbench.models.state_sizes import state_bytes
 from kvbench.profiling.shape import OTHERS, sliding_windows
-from kvbench.util.cells import size
-from kvbench.util.table import table
+from kvbench.util.table import size, table
 
 #: bytes per element of keys and values in full precision
 WIDTH = 2

@@ -40,7 +40,7 @@ from kvbench.methods.speculation import AUTO, Speculation
 from kvbench.models.load import load
 from kvbench.profiling.memory import release
 from kvbench.profiling.timing import median
-from kvbench.results.round_times import round_times
+from kvbench.results.speculation import round_times
 from kvbench.util.failures import is_out_of_memory
 
 Row = dict[str, Any]

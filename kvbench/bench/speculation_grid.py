@@ -12,7 +12,7 @@ from typing import Any
 
 from kvbench.decoding.round_times import Round
 from kvbench.profiling.timing import median
-from kvbench.results.round_times import expected_tokens
+from kvbench.results.speculation import expected_tokens
 
 #: rounds at the beginning of a measurement that do not count
 SKIPPED = 2

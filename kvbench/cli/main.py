@@ -107,7 +107,7 @@ def _main(argv: list[str]) -> int:
         sys.path.insert(0, str(extra))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(extra), os.environ.get("PYTHONPATH")]))
     if arguments.help:
-        from kvbench.cli.choice_help import choice_help
+        from kvbench.cli.choice import choice_help
         from kvbench.cli.usage import folded, help_text
 
         show(folded(choice_help(arguments.overrides, extra) or help_text(extra)))

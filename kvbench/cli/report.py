@@ -18,9 +18,8 @@ from kvbench.results.columns import LIST, RunLine, columns
 from kvbench.results.store import RunStore, find_runs
 from kvbench.runner import sources
 from kvbench.util import table
-from kvbench.util.cells import Cell, printable
 from kvbench.util.requirements import exists
-from kvbench.util.table import Grid
+from kvbench.util.table import Cell, Grid, printable
 
 #: maximum number of samples of older code that --show lists
 SHOWN = 8

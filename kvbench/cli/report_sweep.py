@@ -11,7 +11,7 @@ from contextlib import suppress
 from kvbench.page.sweep import FollowedSweep
 from kvbench.results import ranking, sweeps, tables
 from kvbench.results.sweeps import Progress, Sweep
-from kvbench.util.cells import printable
+from kvbench.util.table import printable
 
 #: seconds between two looks at the files of the sweep
 EVERY_S = 2.0

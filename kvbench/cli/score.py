@@ -23,8 +23,8 @@ from kvbench.tasks.data import Found, Record
 from kvbench.tasks.longbench import EXTENDED
 from kvbench.tasks.records import COUNT, FILLED_TEXT, TEXT, TEXTS, TEXTS_OR_NULL
 from kvbench.util import table
-from kvbench.util.cells import Cell
 from kvbench.util.requirements import check_writable, exists
+from kvbench.util.table import Cell
 
 #: accepted keys for the response of the model, and for the reference answer
 RESPONSES = ("pred", "response", "prediction", "model_output", "output", "resps")

@@ -16,9 +16,8 @@ from transformers import PreTrainedModel
 from kvbench.cache import KVCache
 from kvbench.decoding import recordable
 from kvbench.decoding.drafting import prepare
-from kvbench.decoding.eager import decode
 from kvbench.decoding.generation import Generation, Observer, tell
-from kvbench.decoding.passes import Rows, forward, now, prefill
+from kvbench.decoding.passes import Rows, check_cache, forward, now, prefill
 from kvbench.decoding.recordable import Graphs, NotCaptured
 from kvbench.decoding.round_times import Round
 from kvbench.decoding.sampling import Sampling, choose
@@ -230,7 +229,7 @@ def capture(
             state, as before the call.
     """
     from kvbench.decoding import graphs as captured_decoding
-    from kvbench.decoding.step import Step
+    from kvbench.decoding.recorded import Step
 
     states = [generator.get_state() for generator in generators]
     uniforms = captured_decoding.uniforms(sampling, generators, steps)
@@ -289,3 +288,40 @@ def answer_nll(
         scores = torch.cat([scores, rest.float()], 1)
     losses = -torch.log_softmax(scores, -1).gather(-1, target[..., None]).squeeze(-1)
     return [(float(losses[row, : len(a)].sum()), len(a)) for row, a in enumerate(answer_ids)]
+
+
+def decode(
+    model: PreTrainedModel,
+    cache: KVCache,
+    token: Tensor,
+    mask: Tensor | None,
+    lengths: Tensor,
+    stopping: Stopping,
+    sampling: Sampling,
+    generators: Sequence[torch.Generator],
+    max_new_tokens: int,
+    pad_token_id: int = 0,
+) -> list[float]:
+    """Decode with eager steps until every row has ended, and return the seconds of each step.
+
+    Arguments are those of :func:`kvbench.decoding.autoregressive.continued`.
+
+    Raises:
+        CacheError: the model did not use the cache.
+    """
+    steps: list[float] = []
+    width = cache.get_seq_length()
+    stopping.take(token.tolist())
+    for number in range(max_new_tokens - 1):
+        if stopping.all_ended:
+            break
+        started = now(token)
+        token = token.masked_fill(torch.tensor(stopping.ended, device=token.device), pad_token_id)
+        if mask is not None:
+            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+        logits = forward(model, cache, token[:, None], mask, (lengths + number)[:, None])[:, -1]
+        token = choose(logits, sampling, generators)
+        steps.append(now(token) - started)
+        stopping.take(token.tolist())
+    check_cache(cache, width + len(steps))
+    return steps

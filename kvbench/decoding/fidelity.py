@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from kvbench.cache import KVCache
 from kvbench.decoding.graphs import Captured
 from kvbench.decoding.passes import Rows, check_cache, forward, prefill
+from kvbench.decoding.perplexity import simulated_logits
 from kvbench.decoding.recordable import Graphs, NotCaptured, eager_reason
 from kvbench.decoding.recorded import Recorded
-from kvbench.decoding.simulated import simulated_logits
 from kvbench.errors import ModelError
 
 #: called before a step with its number, counted from 1, and the cache

@@ -28,7 +28,8 @@ from kvbench.cache.kernels.pack import warm
 from kvbench.cache.kernels.pack_together import together
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.segments.packed import PackedSegment
-from kvbench.decoding.recordable import check, expected
+from kvbench.decoding.recordable import STATES, check, expected
+from kvbench.decoding.sampling import Sampling, draw, probabilities
 from kvbench.decoding.segments import Spanning, Twins
 from kvbench.decoding.tables import Layout, Upload, laid_out
 from kvbench.rotation.step import step as rotate
@@ -278,3 +279,51 @@ def settle(cache: KVCache) -> None:
     with together(cache.progress.packs) if deferred else nullcontext():
         if cache.method.settles or sliding:
             cache.settle_layers()
+
+
+__all__ = ["STATES", "Recorded", "Step", "settle"]
+
+
+class Step(Recorded):
+    """A decode step of one token per row that can be recorded; the tokens that it chooses are its next input.
+
+    Args:
+        token: last token of each row, not cached yet, ``[B]``.
+        lengths: number of cached tokens of each row, ``[B]``; this is also the position of `token`.
+        uniforms: random numbers with which to draw the tokens of all steps, fp32 ``[steps, B]``; None for greedy
+            decoding.
+    """
+
+    observed = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: KVCache,
+        token: Tensor,
+        lengths: Tensor,
+        sampling: Sampling,
+        uniforms: Tensor | None = None,
+    ) -> None:
+        super().__init__(model, cache, len(token), 1, token.device)
+        self.sampling = sampling
+        with torch.inference_mode(False):
+            self.number = torch.zeros(1, dtype=torch.long, device=self.device)
+            self.uniforms = None if uniforms is None else uniforms.to(self.device)
+        self.begin(token, lengths)
+
+    def changed(self) -> list[Tensor]:
+        """See :meth:`Recorded.changed`."""
+        return [*super().changed(), self.number]
+
+    def run(self) -> None:
+        """Run the forward pass, choose the next token of each row, and make it the input of the next run."""
+        logits = self.forward(logits_to_keep=1)[:, -1]
+        if self.uniforms is None:
+            token = logits.argmax(-1)
+        else:
+            uniform = self.uniforms.index_select(0, self.number)[0]
+            token = draw(probabilities(logits, self.sampling), uniform)
+        self.tokens.copy_(token[:, None])
+        self.positions.add_(1)
+        self.number.add_(1)

@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 
 from kvbench.attention.logits import PLAIN, Logits
 from kvbench.cache.kernels.append import append
-from kvbench.decoding.acceptance import accept_greedy, accept_sampled, chance
 from kvbench.decoding.ledger import Ledger
 from kvbench.decoding.recorded import Recorded
 from kvbench.decoding.sampling import Sampling, draw, probabilities
 from kvbench.decoding.segments import Twins
+from kvbench.decoding.speculative import accept_greedy, accept_sampled, chance
 from kvbench.decoding.tables import Layout, Numbers, Upload
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.loggers import wandb_rows
-from kvbench.loggers.base import Logger
+from kvbench.loggers.base import Logger, charted
 from kvbench.loggers.csv import flatten
-from kvbench.loggers.units import charted
 from kvbench.loggers.wandb_service import Service, log_files, plain
 from kvbench.results.store import DONE
 
@@ -119,7 +118,7 @@ class WandbLogger(Logger):
 
 
 def summary(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a run for W&B's summary, with units in their names (:mod:`kvbench.loggers.units`)."""
+    """Return the figures of a run for W&B's summary, with units in their names (:mod:`kvbench.loggers.base`)."""
     flat = {
         key.replace(".", "/"): value
         for name in _GROUPS

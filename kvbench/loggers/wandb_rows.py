@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvbench.loggers.base import MIB, charted
 from kvbench.loggers.csv import flatten
-from kvbench.loggers.units import MIB, charted
 from kvbench.results.aggregate import percentile, score_key
 from kvbench.results.samples import MEASURED
 

@@ -21,10 +21,18 @@ from kvbench.decoding.autoregressive import Generation, generate
 from kvbench.decoding.passes import groups
 from kvbench.measure import stock
 from kvbench.measure.how import How
-from kvbench.measure.nominal import nominal_bits
-from kvbench.measure.point_figures import Figures, layer_bytes, memory, moved, predicted, times, weight_bytes
+from kvbench.measure.point_figures import (
+    Figures,
+    layer_bytes,
+    memory,
+    moved,
+    nominal_bits,
+    predicted,
+    times,
+    weight_bytes,
+)
 from kvbench.measure.random_fill import go_on
-from kvbench.profiling import onednn
+from kvbench.profiling import device
 from kvbench.profiling.energy import Counter, Reading, used
 from kvbench.profiling.memory import PhasePeaks, release
 from kvbench.profiling.timing import synchronize
@@ -136,7 +144,7 @@ class Meter:
         point = {"prompt": prompt, "batch": batch, "new_tokens": self.how.new_tokens}
         release(self.device)
         try:
-            with onednn.kept(strict=True):
+            with device.kept(strict=True):
                 return {"status": "ok", **point, **measure()}
         except Exception as error:
             if not is_out_of_memory(error):

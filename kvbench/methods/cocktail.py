@@ -222,9 +222,8 @@ class Cocktail(Method):
 
         For `last_layer` see :class:`ChunkPlan`.
         """
-        from kvbench.retrieval.chunks import cut
+        from kvbench.retrieval.chunks import by_rank, by_threshold, cut, shuffled
         from kvbench.retrieval.encoders import encoder
-        from kvbench.retrieval.search import by_rank, by_threshold, shuffled
 
         ids = prompts.row_ids(row)
         context = prompts.context_spans[row] if prompts.context_spans else None
@@ -388,7 +387,7 @@ class Cocktail(Method):
                 "must be set to predict bytes, because without it the bit widths depend on the text",
                 hint="set the shares of FP16, INT4 and INT2: split=[10,30,60]",
             )
-        from kvbench.retrieval.search import Widths, by_rank, shuffled
+        from kvbench.retrieval.chunks import Widths, by_rank, shuffled
 
         total = at.prompt // self.chunk_size
         if at.chunks is None:

@@ -13,8 +13,7 @@ from kvbench.util.lazy import lazy
 if TYPE_CHECKING:
     import torch
 
-    from kvbench.retrieval.chunks import Chunked
-    from kvbench.retrieval.search import Widths
+    from kvbench.retrieval.chunks import Chunked, Widths
 else:
     torch = lazy("torch")
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from kvbench.errors import KvbenchError
 from kvbench.metrics import intervals
-from kvbench.page.numbers import cut, plain, short, trimmed, whole
-from kvbench.page.spread import spread
+from kvbench.page.numbers import cut, plain, short, spread, trimmed, whole
 from kvbench.results import aggregate, points
 from kvbench.results import code as codes
 from kvbench.results.columns import UNFINISHED

@@ -12,7 +12,7 @@ from kvbench.loggers.wandb_service import Service
 from kvbench.results.identity import content_digest
 from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
-from kvbench.util.cells import printable
+from kvbench.util.table import printable
 
 #: ``known``: the destination has it already
 Outcome = Literal["sent", "known", "failed"]

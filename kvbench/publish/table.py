@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvbench.loggers.units import MIB
+from kvbench.loggers.base import MIB
 from kvbench.results.ranking import front
 from kvbench.results.store import DONE
 from kvbench.results.sweeps import Progress

@@ -16,7 +16,7 @@ from kvbench.results import fidelity_columns
 from kvbench.results.aggregate import interval_of, pair_interval
 from kvbench.results.record import Metrics
 from kvbench.results.record_scores import Mean, Pair, RoundTimes, Score
-from kvbench.util.cells import Cell, seconds, size
+from kvbench.util.table import Cell, seconds, size
 
 Line = TypeVar("Line")
 

@@ -18,8 +18,7 @@ from kvbench.results.fidelity import answers_left, flips_of, pair
 from kvbench.results.labels import labels, named
 from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
-from kvbench.util.cells import Cell, printable
-from kvbench.util.table import Grid
+from kvbench.util.table import Cell, Grid, printable
 
 #: maximum number of changed samples to show
 SHOWN = 20

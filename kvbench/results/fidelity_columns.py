@@ -7,7 +7,7 @@ from typing import Any
 
 from kvbench.results.record_fidelity import Fidelity
 from kvbench.results.record_scores import Score
-from kvbench.util.cells import Cell
+from kvbench.util.table import Cell
 
 
 def cell(compared: Fidelity) -> Cell:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvbench.util.cells import printable
+from kvbench.util.table import printable
 
 Metrics = Mapping[str, Any]
 

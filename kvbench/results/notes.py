@@ -10,7 +10,7 @@ from kvbench.results.inter_token import described
 from kvbench.results.labels import labels
 from kvbench.results.load import busyness
 from kvbench.results.points import each, has_points
-from kvbench.util.cells import size
+from kvbench.util.table import size
 
 Metrics = Mapping[str, Any]
 

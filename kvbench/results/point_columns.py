@@ -10,7 +10,7 @@ from typing import Any
 from kvbench.results.columns import ROUND, Column, round_cell
 from kvbench.results.record import Metrics
 from kvbench.results.record_scores import Point
-from kvbench.util.cells import Cell, seconds, size
+from kvbench.util.table import Cell, seconds, size
 
 
 @dataclass(frozen=True)

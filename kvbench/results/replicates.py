@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from kvbench.errors import DataError
-from kvbench.results.latency_fit import LatencyFit, crossing, fit_latency
+from kvbench.results.inter_token import LatencyFit, crossing, fit_latency
 from kvbench.results.same_work import allocated_compression, cache_bound, nominal_compression, speed_up
 
 Row = dict[str, Any]

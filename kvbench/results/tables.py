@@ -25,7 +25,7 @@ from kvbench.results.notes import notes, untouched
 from kvbench.results.point_columns import POINT_COLUMNS, PointLine
 from kvbench.results.points import has_points
 from kvbench.util import table
-from kvbench.util.cells import Cell, printable, size
+from kvbench.util.table import Cell, printable, size
 
 __all__ = ["UNSAID", "labels", "markdown", "notes", "reread", "screen", "size", "summary", "to_csv", "untouched"]
 

@@ -19,8 +19,7 @@ from kvbench.errors import NonFiniteError
 from kvbench.models.load import LoadedModel
 from kvbench.profiling.memory import PhasePeaks
 from kvbench.results.samples import MEASURED, Row
-from kvbench.runner.fidelity_batch import batch_of, work_of
-from kvbench.runner.fidelity_passes import Passes
+from kvbench.runner.fidelity_batch import Passes, batch_of, work_of
 from kvbench.runner.full_precision import FullPrecision
 from kvbench.runner.rows import Machine, head, row_bill
 from kvbench.runner.scoring import scored

@@ -22,8 +22,7 @@ from kvbench.models.load import LoadedModel
 from kvbench.results import code as codes
 from kvbench.results.identity import content_digest, identity
 from kvbench.runner import sources
-from kvbench.runner.fidelity_batch import Batch, work_of
-from kvbench.runner.fidelity_passes import Passes
+from kvbench.runner.fidelity_batch import Batch, Passes, work_of
 from kvbench.runner.prompting import end_ids
 from kvbench.runner.references import FOLDER, Reference, References
 from kvbench.runner.rows import Machine

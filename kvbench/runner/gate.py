@@ -21,8 +21,8 @@ from filelock import FileLock
 
 from kvbench.errors import ConfigError
 from kvbench.util import atomic
-from kvbench.util.cells import size as in_words
 from kvbench.util.processor import began
+from kvbench.util.table import size as in_words
 
 #: environment variable with the number of workers per GPU; the gate is in use if it is more than 1
 PER_GPU = "KVBENCH_WORKERS_PER_GPU"

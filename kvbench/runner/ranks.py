@@ -124,14 +124,14 @@ def opened(checked: RunConfig, team: Team | None) -> Iterator[Session]:
     at the same time. Torch is imported only here, so a run without missing samples never imports it.
     """
     from kvbench.models.devices import homes
-    from kvbench.profiling import onednn
-    from kvbench.profiling.limit import limited
+    from kvbench.profiling import device
+    from kvbench.profiling.device import limited
     from kvbench.profiling.memory import release
     from kvbench.runner.session import Session
 
     limit, devices = checked.runtime.memory_limit_gb, homes(checked.runtime)
     with ExitStack() as stack:
-        stack.enter_context(onednn.kept(strict=False))  # the next run's times are not this one's lack of memory
+        stack.enter_context(device.kept(strict=False))  # the next run's times are not this one's lack of memory
         limits = [stack.enter_context(limited(device, limit)) for device in devices]
         if limit is not None and not all(limits):
             say(

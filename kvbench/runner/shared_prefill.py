@@ -14,7 +14,7 @@ from kvbench.profiling import roofline
 from kvbench.profiling.memory import release
 from kvbench.results.samples import Row
 from kvbench.runner.answers import Answers, PromptBatch
-from kvbench.runner.span_rows import SHARE, free_bytes
+from kvbench.runner.perplexity import SHARE, free_bytes
 from kvbench.tasks.base import Sample
 from kvbench.tasks.work import Generate
 from kvbench.util.failures import is_out_of_memory

@@ -34,7 +34,10 @@ _RECORDING = (
 )
 
 #: modules of decoding that serve captured steps alone, which only a GPU has
-_CAPTURED = ("captured", "graphs", "compiled", "fetching", "replay", "recordable", "recorded", "step")
+_CAPTURED = (
+    *("compiled", "graphs", "joined", "ledger", "recordable", "recorded", "replay", "round_passes", "rounds"),
+    *("segments", "tables"),
+)
 
 #: modules of rotations that serve kernels and captured steps alone
 _ROTATING = ("kvbench.rotation.rotate_kernel", "kvbench.rotation.step")
@@ -47,6 +50,7 @@ SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             "kvbench.attention.triton",
             "kvbench.attention.cuda",
+            "kvbench.attention.codebook",
             "kvbench.attention.check_cases",
             "kvbench.attention.check_kernels",
             "kvbench.attention.synthetic",
@@ -72,6 +76,7 @@ SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "kvbench.cache.kernels",
             "kvbench.attention.triton",
             "kvbench.attention.cuda",
+            "kvbench.attention.codebook",
             "kvbench.linear",
             *(f"kvbench.decoding.{name}" for name in _CAPTURED),
             *_ROTATING,

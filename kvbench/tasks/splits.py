@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from kvbench.errors import DataError
 from kvbench.hub.repository import HubError
-from kvbench.tasks.parquet import silenced
+from kvbench.tasks.formats import silenced
 
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d+)-of-(?P<count>\d+)(-[0-9a-f]+)?\.parquet")
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvbench.util import atomic
-from kvbench.util.cells import size as in_words
+from kvbench.util.table import size as in_words
 
 #: suffixes of the files that decide what a checkpoint computes
 SUFFIXES = (".safetensors", ".bin", ".json", ".model", ".jinja", ".txt")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import IO, Any
 
-from kvbench.util.cells import printable
+from kvbench.util.table import printable
 
 _plain = 0
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.attention.codebook import build as codebook_build
+from kvbench.attention.codebook import config as codebook_build
 from kvbench.attention.codebook import config as codebook_config
 from kvbench.attention.codebook import decode as codebook_decode
 from kvbench.attention.cuda import build, decode

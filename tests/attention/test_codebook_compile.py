@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from kvbench.attention.codebook import build
 from kvbench.attention.codebook.config import Build, chosen
 from kvbench.attention.cuda.config import RESERVED, shared_memory
 from kvbench.util.nvrtc import OPTIONS, ask
@@ -38,7 +37,7 @@ def test_registers_and_shared_memory(nvrtc: Any, bits: int) -> None:
         config = chosen(layer(1, bits), shared_memory(capability))
         architecture = "--gpu-architecture=sm_{}{}".format(*capability)
         options = [option.encode() for option in (architecture, *OPTIONS, "--ptxas-options=-v")]
-        source = (config.macros() + build.source()).encode()
+        source = (config.macros() + config.source()).encode()
         registers, spilled, static = report(
             nvrtc, ask(nvrtc.nvrtcCreateProgram(source, b"decode.cu", 0, [], [])), options
         )

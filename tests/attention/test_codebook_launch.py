@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.attention.codebook import build as codebook_build
 from kvbench.attention.codebook import config
+from kvbench.attention.codebook import config as codebook_build
 from kvbench.attention.codebook import decode as looked_up
 from kvbench.attention.codebook.config import Build, chosen
 from kvbench.attention.cuda.decode import best_splits

@@ -20,8 +20,7 @@ from kvbench.attention.triton import decode as triton_decode  # noqa: E402
 from kvbench.attention.triton import tuning as triton_tuning  # noqa: E402
 from kvbench.methods import load_method  # noqa: E402
 from kvbench.methods.cocktail import ChunkPlan, Plans  # noqa: E402
-from kvbench.retrieval.chunks import Chunked  # noqa: E402
-from kvbench.retrieval.search import Widths  # noqa: E402
+from kvbench.retrieval.chunks import Chunked, Widths  # noqa: E402
 from tests import zoo  # noqa: E402
 
 TOLERANCE = 3e-3

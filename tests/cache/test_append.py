@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvbench.cache.kernels.append import append
-from kvbench.cache.kernels.tables import addresses, upload
+from kvbench.cache.kernels.jobs import addresses, upload
 from tests.cache.packing import interpreted
 
 interpreted()

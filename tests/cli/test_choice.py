@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvbench.cli.choice import NOT_OPTIONS, WHOLE, choice, decoding
-from kvbench.cli.choice_help import WIDTH, choice_help, plain
+from kvbench.cli.choice import NOT_OPTIONS, WHOLE, WIDTH, choice, choice_help, decoding, plain
 from kvbench.cli.main import main
 from kvbench.errors import ConfigError
 from kvbench.util.confdir import groups, options

@@ -18,7 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from kvbench.cli import launchers, plan, sweep
-from kvbench.cli.launchers import gathered, joblib_pool, ray_pool, resources, submitit_pool, units
+from kvbench.cli.launchers import joblib_pool, ray_pool, resources, submitit_pool, units
 from kvbench.cli.launchers.units import Unit, units_of
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.results.store import RunStore
@@ -285,7 +285,7 @@ def test_a_lost_task_of_ray_is_started_again_under_another_claim_and_given_up_in
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept: list[tuple[list[int], dict[str, bytes]]] = []
-    monkeypatch.setattr(gathered, "keep", lambda unit, records: kept.append((unit.numbers, records)))
+    monkeypatch.setattr(units, "keep", lambda unit, records: kept.append((unit.numbers, records)))
     monkeypatch.setattr(resources, "needs", lambda *_: {"num_cpus": 1.0, "num_gpus": 0})
     (here / "s").mkdir()
     ray: Any = Ray([Lost("a node died\nmore"), {"a": b"1"}, Lost("x"), {"b": b"2"}, Lost("y"), Lost("z")])
@@ -322,7 +322,7 @@ def test_a_job_that_no_machine_can_run_is_not_waited_for_in_silence(
 ) -> None:
     asked = {1: 1.0, 2: 2.5, 3: 2.0}  # the machine that runs has two processors
     monkeypatch.setattr(resources, "needs", lambda unit, *_: {"num_cpus": asked[unit.numbers[0]], "num_gpus": 0.0})
-    monkeypatch.setattr(gathered, "keep", lambda unit, records: None)
+    monkeypatch.setattr(units, "keep", lambda unit, records: None)
     (here / "s").mkdir()
     ray: Any = Ray([{}, {}, {}])
     ray_pool._Pool(ray, three(here / "s"), RAY).work()
@@ -384,10 +384,10 @@ def test_a_gathered_run_is_paired_recorded_and_logged(here: Path, logger: Any) -
         "metrics": stale,
     }
     (unit, *_) = three(here / "s")
-    gathered.keep(unit, {"job-0002.json": json.dumps(outcome).encode()})
+    units.keep(unit, {"job-0002.json": json.dumps(outcome).encode()})
     stored = sweep.outcome(here / "s", 2, "token")
     assert stored is not None and stored["metrics"]["run_dir"] == str(runs / kivi["run_id"])
     assert stored["metrics"]["baseline"] == fp16["run_id"], "fp16 was not on the machine that ran it"
     assert [kind for kind, _ in logger.calls] == ["begin", "finish"] and len(logger.of("begin")[0]) == 4
     assert (here / "s" / "table.md").is_file()
-    gathered.keep(unit, {})
+    units.keep(unit, {})

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from kvbench.cli import launchers, sweep, unit
-from kvbench.cli.launchers import gathered, joblib_pool, ray_pool, resources, submitit_pool, units
+from kvbench.cli.launchers import joblib_pool, ray_pool, resources, submitit_pool, units
 from kvbench.errors import KvbenchError
 from tests.cli.test_launchers import RAY, here, three
 
@@ -356,13 +356,13 @@ def stored(here: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             raise KvbenchError("no such method")
         return {"runtime": {"results_dir": texts[0].partition("=")[2]}}
 
-    monkeypatch.setattr(gathered.job, "composed", composed)
-    monkeypatch.setattr(gathered, "RunStore", run_store)
-    monkeypatch.setattr(gathered.summary, "baseline", lambda store: None)
-    monkeypatch.setattr(gathered.loggers, "load", load)
-    monkeypatch.setattr(gathered, "logger_of", lambda options: options)
-    monkeypatch.setattr(gathered, "content_digest", lambda metrics: "digest")
-    monkeypatch.setattr(gathered, "refresh", lambda folder: seen.calls.append(("table", folder)))
+    monkeypatch.setattr(units.job, "composed", composed)
+    monkeypatch.setattr(units, "RunStore", run_store)
+    monkeypatch.setattr(units.summary, "baseline", lambda store: None)
+    monkeypatch.setattr(units.loggers, "load", load)
+    monkeypatch.setattr(units, "logger_of", lambda options: options)
+    monkeypatch.setattr(units, "content_digest", lambda metrics: "digest")
+    monkeypatch.setattr(units, "refresh", lambda folder: seen.calls.append(("table", folder)))
     return seen
 
 
@@ -374,11 +374,11 @@ def outcome(**more: Any) -> bytes:
 def test_a_gathered_job_without_a_run_is_recorded(here: Path, stored: SimpleNamespace) -> None:
     (one, *_) = three(here / "s")
     for metrics in (None, {"run_id": None}, {"label": "x"}):
-        gathered.keep(one, {"job-0002.json": outcome(metrics=metrics)})
+        units.keep(one, {"job-0002.json": outcome(metrics=metrics)})
         found = sweep.outcome(here / "s", 2, "token")
         assert found is not None and found["metrics"] == metrics
     assert stored.calls == [("table", here / "s")] * 3
-    gathered.keep(one, {})
+    units.keep(one, {})
     assert len(stored.calls) == 3
 
 
@@ -389,7 +389,7 @@ def test_a_gathered_run_is_sent_once(kind: str, here: Path, stored: SimpleNamesp
     stored.deliveries = {"sent before": {"there": "digest"}, "sent with other content": {"there": "old"}}.get(kind, {})
     stored.failed, stored.place = kind == "failed", None if kind == "nowhere" else "there"
     stored.config = None if kind == "no configuration" else stored.config
-    gathered.keep(three(here / "s")[0], {"job-0002.json": outcome(metrics={"run_id": "a-run"})})
+    units.keep(three(here / "s")[0], {"job-0002.json": outcome(metrics={"run_id": "a-run"})})
     sent = [("begin", [1, 2]), ("finish", "kivi")] * (kind not in ("sent before", "no configuration"))
     recorded = [("recorded", "there", "digest", False)] * (kind in ("new", "sent with other content"))
     assert stored.calls == [*sent, *recorded, ("table", here / "s")]
@@ -402,19 +402,19 @@ def test_a_gathered_run_with_a_wrong_logger_or_a_full_disk_is_said(
 ) -> None:
     stored.config = {"logger": None}
     one = three(here / "s")[0]
-    gathered.keep(one, {"a": outcome(metrics={"run_id": "a-run"})})
+    units.keep(one, {"a": outcome(metrics={"run_id": "a-run"})})
     assert "run a-run: its logger cannot be used (no such logger)" in capsys.readouterr().err
     stored.config = {}
-    gathered.keep(one, {"a": outcome(metrics={"run_id": "a-run"})})
+    units.keep(one, {"a": outcome(metrics={"run_id": "a-run"})})
     assert "its logger cannot be used" in capsys.readouterr().err
 
     def full(*given: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sweep, "record", full)
-    gathered.keep(one, {"a": outcome()})
+    units.keep(one, {"a": outcome()})
     assert "job 3: its record cannot be written: No space left on device." in capsys.readouterr().err
-    gathered.keep(one, {"a": outcome(overrides=["method=none"], metrics={"run_id": "a-run"})})
+    units.keep(one, {"a": outcome(overrides=["method=none"], metrics={"run_id": "a-run"})})
     assert stored.folders[-1] == Path("results/runs"), "of a wrong configuration, the default folder"
 
 
@@ -422,7 +422,7 @@ def test_a_gathered_fp16_run_is_paired_with_its_siblings(
     here: Path, stored: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paired: list[Any] = []
-    monkeypatch.setattr(gathered.summary, "baseline", lambda store: "fp16")
-    monkeypatch.setattr(gathered.summary, "pair_siblings", paired.append)
-    gathered.keep(three(here / "s")[0], {"a": outcome(metrics={"run_id": "a-run"})})
+    monkeypatch.setattr(units.summary, "baseline", lambda store: "fp16")
+    monkeypatch.setattr(units.summary, "pair_siblings", paired.append)
+    units.keep(three(here / "s")[0], {"a": outcome(metrics={"run_id": "a-run"})})
     assert paired == ["fp16"]

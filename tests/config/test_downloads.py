@@ -11,7 +11,7 @@ from kvbench.config import downloads as module
 from kvbench.config.downloads import Download, data_downloads, downloads, model_download
 from kvbench.errors import DataError, ModelError
 from kvbench.models.spec import Architecture, ModelConfig
-from kvbench.tasks.source import HubSource
+from kvbench.tasks.hub_files import HubSource
 
 SIZES: dict[str, Any] = {
     **{"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 300},

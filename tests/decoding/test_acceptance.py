@@ -2,7 +2,7 @@
 
 import torch
 
-from kvbench.decoding.acceptance import accept_greedy, accept_sampled
+from kvbench.decoding.speculative import accept_greedy, accept_sampled
 
 DRAWS, GAMMA, TOKENS = 1_000_000, 3, 5
 #: chi-squared of 24 degrees of freedom exceeds this once in a million

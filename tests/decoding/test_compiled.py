@@ -18,9 +18,9 @@ from kvbench.attention import fused, phases
 from kvbench.decoding import compiled, graphs, joined, speculative
 from kvbench.decoding.autoregressive import decode
 from kvbench.decoding.passes import prefill
+from kvbench.decoding.recorded import Step
 from kvbench.decoding.rounds import CapturedRounds
 from kvbench.decoding.sampling import Sampling
-from kvbench.decoding.step import Step
 from kvbench.decoding.stopping import Stopping
 from kvbench.linear import int4 as linear_int4
 from kvbench.linear import matvec

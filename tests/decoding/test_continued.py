@@ -13,8 +13,8 @@ from kvbench.cache.kernels import roll_together
 from kvbench.decoding import graphs, recordable, recorded, rounds
 from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.passes import prefill
+from kvbench.decoding.recorded import Step
 from kvbench.decoding.sampling import Sampling
-from kvbench.decoding.step import Step
 from kvbench.errors import CacheError
 from kvbench.methods import load_method
 from kvbench.util.attachment import Placement, record_placement

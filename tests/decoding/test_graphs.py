@@ -16,9 +16,9 @@ from kvbench.decoding import graphs, recordable
 from kvbench.decoding.autoregressive import decode, generate
 from kvbench.decoding.ledger import Ledger
 from kvbench.decoding.passes import prefill
+from kvbench.decoding.recorded import Step
 from kvbench.decoding.round_passes import Draft, Shared
 from kvbench.decoding.sampling import Sampling
-from kvbench.decoding.step import Step
 from kvbench.decoding.stopping import Stopping
 from kvbench.errors import CacheError, NonFiniteError
 from kvbench.methods import load_method

@@ -16,7 +16,7 @@ import pytest
 
 from experiments.registry import chosen
 from kvbench.cli.arguments import parse
-from kvbench.cli.choice_help import choice_help
+from kvbench.cli.choice import choice_help
 from kvbench.cli.compose import Composer
 from kvbench.cli.fetch import configurations
 from kvbench.errors import ConfigError

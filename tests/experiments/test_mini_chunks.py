@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments.mini import chunks
-from kvbench.retrieval.chunks import Chunked
-from kvbench.retrieval.search import Widths
+from kvbench.retrieval.chunks import Chunked, Widths
 from kvbench.tasks.base import Sample
 from kvbench.tasks.mini import Mini
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbench.loggers.units import charted
+from kvbench.loggers.base import charted
 
 
 @pytest.mark.parametrize(

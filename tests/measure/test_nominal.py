@@ -8,7 +8,7 @@ from kvbench.cache import Prompts
 from kvbench.config.setting import parse
 from kvbench.measure.capacity import _stored
 from kvbench.measure.meter import How, Meter
-from kvbench.measure.nominal import nominal_bits
+from kvbench.measure.point_figures import nominal_bits
 from kvbench.models.random_weights import byte_tokenizer
 from tests.zoo import model, padded_batch
 

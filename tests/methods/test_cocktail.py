@@ -11,8 +11,7 @@ from kvbench.errors import CacheError, ConfigError
 from kvbench.methods import load_method
 from kvbench.methods.bytes import kv_bytes
 from kvbench.methods.cocktail import ChunkPlan, Plans
-from kvbench.retrieval.chunks import Chunked
-from kvbench.retrieval.search import Widths
+from kvbench.retrieval.chunks import Chunked, Widths
 from tests import slow, zoo
 from tests.zoo import feed, new_layer, random_kv
 

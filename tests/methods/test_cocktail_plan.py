@@ -9,8 +9,7 @@ from kvbench.errors import ConfigError
 from kvbench.methods import load_method
 from kvbench.methods.bytes import kv_bytes
 from kvbench.methods.cocktail_plan import ChunkPlan, Plans, Run, aligned
-from kvbench.retrieval.chunks import Chunked
-from kvbench.retrieval.search import Widths
+from kvbench.retrieval.chunks import Chunked, Widths
 from tests.zoo import feed, new_layer, random_kv
 
 CPU = torch.device("cpu")

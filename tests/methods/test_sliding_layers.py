@@ -16,8 +16,7 @@ from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.bytes import kv_bytes
 from kvbench.methods.cocktail import ChunkPlan, Plans
 from kvbench.methods.streamingllm import Turning
-from kvbench.retrieval.chunks import Chunked
-from kvbench.retrieval.search import Widths
+from kvbench.retrieval.chunks import Chunked, Widths
 from tests import zoo
 
 WINDOW, PROMPT, TOKENS = 70, 90, 180

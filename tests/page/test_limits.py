@@ -10,7 +10,7 @@ import pytest
 from experiments.page.made import config, metrics, row, run_id, write
 from kvbench.cli import report
 from kvbench.page import data, pairs, papers, runs
-from kvbench.page.spread import spread
+from kvbench.page.numbers import spread
 from tests.page import test_papers
 from tests.page.report_support import data_of
 

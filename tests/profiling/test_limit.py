@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvbench.profiling.limit import limited
+from kvbench.profiling.device import limited
 from kvbench.util.failures import bytes_asked, is_out_of_memory
 
 GIB = 2**30

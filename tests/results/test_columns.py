@@ -12,7 +12,7 @@ from kvbench.results import columns, record, tables
 from kvbench.results.columns import LIST, TABLE, RunLine, reach, score_cell, status
 from kvbench.results.point_columns import POINT_COLUMNS
 from kvbench.results.record_scores import Mean
-from kvbench.util.cells import Cell
+from kvbench.util.table import Cell
 from tests.results.test_tables import run
 
 

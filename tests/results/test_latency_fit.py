@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbench.results.inter_token import Line
-from kvbench.results.latency_fit import crossing, fit_latency, r_squared
+from kvbench.results.inter_token import Line, crossing, fit_latency, r_squared
 
 
 def test_a_fit_by_hand():

@@ -7,7 +7,7 @@ import io
 from typing import Any
 
 from kvbench.results import record, tables
-from kvbench.util.cells import Cell
+from kvbench.util.table import Cell
 from tests.results.test_tables import run
 
 POINT = {

@@ -16,7 +16,7 @@ from kvbench.results import columns, point_columns, record, tables, typed
 from kvbench.results.columns import LIST, TABLE, Column
 from kvbench.results.store import RunStore
 from kvbench.runner.run import run
-from kvbench.util.cells import Cell
+from kvbench.util.table import Cell
 from tests.run_files import on_disk, store_of
 from tests.run_support import config
 

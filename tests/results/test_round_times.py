@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.results.round_times import expected_tokens, round_times, summed
+from kvbench.results.speculation import expected_tokens, round_times, summed
 
 
 def totals(**changes: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import itertools
 import pytest
 
 from kvbench.results import aggregate, columns, tables
-from kvbench.util.cells import Cell
+from kvbench.util.table import Cell
 
 
 def run(label: str, status: str = "ok", score: float = 0.9, tasks: int = 3, **config) -> dict:

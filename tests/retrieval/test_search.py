@@ -1,7 +1,6 @@
 """Thresholds, shares and their edges."""
 
-from kvbench.retrieval.chunks import cut
-from kvbench.retrieval.search import by_rank, by_threshold, shuffled
+from kvbench.retrieval.chunks import by_rank, by_threshold, cut, shuffled
 
 
 def test_thresholds_are_eq_2_and_3_and_strict_on_both_sides():

@@ -12,7 +12,7 @@ import torch
 
 from kvbench.errors import ConfigError
 from kvbench.results.samples import read
-from kvbench.runner import fidelity, fidelity_passes
+from kvbench.runner import fidelity, fidelity_batch
 from kvbench.runner.references import References
 from kvbench.runner.run import run
 from kvbench.tasks.work import CompareTokens
@@ -171,9 +171,9 @@ def test_a_window_longer_than_the_model_and_sampling_are_refused(tmp_path, text)
 
 def test_a_state_that_is_not_a_number_is_an_error(tmp_path, text, monkeypatch, capsys) -> None:
     """A prediction of NaN after the prompt has no divergence, so the batch has no rows."""
-    from kvbench.runner import fidelity_passes
+    from kvbench.runner import fidelity_batch
 
-    follow = fidelity_passes.follow
+    follow = fidelity_batch.follow
 
     def broken(*args: Any, **options: Any) -> Any:
         states, logits = follow(*args, **options)
@@ -181,7 +181,7 @@ def test_a_state_that_is_not_a_number_is_an_error(tmp_path, text, monkeypatch, c
         states[1, 3] = float("nan")
         return states, logits
 
-    monkeypatch.setattr(fidelity_passes, "follow", broken)
+    monkeypatch.setattr(fidelity_batch, "follow", broken)
     assert run(windows(tmp_path, text, reference="live"))["status"] == "error"
     assert "text@80/1: a final hidden state of the model contains NaN" in capsys.readouterr().err
 
@@ -191,11 +191,11 @@ def test_a_simulated_window_is_one_pass_and_a_decoded_one_goes_token_by_token(tm
     calls: list[str] = []
 
     def spied(name: str) -> Any:
-        act = getattr(fidelity_passes, name)
+        act = getattr(fidelity_batch, name)
         return lambda *given, **options: (calls.append(name), act(*given, **options))[1]
 
     for name in ("simulate", "follow"):
-        monkeypatch.setattr(fidelity_passes, name, spied(name))
+        monkeypatch.setattr(fidelity_batch, name, spied(name))
     passed = kld(run(windows(tmp_path, text, mode="simulated", limit=1)))
     assert set(calls) == {"simulate"}
     calls.clear()
@@ -234,12 +234,12 @@ def test_decoded_tokens_are_fed_up_to_the_last_but_one_and_counted(monkeypatch) 
         report(1)
         return torch.zeros(len(given), given.shape[1] + 1, 4), torch.zeros(len(given), 8)
 
-    monkeypatch.setattr(fidelity_passes, "follow", follow)
-    monkeypatch.setattr(fidelity_passes.Passes, "new_cache", lambda self, method, batch, new: f"room for {new}")
-    monkeypatch.setattr(fidelity_passes.Passes, "_check", lambda self, states, logits: None)
+    monkeypatch.setattr(fidelity_batch, "follow", follow)
+    monkeypatch.setattr(fidelity_batch.Passes, "new_cache", lambda self, method, batch, new: f"room for {new}")
+    monkeypatch.setattr(fidelity_batch.Passes, "_check", lambda self, states, logits: None)
     loaded = SimpleNamespace(model=None, device=torch.device("cpu"))
     runtime = SimpleNamespace(prefill_chunk=None, prefill_rows=None, graphs="never", compile=False)
-    passes: Any = fidelity_passes.Passes(runtime, loaded, None)  # type: ignore[arg-type]
+    passes: Any = fidelity_batch.Passes(runtime, loaded, None)  # type: ignore[arg-type]
     batch, work = SimpleNamespace(input_ids=None, mask=None), SimpleNamespace(mode="decode")
     passes.states(None, batch, [[5, 6, 7, 8, 9], [3, 4]], work, lambda *one: said.append(one), "kivi")
     assert fed == [("room for 4", [[5, 6, 7, 8], [3, 4, 0, 0]])]

@@ -46,7 +46,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> Any:
             events.append("closed")
 
     monkeypatch.setattr("kvbench.runner.session.Session", Session)
-    monkeypatch.setattr("kvbench.profiling.limit.limited", limited)
+    monkeypatch.setattr("kvbench.profiling.device.limited", limited)
     monkeypatch.setattr("kvbench.profiling.memory.release", lambda device: events.append(("released", device)))
     monkeypatch.setattr("kvbench.models.devices.homes", lambda runtime: ["first", "second"])
     return events

@@ -16,7 +16,7 @@ from kvbench.results.store import RunStore
 from kvbench.retrieval.encoders import HUB
 from kvbench.runner import origins
 from kvbench.tasks.base import Task
-from kvbench.tasks.source import HubSource
+from kvbench.tasks.hub_files import HubSource
 
 COMMIT, OTHER = "a" * 40, "b" * 40
 

@@ -12,10 +12,10 @@ from kvbench.models.spec import is_random
 from kvbench.tasks.base import Sample, Task, TokenTask, check_shots
 from kvbench.tasks.continuation import check_fits, check_lengths, check_warm_up
 from kvbench.tasks.efficiency import Efficiency
+from kvbench.tasks.hub_files import HubSource
 from kvbench.tasks.load import load
 from kvbench.tasks.mini import Mini
 from kvbench.tasks.perplexity import Perplexity
-from kvbench.tasks.source import HubSource
 
 
 def setup(**changes: Any) -> Any:

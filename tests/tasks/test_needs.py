@@ -15,11 +15,11 @@ from kvbench.tasks.continuation import Continuation
 from kvbench.tasks.fidelity import Fidelity
 from kvbench.tasks.files import Found
 from kvbench.tasks.gsm8k import GSM8K
+from kvbench.tasks.hub_files import HubSource
 from kvbench.tasks.longbench import LongBench
 from kvbench.tasks.perplexity import Perplexity
 from kvbench.tasks.ruler.task import Ruler
 from kvbench.tasks.ruler.texts import english_words, hotpotqa, splitter, squad
-from kvbench.tasks.source import HubSource
 from kvbench.tasks.summaries import Summaries
 from kvbench.tasks.work import Question
 from tests.tasks.test_fits import setup

@@ -14,12 +14,12 @@ from kvbench.hub.repository import HubError
 from kvbench.tasks import hub_files, splits, texts
 from kvbench.tasks.choices import correct, listed, options
 from kvbench.tasks.filled import filled
+from kvbench.tasks.hub_files import HubSource
 from kvbench.tasks.mini.catalogue import SCORERS
 from kvbench.tasks.mini.draft import Question, Setting
 from kvbench.tasks.mini.retrieval import find
 from kvbench.tasks.mini.rng import Rng
 from kvbench.tasks.perplexity import Perplexity
-from kvbench.tasks.source import HubSource
 from kvbench.tasks.splits import whole_split
 from kvbench.tasks.template import Entry, Template, lookup
 

@@ -18,7 +18,7 @@ from kvbench.tasks.ruler import Ruler, texts
 from kvbench.tasks.ruler.frame import KINDS, NOISE
 from kvbench.tasks.ruler.stream import Draft, Stream, fitting, largest
 from kvbench.tasks.ruler.task import GROUPS, checksum
-from kvbench.tasks.ruler.wordlists import Pairs
+from kvbench.tasks.ruler.texts import Pairs
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "ruler.json").read_text(encoding="utf-8"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbench.util.cells import Cell, seconds, size
+from kvbench.util.table import Cell, seconds, size
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvbench.profiling.limit import limited
+from kvbench.profiling.device import limited
 from kvbench.util.failures import bytes_asked, describe, is_out_of_memory
 
 CUDA = torch.OutOfMemoryError(

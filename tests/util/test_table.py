@@ -7,7 +7,7 @@ import os
 import pytest
 
 from kvbench.util import table
-from kvbench.util.cells import Cell
+from kvbench.util.table import Cell
 
 HEAD = ("model", "tokens", "us", "note")
 ROWS = [("7b", 4096, 12.345, None), ("70b", 128, 0.00123, "[bold]no kernel[/bold]")]

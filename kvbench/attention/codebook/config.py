@@ -1,10 +1,16 @@
-"""The configuration of the CUDA kernel for a codebook's codes: what it is compiled for, how many warps a CTA has."""
+"""The CUDA kernel for a codebook's codes: what it is compiled for, how many warps a CTA has, and its compilation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
 
+import torch
+
+from kvbench.attention.cuda import build as uniform
 from kvbench.attention.cuda.config import RESERVED
+from kvbench.util import nvrtc
 
 #: warps of a CTA and CTAs that a multiprocessor must hold, to choose from: the fastest on an H200 first
 CHOICES = ((12, 1), (10, 1), (8, 1), (6, 1), (4, 1), (2, 1), (1, 1))
@@ -90,3 +96,54 @@ def chosen(build: Build, shared: int) -> Build:
     """Return a configuration with the fastest number of warps that fits into shared memory, or with the smallest."""
     options = [replace(build, warps=warps, resident=resident) for warps, resident in CHOICES]
     return next((option for option in options if option.fits(shared)), options[-1])
+
+
+#: the files of the source, in the order in which they are joined; those of the kernel for uniform levels are shared
+PARTS = (
+    "header.cuh",
+    "lookup.cuh",
+    "loads.cuh",
+    "rotation.cuh",
+    "outliers.cuh",
+    "scores.cuh",
+    "values.cuh",
+    "exact.cuh",
+    "merge.cuh",
+    "decode.cu",
+)
+SHARED = ("instructions.cuh", "splits.cuh")
+
+
+class Kernel(nvrtc.Function):
+    """The CUDA kernel, compiled for one configuration and loaded on one device.
+
+    Raises:
+        RuntimeError: nvrtc or the driver reported an error, which the message contains.
+    """
+
+    def __init__(self, build: Build, device: int) -> None:
+        self.build = build
+        overlapped = uniform.OVERLAPPED and torch.cuda.get_device_capability(device) >= (9, 0)
+        super().__init__(build.macros() + source(), "decode", device, build.warps * 32, build.shared, overlapped)
+
+
+@cache
+def source() -> str:
+    """Return the CUDA source of the kernel, without the macro definitions that configure it."""
+    first, *others = (part(name) for name in PARTS)
+    return "\n".join([first, *map(uniform.part, SHARED), *others])
+
+
+def part(name: str) -> str:
+    """Return one of the files of the CUDA source."""
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=256)
+def kernel(build: Build, device: int) -> Kernel:
+    """Return the CUDA kernel for a configuration, compiled and loaded on a GPU; equal calls share one kernel.
+
+    Raises:
+        RuntimeError: nvrtc or the driver reported an error, which the message contains.
+    """
+    return Kernel(build, device)

@@ -1,6 +1,6 @@
 """Decode attention over a codebook's codes (KVQuant) by the CUDA kernel: the code that runs on the host.
 
-The kernel is compiled at first use for the format of a layer (:mod:`kvbench.attention.codebook.build`), and one
+The kernel is compiled at first use for the format of a layer (:mod:`kvbench.attention.codebook.config`), and one
 launch computes a step: codes are looked up in registers, keys rotated on the way, outliers added, and tokens in full
 precision before and after the packed ones included.
 Source: Hooper et al., "KVQuant" (NeurIPS 2024), sec. 3.7 and appendix: codes looked up in registers or shared memory,
@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbench.attention.codebook.build import kernel
-from kvbench.attention.codebook.config import ROWS, Build, chosen
+from kvbench.attention.codebook.config import ROWS, Build, chosen, kernel
 from kvbench.attention.cuda.config import shared_memory
 from kvbench.attention.cuda.decode import best_splits, extras, factors, workspace
 from kvbench.attention.phases import Part, Work

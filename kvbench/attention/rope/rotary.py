@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from kvbench.cache.kernels.tables import upload
+from kvbench.cache.kernels.jobs import upload
 from kvbench.errors import ModelError
 from kvbench.models.layers import attending
 from kvbench.util.attachment import attachment

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels.tables import upload
+from kvbench.cache.kernels.jobs import upload
 from kvbench.cache.layer import KVLayer
 
 #: number of positions of the fine table

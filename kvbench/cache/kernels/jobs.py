@@ -12,10 +12,25 @@ from torch import Tensor
 
 from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.forms import Form, programs
-from kvbench.cache.kernels.tables import addresses
 from kvbench.cache.segments.base import Side
 from kvbench.cache.watch import Watch, words
 from kvbench.quantizers.affine import AffineQuantizer
+
+
+def upload(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Copy numbers, a list that may be nested, to a device without making the host wait until the copy has finished."""
+    with torch.inference_mode(False):
+        on_host = torch.tensor(numbers, dtype=dtype)
+        return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host
+
+
+@lru_cache(maxsize=1024)
+def addresses(numbers: tuple[object, ...], device: torch.device) -> Tensor:
+    """Return buffer addresses as an int64 tensor on a device; equal arguments return the same, cached tensor.
+
+    `numbers` are addresses and other integers, a tuple that may be nested.
+    """
+    return upload(numbers, torch.int64, device)
 
 
 class Packed(Protocol):

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from kvbench.cache.kernels.forms import Form, programs
-from kvbench.cache.kernels.jobs import Job, Packed, alone
+from kvbench.cache.kernels.jobs import Job, Packed, addresses, alone
 from kvbench.cache.kernels.reads import BALANCED, refusal
-from kvbench.cache.kernels.tables import addresses
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.kvarn import KvarnQuantizer
 

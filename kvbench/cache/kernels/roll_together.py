@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from kvbench.cache.kernels.deferred import Deferred
+from kvbench.cache.kernels.jobs import addresses, upload
 from kvbench.cache.kernels.pack import compiled
 from kvbench.cache.kernels.reads import uncopied
-from kvbench.cache.kernels.tables import addresses, upload
 
 #: True to run the kernels in Triton's interpreter on a CPU (tests)
 INTERPRET = False

@@ -9,8 +9,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from kvbench.cache.kernels.jobs import addresses
 from kvbench.cache.kernels.reads import uncopied
-from kvbench.cache.kernels.tables import addresses
 
 #: True to run the kernel in Triton's interpreter on a CPU (tests)
 INTERPRET = False

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.cli.launchers import gathered, resources
+from kvbench.cli.launchers import resources, units
 from kvbench.cli.launchers.units import Unit
 from kvbench.cli.launchers.units import run as run_here
 from kvbench.errors import ConfigError, KvbenchError
@@ -175,7 +175,7 @@ class _Pool:
             say(f"job {number} was lost ({type(error).__name__}) and is started again: {reason}")
             self._start(_Attempt(unit, tries, next(self._names)), probe)
             return
-        gathered.keep(unit, records)
+        units.keep(unit, records)
 
 
 def _execute(unit: Unit, claim: str, keeper: Any, probe: str | None) -> Records:

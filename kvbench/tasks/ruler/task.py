@@ -12,7 +12,7 @@ from kvbench.errors import ConfigError
 from kvbench.metrics import ruler as metric
 from kvbench.tasks.base import PromptRules, Sample, Setup, TokenTask
 from kvbench.tasks.data import HubSource
-from kvbench.tasks.ruler import texts, wordlists
+from kvbench.tasks.ruler import texts
 from kvbench.tasks.ruler.counting import CommonWords, FrequentWords
 from kvbench.tasks.ruler.documents import Documents
 from kvbench.tasks.ruler.frame import CHAT, KINDS
@@ -120,7 +120,7 @@ class Ruler(TokenTask):
         name = next((name for name in self.names if KINDS[name].generator in ("niah", "cwe")), None)
         if name is None or (KINDS[name].key == "uuids" and len(self.names) == 1):
             return ()
-        hint = f"pip install 'kvbench[ruler]' (wonderwords=={wordlists.VERSION})"
+        hint = f"pip install 'kvbench[ruler]' (wonderwords=={texts.VERSION})"
         return (Package("wonderwords", "dataset.tasks", name, hint),)
 
     def fits(self, config: Setup) -> None:
@@ -183,7 +183,7 @@ class Ruler(TokenTask):
         kind, chat = KINDS[name], CHAT[self.template]
         stream = Stream(lambda text: len(self.tokenizer.tokenize(text)), length, self.seed)
         if kind.generator == "niah":
-            pairs = wordlists.pairs() if kind.key == "words" else ()
+            pairs = texts.pairs() if kind.key == "words" else ()
             if kind.haystack != "essay":
                 return Needles(kind, stream, chat, pairs)
             return Needles(kind, stream, chat, pairs, self._text, texts.splitter(self.sentences))
@@ -191,7 +191,7 @@ class Ruler(TokenTask):
             return Tracking(kind, stream, chat)
         if kind.generator == "cwe":
             more = texts.english_words(self.english_words) if self.english_words else ()
-            return CommonWords(kind, stream, chat, wordlists.listed(stream), more)
+            return CommonWords(kind, stream, chat, texts.listed(stream), more)
         if kind.generator == "fwe":
             return FrequentWords(kind, stream, chat)
         return Documents(kind, stream, chat, *(self._squad if kind.questions == "squad" else self._hotpotqa))
@@ -219,7 +219,7 @@ class Ruler(TokenTask):
                 documents, questions = getattr(self, loaded)
                 sums[key] = hashlib.sha256(repr((documents, questions)).encode()).hexdigest()
         if self.english_words and "cwe" in self.names:
-            sums["english_words"] = wordlists.checksum(texts.english_words(self.english_words))
+            sums["english_words"] = texts.checksum(texts.english_words(self.english_words))
         return sums
 
     def identity(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from kvbench.attention.codebook import decode
-from kvbench.attention.codebook.build import kernel
+from kvbench.attention.codebook.config import kernel
 from kvbench.attention.phases import Work, looked_up
 from kvbench.attention.rope.tables import Rope, tables
 from kvbench.attention.synthetic import error
