@@ -431,7 +431,7 @@ class KVLayer(CacheLayerMixin):
     # -- transformers' interface ------------------------------------------------------------------------------------
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """See :meth:`PromptPhase.initialize`."""
+        """See :meth:`initialize`."""
         self.initialize(key_states, value_states)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:

@@ -20,6 +20,8 @@ from kvbench.errors import ConfigError, cut, few, nearest
 
 T = TypeVar("T")
 
+#: names of the bounds in a field's metadata
+BOUNDS = frozenset({"minimum", "maximum", "above"})
 #: upper bounds of sizes: a larger number is a typing error that would otherwise end in a memory error much later
 MOST_TOKENS = 2**24
 MOST_ROWS = 2**16
@@ -49,13 +51,14 @@ def bounded(
 
 
 def check_bounds(tree: Any, prefix: str) -> None:
-    """Raise ConfigError if a number of a dataclass, however it was made, is outside the bounds of its field."""
+    """Raise ConfigError if a field with bounds (:func:`bounded`) has the wrong type or is outside them.
+
+    For dataclasses that were made without :func:`build`. Fields without bounds are not looked at.
+    """
+    hints = _hints(type(tree))
     for field in dataclasses.fields(tree):
-        if field.metadata and field.init:
-            value, key = getattr(tree, field.name), join(prefix, field.name)
-            for number in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(number, (int, float)) and not isinstance(number, bool):
-                    _within(number, key, field.metadata)
+        if field.init and not BOUNDS.isdisjoint(field.metadata):
+            convert(hints[field.name], getattr(tree, field.name), join(prefix, field.name), field.metadata)
 
 
 def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
@@ -210,6 +213,8 @@ def _instead(hint: Any, value: Any, key: str, limits: Mapping[str, Any]) -> str:
         near = [number for number in (math.floor(value), math.ceil(value)) if low <= number <= high]
         if near:
             return " or ".join(f"{key}={number}" for number in dict.fromkeys(near))
+    if hint is int:
+        return f"{key}={max(1, limits.get('minimum', 1))}"
     return f"{key}={example(hint)}"
 
 

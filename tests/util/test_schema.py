@@ -12,7 +12,7 @@ import pytest
 
 from kvbench.errors import ConfigError, cut, few, nearest
 from kvbench.util import schema
-from kvbench.util.schema import MOST, bounded, build, convert, describe, example, load_class
+from kvbench.util.schema import MOST, bounded, build, check_bounds, convert, describe, example, load_class
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,36 @@ def test_a_configuration_is_made_of_plain_types() -> None:
 def test_what_is_refused_is_named(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         made(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"share": 1.5}, "x.share=1.5: must be at most 1.0."),
+        ({"share": float("nan")}, "x.share=nan: must be a finite number."),
+        ({"share": True}, "x.share=true: must be a number."),
+        ({"share": "0.5"}, "x.share=0.5: must be a number."),
+        ({"count": 2.5}, "x.count=2.5: must be a whole number."),
+        ({"count": [3]}, "x.count=[3]: must be a whole number."),
+        ({"either": 3}, "x.either=3: must be at least 4."),
+        ({"either": False}, "x.either=false: must be a whole number or all or null."),
+    ],
+)
+def test_bounds_hold_for_an_instance_that_was_not_built(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_bounds(Whole(**({"must": 1} | values)), "x")
+    assert str(refused.value).splitlines()[0].startswith(said)
+
+
+def test_values_within_bounds_and_fields_without_any_are_let_through() -> None:
+    for values in ({}, {"share": 1}, {"count": None}, {"either": None}, {"either": "all"}, {"table": {"a": 5}}):
+        check_bounds(Whole(**({"must": "text"} | values)), "x")  # type: ignore[arg-type]
+
+
+def test_the_number_to_type_instead_is_within_the_bounds() -> None:
+    for minimum, typed in ((None, 1), (-2, 1), (2, 2)):
+        with pytest.raises(ConfigError, match=f"try key={typed}$"):
+            convert(int, "x", "key", {} if minimum is None else {"minimum": minimum})
 
 
 def test_a_missing_key_is_shown_as_it_would_be_typed() -> None:
