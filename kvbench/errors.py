@@ -112,6 +112,10 @@ class CombinationError(ConfigError):
     """
 
 
+class RangeError(ConfigError):
+    """A number of the right type outside its bounds (:func:`kvbench.util.schema.bounded`)."""
+
+
 class NonFiniteError(KvbenchError):
     """NaN or Inf in the keys or values; the message names the layer, the tensor and the position in the sequence."""
 

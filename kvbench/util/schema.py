@@ -16,7 +16,7 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union
 
-from kvbench.errors import ConfigError, cut, few, nearest
+from kvbench.errors import ConfigError, RangeError, cut, few, nearest
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def check_bounds(tree: Any, prefix: str) -> None:
 
     For dataclasses that were made without :func:`build`. Fields without bounds are not looked at.
     """
-    hints = _hints(type(tree))
+    hints = _hints(type(tree))  # type: ignore[arg-type]
     for field in dataclasses.fields(tree):
         if field.init and not BOUNDS.isdisjoint(field.metadata):
             convert(hints[field.name], getattr(tree, field.name), join(prefix, field.name), field.metadata)
@@ -218,10 +218,6 @@ def _instead(hint: Any, value: Any, key: str, limits: Mapping[str, Any]) -> str:
     return f"{key}={example(hint)}"
 
 
-class _OutOfRange(ConfigError):
-    """A number of the right type outside its bounds."""
-
-
 def _convert_union(args: tuple[Any, ...], value: Any, key: str, limits: Mapping[str, Any]) -> Any:
     if value is None and type(None) in args:
         return None
@@ -232,7 +228,7 @@ def _convert_union(args: tuple[Any, ...], value: Any, key: str, limits: Mapping[
         try:
             return convert(member, value, key, limits)
         except ConfigError as error:
-            if isinstance(error, _OutOfRange):
+            if isinstance(error, RangeError):
                 raise  # the type is right: the message about the bounds is clearer
     raise ConfigError(key, _shown(value), f"must be {_either(args)}")
 
@@ -249,11 +245,11 @@ def _convert_items(origin: Any, args: tuple[Any, ...], value: Sequence[Any], key
 
 def _within(value: Any, key: str, limits: Mapping[str, Any]) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
-        raise _OutOfRange(key, value, "must be a finite number")
+        raise RangeError(key, value, "must be a finite number")
     low, high, above = limits.get("minimum"), limits.get("maximum"), limits.get("above")
     if isinstance(value, int) and abs(value) > MOST and (high is None or value < 0):
         value_shown = cut(str(value)) if value.bit_length() < 1000 else "(a number of more than 300 digits)"
-        raise _OutOfRange(key, value_shown, "is too large", allowed=f"at most {MOST if high is None else high}")
+        raise RangeError(key, value_shown, "is too large", allowed=f"at most {MOST if high is None else high}")
     span = []
     if low is not None:
         span.append(f"at least {low}")
@@ -261,13 +257,13 @@ def _within(value: Any, key: str, limits: Mapping[str, Any]) -> Any:
         span.append(f"greater than {above}")
     if high is not None:
         span.append(f"at most {high}")
-    allowed = " and ".join(span)
+    allowed = " and ".join(span) if len(span) > 1 else ""  # the problem names a single bound
     if low is not None and value < low:
-        raise _OutOfRange(key, value, f"must be at least {low}", allowed=allowed)
+        raise RangeError(key, value, f"must be at least {low}", allowed=allowed)
     if above is not None and value <= above:
-        raise _OutOfRange(key, value, f"must be greater than {above}", allowed=allowed)
+        raise RangeError(key, value, f"must be greater than {above}", allowed=allowed)
     if high is not None and value > high:
-        raise _OutOfRange(key, value, f"must be at most {high}", allowed=allowed)
+        raise RangeError(key, value, f"must be at most {high}", allowed=allowed)
     return value
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
-from kvbench.errors import ConfigError, cut, few, nearest
+from kvbench.errors import ConfigError, RangeError, cut, few, nearest
 from kvbench.util import schema
 from kvbench.util.schema import MOST, bounded, build, check_bounds, convert, describe, example, load_class
 
@@ -134,6 +134,19 @@ def test_bounds_hold_for_an_instance_that_was_not_built(values: dict[str, Any], 
     with pytest.raises(ConfigError) as refused:
         check_bounds(Whole(**({"must": 1} | values)), "x")
     assert str(refused.value).splitlines()[0].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"minimum": 1}, "key=0: must be at least 1."),
+        ({"minimum": 1, "maximum": 9}, "key=0: must be at least 1.\n  allowed: at least 1 and at most 9"),
+    ],
+)
+def test_bounds_are_said_once(limits: dict[str, int], said: str) -> None:
+    with pytest.raises(RangeError) as refused:
+        convert(int, 0, "key", limits)
+    assert str(refused.value) == said
 
 
 def test_values_within_bounds_and_fields_without_any_are_let_through() -> None:
