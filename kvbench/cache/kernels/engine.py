@@ -143,7 +143,7 @@ def refuses(keys: Packed, values: Packed) -> str | None:
 
 
 def quantize(keys: Packed, values: Packed, key: Tensor, value: Tensor, places: Tensor) -> None:
-    """See :func:`kvbench.cache.kernels.append.quantize`."""
+    """See :func:`kvbench.cache.kernels.at_once.quantize`."""
     from kvbench.cache.kernels.engine_kernel import pack_step
 
     key = key if key.stride(-1) == 1 else key.contiguous()

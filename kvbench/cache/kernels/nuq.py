@@ -55,7 +55,7 @@ def rank(share: float, width: int, *, high: bool) -> tuple[int, float]:
 
 
 def quantize(keys: NuqSegment, values: NuqSegment, key: Tensor, value: Tensor, places: Tensor) -> None:
-    """See :func:`kvbench.cache.kernels.append.quantize`."""
+    """See :func:`kvbench.cache.kernels.at_once.quantize`."""
     from kvbench.cache.kernels.nuq_kernel import quantize_token
 
     key = key if key.stride(-1) == 1 else key.contiguous()
