@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.place import positive
 from experiments.plan import Plan
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.util.confdir import options
@@ -86,13 +87,6 @@ def parser() -> argparse.ArgumentParser:
     add("--runs", type=Path, default=Path("results/runs"), help="folder of the runs (default: results/runs)")
     add("--out", type=Path, default=Path("results"), help="folder for tables and figures (default: results)")
     return top
-
-
-def positive(text: str) -> int:
-    """Parse a number of samples, tokens or processes, at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
-    return int(text)
 
 
 def check_models(names: Sequence[str]) -> None:

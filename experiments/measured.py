@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.place import Choice, add_options, choice, drawable, known, place
+from experiments.place import Choice, add_options, choice, drawable, known, place, positive
 from experiments.place import rows as counted
 from experiments.runs import Run, composed, execute, identify
 from kvbench.config.setting import parse
@@ -141,11 +141,16 @@ def parser(command: str, about: str | None, runs: str, batch: int, limit: int | 
     top = argparse.ArgumentParser(prog=f"python -m {command}", description=about)
     add, default = top.add_argument, " (default: %(default)s)"
     add("--model", default=TINY, help="preset, OWNER/NAME of the hub or ./FOLDER" + default)
-    add("--limit", type=int, default=limit, help="samples per task" + (default if limit else ""))
+    add("--limit", type=positive, default=limit, help="samples per task" + (default if limit else ""))
     add("--only", nargs="*", default=[], metavar="NAME", help="settings to run and to fold (default: all)")
     add("--device", default="auto", help="device: auto, cpu, cuda or cuda:N")
-    add("--batch", type=int, default=batch, help="prompts per batch" + default)
-    add("--jobs", type=int, default=1, help="settings that run side by side, each in a process of its own" + default)
+    add("--batch", type=positive, default=batch, help="prompts per batch" + default)
+    add(
+        "--jobs",
+        type=positive,
+        default=1,
+        help="settings that run side by side, each in a process of its own" + default,
+    )
     add("--runs", type=Path, default=Path(runs), help="folder of the runs" + default)
     add("--out", type=Path, help="folder of the tables (default: below results/, by model)")
     add("--fold-only", action="store_true", help="write the tables from existing runs, without running anything")

@@ -58,6 +58,13 @@ class Place:
         return int(self.refused)
 
 
+def positive(text: str) -> int:
+    """Parse a number of samples, tokens or processes, at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(text)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add ``--write`` and ``--replace`` to a command."""
     parser.add_argument("--write", action="store_true", help="write below results/ (default: to results/trials)")
