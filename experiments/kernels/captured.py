@@ -23,8 +23,7 @@ from kvbench.config.setting import parse
 from kvbench.decoding import graphs, recordable
 from kvbench.decoding.autoregressive import capture
 from kvbench.decoding.passes import prefill
-from kvbench.decoding.sampling import Sampling
-from kvbench.decoding.stopping import Stopping
+from kvbench.decoding.sampling import Sampling, Stopping
 
 METHODS: dict[str, str] = {
     "fp16": "fp16",

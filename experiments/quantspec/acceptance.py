@@ -26,9 +26,8 @@ from kvbench.decoding import Sampling
 from kvbench.decoding.drafting import prepare
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.round_times import figures
-from kvbench.decoding.sampling import choose
+from kvbench.decoding.sampling import Stopping, choose
 from kvbench.decoding.speculative import decode
-from kvbench.decoding.stopping import Stopping
 from kvbench.methods import load_method
 from kvbench.methods.speculation import Speculation
 

@@ -24,10 +24,9 @@ from experiments.quantspec.prompts import Prompt, books, tasks
 from kvbench.cache import KVCache
 from kvbench.decoding import Sampling
 from kvbench.decoding.passes import prefill
-from kvbench.decoding.replay import replay
 from kvbench.decoding.round_times import Round, figures
-from kvbench.decoding.speculative import decode
-from kvbench.decoding.stopping import Stopping
+from kvbench.decoding.sampling import Stopping
+from kvbench.decoding.speculative import decode, replay
 from kvbench.methods import load_method
 from kvbench.methods.speculation import Speculation, Weights
 from kvbench.models.load import load

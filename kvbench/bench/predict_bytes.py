@@ -1,7 +1,7 @@
 """Bytes of keys, values and states for models that the roofline does not describe: mixtures of experts and hybrids.
 
 The bytes are those that a cache really holds: keys and values by each method's formula
-(:mod:`kvbench.methods.bytes`), states of fixed size by the model's configuration (:mod:`kvbench.models.state_sizes`).
+(:mod:`kvbench.methods.bytes`), states of fixed size by the model's configuration (:mod:`kvbench.models.layer_types`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from kvbench.methods.base import Method
 from kvbench.methods.byte_parts import KVBytes
 from kvbench.methods.bytes import kv_bytes
 from kvbench.methods.load import load_method
-from kvbench.models.layer_types import ATTENDING, layer_types
+from kvbench.models.layer_types import ATTENDING, layer_types, state_bytes
 from kvbench.models.served import unserved
-from kvbench.models.state_sizes import state_bytes
 from kvbench.profiling.shape import OTHERS, sliding_windows
 from kvbench.util.table import size, table
 

@@ -30,8 +30,7 @@ from kvbench.decoding.autoregressive import continued
 from kvbench.decoding.drafting import prepare
 from kvbench.decoding.round_times import Round, totals
 from kvbench.decoding.rounds import captured_rounds
-from kvbench.decoding.sampling import Sampling
-from kvbench.decoding.stopping import Stopping
+from kvbench.decoding.sampling import Sampling, Stopping
 from kvbench.errors import KvbenchError
 from kvbench.measure.point_figures import weight_bytes
 from kvbench.measure.random_fill import place

@@ -24,8 +24,7 @@ from kvbench.config.run_config import DecodingConfig, RuntimeConfig
 from kvbench.errors import ConfigError, few, nearest
 from kvbench.models.spec import ModelConfig
 from kvbench.quantizers.spec import QuantizerSpec
-from kvbench.util.comments import comments, field_descriptions
-from kvbench.util.confdir import conf_dir, groups, options, summary
+from kvbench.util.confdir import comments, conf_dir, field_descriptions, groups, options, summary
 from kvbench.util.schema import describe, load_class
 
 #: keys of a YAML file that are not options: Hydra's, and those that only the file itself may set

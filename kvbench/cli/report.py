@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvbench.cli import report_page, report_sweep
+from kvbench.cli import report_page
 from kvbench.cli.report_runs import RUNS, Code, begun, find, marked
 from kvbench.errors import ConfigError, KvbenchError
+from kvbench.page.sweep import FollowedSweep
 from kvbench.results import code as codes
-from kvbench.results import compare, record, ruler, tables
+from kvbench.results import compare, ranking, record, ruler, sweeps, tables
 from kvbench.results.columns import LIST, RunLine, columns
 from kvbench.results.store import RunStore, find_runs
+from kvbench.results.sweeps import Progress, Sweep
 from kvbench.runner import sources
 from kvbench.util import table
 from kvbench.util.requirements import exists
@@ -48,7 +53,7 @@ def _main(arguments: argparse.Namespace) -> int:
     if wanted:
         return report_page.main(arguments)
     if arguments.sweep is not None and not (arguments.show or arguments.compare):
-        return report_sweep.show(report_page.sweep_of(arguments), watch=arguments.watch)
+        return show(report_page.sweep_of(arguments), watch=arguments.watch)
     stores = find_runs(arguments.results)
     if not stores:
         raise KvbenchError(
@@ -213,3 +218,60 @@ def _code_details(store: RunStore, metrics: Mapping[str, Any]) -> None:
     for changed, names in by_parts.items():
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         _show(f"  older code  {changed}: {', '.join(names[:SHOWN])}{more}")
+
+
+#: seconds between two looks at the files of the sweep
+EVERY_S = 2.0
+#: maximum number of lines about jobs that are not in the table
+MOST = 20
+#: moves the cursor of a terminal to its upper left corner and clears what is below
+_CLEAR = "\x1b[H\x1b[J"
+
+
+def show(sweep: Sweep, *, watch: bool = False) -> int:
+    """Print the table of a sweep and a line per job that has not ended well; return 0 if all jobs are done, else 1.
+
+    `watch` prints again whenever something has changed, until no process works on the sweep.
+    """
+    followed = FollowedSweep(sweep)
+    seen = None
+    with suppress(KeyboardInterrupt):
+        while True:
+            signature, driven = followed.signature(), sweep.driven()
+            if signature != seen:
+                seen = signature
+                entries = followed.progress()
+                if watch and sys.stdout.isatty():
+                    print(_CLEAR, end="")
+                print("\n".join(_text(sweep, entries, driven)), flush=True)
+            if not watch or not (driven or any(entry.state == "running" for entry in followed.progress())):
+                break
+            time.sleep(EVERY_S)
+    return 0 if all(entry.state == "done" for entry in followed.progress()) else 1
+
+
+def _text(sweep: Sweep, entries: Sequence[Progress], driven: bool) -> list[str]:
+    """Return the lines about a sweep: its table, its counts, and the jobs that are not done."""
+    rows = ranking.best_first([entry.metrics for entry in entries if entry.metrics is not None])
+    states = {"done": "done", "running": "running", "failed": "failed", "missing": "not started"}
+    counts = {text: sum(entry.state == state for entry in entries) for state, text in states.items()}
+    lines = [tables.summary(rows)] if rows else []
+    lines.append(
+        f"sweep {sweep.manifest.id}: {sweeps.in_words(len(entries))}, "
+        + ", ".join(f"{count} {text}" for text, count in counts.items() if count)
+    )
+    others = [entry for entry in entries if entry.state in ("running", "failed")]
+    for entry in others[:MOST]:
+        first = (entry.message.splitlines() or [""])[0]
+        lines.append(
+            printable(
+                f"job {entry.job.number + 1} {states[entry.state]}: {entry.job.label}" + (f": {first}" if first else "")
+            )
+        )
+    if len(others) > MOST:
+        lines.append(
+            f"and {len(others) - MOST} more; python -m kvbench.report --html --sweep {shlex.quote(sweep.name)} has all"
+        )
+    if not driven and any(entry.state in ("missing", "failed") for entry in entries):
+        lines.append(f"to run what is missing: python -m kvbench --resume {shlex.quote(sweep.name)}")
+    return lines

@@ -20,9 +20,8 @@ from kvbench.decoding.generation import Generation, Observer, tell
 from kvbench.decoding.passes import Rows, check_cache, forward, now, prefill
 from kvbench.decoding.recordable import Graphs, NotCaptured
 from kvbench.decoding.round_times import Round
-from kvbench.decoding.sampling import Sampling, choose
+from kvbench.decoding.sampling import Sampling, Stopping, choose
 from kvbench.decoding.shared_prefill import ReadPrompt
-from kvbench.decoding.stopping import Stopping
 from kvbench.methods.speculation import Speculation
 
 if TYPE_CHECKING:

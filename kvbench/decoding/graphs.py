@@ -25,9 +25,8 @@ from kvbench.decoding import compiled
 from kvbench.decoding.passes import check_cache
 from kvbench.decoding.recordable import NotCaptured
 from kvbench.decoding.recorded import Recorded
-from kvbench.decoding.sampling import Sampling
+from kvbench.decoding.sampling import Sampling, Stopping
 from kvbench.decoding.segments import Segments, aside
-from kvbench.decoding.stopping import Stopping
 from kvbench.errors import CacheError
 from kvbench.util.failures import is_out_of_memory
 

@@ -28,9 +28,8 @@ from kvbench.decoding.recordable import NotCaptured
 from kvbench.decoding.recorded import settle
 from kvbench.decoding.round_passes import Draft, Shared, Verification
 from kvbench.decoding.round_times import Round
-from kvbench.decoding.sampling import Sampling
+from kvbench.decoding.sampling import Sampling, Stopping
 from kvbench.decoding.speculative import Engine, taken
-from kvbench.decoding.stopping import Stopping
 from kvbench.errors import CacheError
 from kvbench.methods.speculation import Speculation
 from kvbench.util.failures import is_out_of_memory

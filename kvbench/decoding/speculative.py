@@ -2,16 +2,20 @@
 
 Source: Tiwari et al., "QuantSpec" (2025), Algorithm 1. Where its text leaves details open, this implementation flushes
 the buffer between rounds and of confirmed tokens only, verifies with gamma + 1 distributions, lets rows of a batch
-accept different numbers of tokens, and handles an end-of-sequence token among the drafts. Drafts are accepted by
-:mod:`kvbench.decoding.speculative`: given what the cache holds in each round, greedy output equals the target's own and
+accept different numbers of tokens, and handles an end-of-sequence token among the drafts.
+
+Acceptance. Greedy: the longest prefix that the target would have chosen itself. Sampled: Leviathan et al., "Fast
+Inference from Transformers via Speculative Decoding" (2023), Algorithm 1: a draft g, drawn from the distribution q, is
+accepted with probability min(1, p(g)/q(g)), where p is the target's distribution; after a rejection the token is drawn
+from norm(max(p - q, 0)). Given what the cache holds in each round, greedy output thus equals the target's own, and
 sampled output has its distribution. A target that packs does so between rounds, hence at other points than without a
-draft (gamma = 0), and its tokens may differ for that alone: :mod:`kvbench.decoding.replay` packs at the same points.
+draft (gamma = 0), and its tokens may differ for that alone: :func:`replay` packs at the same points, to check.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -20,10 +24,9 @@ from transformers import PreTrainedModel
 from kvbench.cache import KVCache
 from kvbench.decoding.drafting import Drafter, draw
 from kvbench.decoding.gamma import Gamma
-from kvbench.decoding.passes import check_cache, now
+from kvbench.decoding.passes import check_cache, forward, now, prefill
 from kvbench.decoding.round_times import Round
-from kvbench.decoding.sampling import Sampling, probabilities
-from kvbench.decoding.stopping import Stopping
+from kvbench.decoding.sampling import Sampling, Stopping, probabilities
 from kvbench.methods.speculation import Speculation
 
 
@@ -272,3 +275,35 @@ def left_padding(starts: Sequence[int], width: int, device: torch.device) -> Ten
         return None
     first = torch.tensor(starts, device=device)
     return (torch.arange(width, device=device)[None] >= first[:, None]).long()
+
+
+@torch.inference_mode()
+def replay(
+    model: PreTrainedModel, cache: KVCache, input_ids: Tensor, settled: Collection[int], max_new_tokens: int
+) -> tuple[list[int], list[float]]:
+    """Repeat a greedy speculative run on one prompt ``[1, T]`` without a draft, token by token.
+
+    Args:
+        settled: numbers of cached tokens at which the method packed or dropped tokens in the speculative run
+            (``Round.settled``); it does so here at the same numbers only.
+        max_new_tokens: number of tokens to generate; end-of-sequence tokens do not end the run.
+
+    Returns:
+        The tokens, and for each token the difference between the largest and the second largest logit. If a difference
+        is below 1e-4 in fp32, the two tokens are tied, and the speculative run may have chosen the other one.
+    """
+    scores = prefill(model, cache, input_ids, None)[0]
+    cache.progress.frozen = True
+    tokens, gaps = [], []
+    while True:
+        best = scores.topk(2)
+        tokens.append(int(best.indices[0]))
+        gaps.append(float(best.values[0] - best.values[1]))
+        if len(tokens) == max_new_tokens:
+            return tokens, gaps
+        seen = cache.get_seq_length()
+        if seen in settled:
+            cache.settle()
+        position = torch.tensor([[seen]], device=input_ids.device)
+        token = torch.tensor([[tokens[-1]]], device=input_ids.device)
+        scores = forward(model, cache, token, None, position)[0, -1]

@@ -20,7 +20,7 @@ from kvbench.cache import Prompts
 from kvbench.cache.cache import KVCache
 from kvbench.config.run_config import RunConfig, RuntimeConfig
 from kvbench.decoding.autoregressive import generate
-from kvbench.decoding.continuation import continuation_likelihoods
+from kvbench.decoding.questions import continuation_likelihoods
 from kvbench.decoding.sampling import Sampling
 from kvbench.errors import ConfigError, DataError
 from kvbench.lm_eval.chosen import choose

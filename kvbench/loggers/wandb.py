@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.loggers import wandb_rows
-from kvbench.loggers.base import Logger, charted
+from kvbench.loggers.base import MIB, Logger, charted
 from kvbench.loggers.csv import flatten
 from kvbench.loggers.wandb_service import Service, log_files, plain
+from kvbench.results.aggregate import percentile, score_key
+from kvbench.results.samples import MEASURED
 from kvbench.results.store import DONE
 
 #: files of a run that are sent as an artifact
@@ -86,9 +87,9 @@ class WandbLogger(Logger):
 
         run = self._start()
         if self._rows:
-            columns, lines = wandb_rows.table(self._rows)
-            table = wandb.Table(columns=columns, data=plain(lines))
-            run.log({"samples": table}, step=len(self._rows) - 1)  # its own step would take the next row's number
+            columns, lines = table(self._rows)
+            samples = wandb.Table(columns=columns, data=plain(lines))
+            run.log({"samples": samples}, step=len(self._rows) - 1)  # its own step would take the next row's number
         for name, value in plain(summary(metrics)).items():
             run.summary[name] = value
         if self.folder is not None:
@@ -132,8 +133,87 @@ def _history(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the history row of one sample, with the distribution of its inter-token times as a histogram."""
     import wandb
 
-    values = wandb_rows.history(row)
-    steps = wandb_rows.inter_token_ms(row)
+    values = history(row)
+    steps = inter_token_ms(row)
     if len(steps) > 1:
         values["sample/inter_token_ms/histogram"] = wandb.Histogram(steps, num_bins=32)
     return values
+
+
+_TEXTS = ("prompt_head", "prompt_tail", "prediction", "reference", "finish")
+#: columns of the table of samples; those of :data:`_TEXTS` that no row has are left out
+COLUMNS = ("id", "task", "length", "prompt_tokens", "truncated", *_TEXTS)
+#: figures of a sample that are columns of the table too
+_FIGURES = ("kv_MiB", "peak_MiB/prefill", "peak_MiB/decode", "ttft_ms", "tpot_ms", "tokens_per_s")
+
+Row = Mapping[str, Any]
+
+
+def history(row: Row) -> dict[str, Any]:
+    """Return the figures of one sample as a step of the history, under names that begin with ``sample/``.
+
+    Times of warm-up samples are left out, as in `metrics.json`.
+    """
+    key = score_key(row)
+    values = {
+        f"{key}/score": row["scores"].get("score"),
+        f"{key}/nll": (row.get("nll") or {}).get("sum"),
+        "prompt_tokens": row.get("prompt_tokens"),
+        **figures(row),
+    }
+    flat = {name.replace(".", "/"): value for name, value in flatten(_measured(row).get("point") or {}, key).items()}
+    values |= {name: value for name, value in charted(flat).items() if isinstance(value, (int, float))}
+    steps = inter_token_ms(row)
+    values |= {f"inter_token_ms/p{q}": percentile(steps, q) for q in (50, 90, 99)}
+    return {f"sample/{name}": value for name, value in values.items() if value is not None}
+
+
+def figures(row: Row) -> dict[str, Any]:
+    """Return what was measured of one sample: KV size and memory peaks in MiB, TTFT, TPOT and tokens per second.
+
+    ``tpot_ms`` is the median time of a decode step without the first one, which is ``first_step_ms``. ``tokens_per_s``
+    is the throughput of the sample's whole batch. Unknown figures are None.
+    """
+    measured = _measured(row)
+    peaks = measured.get("peak_bytes") or {}
+    used = ((row.get("kv_bytes") or {}).get("used") or {}).get("total")
+    values = {
+        "kv_MiB": _scaled(used, 1 / MIB),
+        **{f"peak_MiB/{phase}": _scaled(peaks.get(phase), 1 / MIB) for phase in ("prefill", "decode")},
+    }
+    if measured.get("warm_up"):
+        return values
+    steps = measured.get("step_s") or []
+    seconds = (measured.get("decode_s") or sum(steps)) / (measured.get("batch_rows") or 1)
+    return values | {
+        "ttft_ms": _scaled(measured.get("ttft_s"), 1000),
+        "first_step_ms": _scaled(steps[0] if steps else None, 1000),
+        "tpot_ms": percentile(inter_token_ms(row), 50),
+        "tokens_per_s": (measured.get("decoded") or 0) / seconds if seconds and measured.get("decoded") else None,
+    }
+
+
+def inter_token_ms(row: Row) -> list[float]:
+    """Return the times between the tokens of a sample in milliseconds, without the first; empty for warm-ups."""
+    measured = _measured(row)
+    steps = [] if measured.get("warm_up") else (measured.get("step_s") or [])[1:]
+    return [1000 * step for step in steps]
+
+
+def table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
+    """Return the columns and the lines of the table of samples."""
+    texts = [name for name in _TEXTS if any(row.get(name) is not None for row in rows)]
+    columns = [name for name in COLUMNS if name not in _TEXTS or name in texts]
+    lines = []
+    for row in rows:
+        measured = figures(row)
+        lines.append([*map(row.get, columns), row["scores"].get("score"), *map(measured.get, _FIGURES)])
+    return [*columns, "score", *_FIGURES], lines
+
+
+def _measured(row: Row) -> Mapping[str, Any]:
+    return row.get(MEASURED) or {}
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

@@ -17,8 +17,7 @@ from kvbench.cache import KVCache
 from kvbench.decoding.autoregressive import Generation, Observer, continued, tell
 from kvbench.decoding.drafting import prepare
 from kvbench.decoding.recordable import Graphs
-from kvbench.decoding.sampling import Sampling
-from kvbench.decoding.stopping import Stopping
+from kvbench.decoding.sampling import Sampling, Stopping
 from kvbench.models.layers import attending
 from kvbench.util.attachment import placement, storage_of
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import CacheError, CombinationError, ConfigError
-from kvbench.methods import cocktail_in_place as in_place
+from kvbench.methods import cocktail_plan as in_place
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.cocktail_plan import ChunkPlan, Plans, aligned
@@ -65,7 +65,7 @@ class Cocktail(Method):
         search: ``similarity``: widths depend on the similarity to the question. ``none``: the same widths are assigned
             to the chunks in random order (Table V, without module I).
         reorder: True: chunks of one width are stored together (module II). False: chunks are stored and read in the
-            order of the text (Table V, without module II; :mod:`kvbench.methods.cocktail_in_place`).
+            order of the text (Table V, without module II; :mod:`kvbench.methods.cocktail_plan`).
         split: shares of FP16, INT4 and INT2 chunks, for comparisons at equal bytes. The chunks with the highest scores
             then get FP16, the next ones INT4 and the others INT2; `alpha` and `beta` are not used. None: `alpha` and
             `beta` decide.

@@ -6,6 +6,9 @@ sentences end at every ".", words are split at whitespace and keep case and punc
 backtracks through the dynamic-programming table with one recursive call per step. If a pair of sentences needs more
 steps than Python's recursion limit (1000) allows, it raises, and LongBench's bare ``except`` makes the score 0. Here
 the backtracking is a loop; :attr:`RougeL.limited` is the score with that fault.
+
+HELMET and InfiniteBench score summaries with the package `rouge-score` (:func:`rouge`); those scores must not be
+compared with LongBench's.
 """
 
 from __future__ import annotations

@@ -1,9 +1,15 @@
-"""The types of a model's layers as its ``config.json`` lists them, or implies them. Imports no torch."""
+"""The types of a model's layers as its ``config.json`` lists or implies them, and the bytes of their states. No torch.
+
+The shapes of states are those of transformers' own layers: the last inputs of a convolution in the model's dtype, and a
+recurrent state in fp32.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from kvbench.errors import ConfigError
 
 #: layer types with keys and values, by their names in old and new config.json files
 ATTENDING = frozenset({"full_attention", "sliding_attention", "hybrid", "hybrid_sliding", "attention"})
@@ -46,3 +52,60 @@ def attention_layers(numbers: Mapping[str, Any]) -> int | None:
         return sum(kind in ATTENDING for kind in kinds)
     count = numbers.get("num_hidden_layers")
     return None if count is None else int(count)
+
+
+#: bytes per element of a recurrent state
+FP32 = 4
+#: layer types with attention and a state in one layer (Zamba2); Falcon-H1 has both in each layer and lists no types
+BOTH = frozenset({"hybrid"})
+#: names of the key with the length of the convolution; a configuration with none of them has no states
+CONVOLUTIONS = ("linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv", "conv_L_cache")
+
+
+def state_bytes(numbers: Mapping[str, Any], width: int) -> int:
+    """Return the bytes of all states of one sequence; 0 for a model whose layers all keep keys and values.
+
+    `numbers` are those of a ``config.json``, or others under transformers' names; `width` is the bytes per element of
+    the model's dtype.
+
+    Raises:
+        ConfigError: the model has layers with a state, but its configuration lacks their sizes.
+    """
+    kinds = layer_types(numbers)
+    both = str(numbers.get("model_type")) == "falcon_h1"
+    layers = int(numbers.get("num_hidden_layers") or 0) if both else sum(k in RECURRENT | BOTH for k in kinds or ())
+    if not layers or (not both and not set(kinds or ()) & RECURRENT):
+        return 0
+    channels, recurrent = _sizes(numbers)
+    return layers * (channels * _first(numbers, *CONVOLUTIONS) * width + recurrent * FP32)
+
+
+def _sizes(numbers: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the channels of a layer's convolution, and the elements of its recurrent state."""
+    hidden = _first(numbers, "hidden_size")
+    if "conv_L_cache" in numbers:  # LFM2
+        return hidden, 0
+    if "linear_conv_kernel_dim" in numbers:  # Qwen3-Next, Qwen3.5, OLMo hybrid: gated delta rule
+        heads, width = _first(numbers, "linear_num_value_heads"), _first(numbers, "linear_value_head_dim")
+        keys = _first(numbers, "linear_key_head_dim")
+        return 2 * _first(numbers, "linear_num_key_heads") * keys + heads * width, heads * keys * width
+    state = _first(numbers, "ssm_state_size", "mamba_d_state")
+    if str(numbers.get("model_type")) == "jamba":  # Mamba 1
+        inner = _first(numbers, "mamba_expand") * hidden
+        return inner, inner * state
+    if isinstance(numbers.get("mamba_d_head"), str):  # "auto"
+        inner = _first(numbers, "mamba_expand") * hidden
+    else:
+        heads = _first(numbers, "mamba_num_heads", "n_mamba_heads", "mamba_n_heads")
+        inner = heads * _first(numbers, "mamba_head_dim", "mamba_headdim", "mamba_d_head")
+    groups = _first(numbers, "n_groups", "mamba_ngroups", "mamba_n_groups")
+    return inner + 2 * groups * state, inner * state
+
+
+def _first(numbers: Mapping[str, Any], *names: str) -> int:
+    for name in names:
+        if isinstance(numbers.get(name), int):
+            return int(numbers[name])
+    raise ConfigError(
+        f"model.{names[0]}", None, f"is missing in the configuration of this {numbers.get('model_type')} model"
+    )

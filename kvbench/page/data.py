@@ -8,11 +8,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kvbench.page import board, pairs, papers, runs, settings
-from kvbench.page.numbers import cut
+from kvbench.page import papers, runs, settings
+from kvbench.page.numbers import cut, short
 from kvbench.page.runs import Entry
 from kvbench.page.settings import names
 from kvbench.page.sweep import FollowedSweep
+from kvbench.results.compare import compare, reach
+from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
 
 #: version of the data, which the page's script checks
@@ -102,7 +104,7 @@ class Report:
             "env": settings.columns(machines, list(dict.fromkeys(key for facts in machines for key in facts))),
             "groups": _groups(entries),
             "papers": items,
-            "board": board.board(self.papers),
+            "board": papers.board(self.papers),
             "sweep": self.sweep.data() if self.sweep is not None else None,
             "skipped": [cut(store.problem() or store.run_id) for store in stores if self._of(store).entry is None][
                 :MOST_SKIPPED
@@ -116,7 +118,7 @@ class Report:
         return runs if self.sweep is None else (self.sweep.signature(), runs)
 
     def _compared(self, entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
-        return [pairs.pair(entries[a], entries[b]) for a, b in self.pairs if a in entries and b in entries]
+        return [pair(entries[a], entries[b]) for a, b in self.pairs if a in entries and b in entries]
 
     def _of(self, store: RunStore) -> _Known:
         """Return what is known of a run, read again if its files have changed."""
@@ -176,3 +178,54 @@ def _title(metrics: Mapping[str, Any]) -> str:
     lengths = list(dict.fromkeys(key.partition("@")[2] for key in keys if "@" in key))
     what = tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
     return cut(f"{title} ({what}{' at ' + ', '.join(lengths[:4]) if lengths else ''})", 120)
+
+
+#: maximum number of samples per pair, and of characters per prediction
+MOST, LONGEST = 200, 4000
+
+
+def pair(a: Entry, b: Entry) -> dict[str, Any]:
+    """Return the samples on which two runs differ, those with different scores first.
+
+    Returns:
+        ``runs``, the ids of both; ``tasks``, the paired differences B - A by task; ``samples``, at most :data:`MOST`
+        entries ``[id, score of A, score of B, prediction of A, prediction of B]``; ``left_out``, the number of further
+        samples; ``equal``, the number of samples with the same prediction; and ``notes``, reasons why the comparison
+        may mislead.
+
+    Raises:
+        KvbenchError: the samples of a run cannot be read.
+    """
+    comparison = compare(a.store, b.store)
+    rows_a, rows_b = a.store.samples().rows, b.store.samples().rows
+    common = [name for name in rows_a if name in rows_b]
+    differing = [name for name in common if _output(rows_a[name]) != _output(rows_b[name])]
+    differing.sort(key=lambda name: (-_distance(rows_a[name], rows_b[name]), name))
+    samples = [
+        [
+            cut(name, 200),
+            *(short(rows[name]["scores"].get("score")) for rows in (rows_a, rows_b)),
+            *(cut(rows[name]["prediction"], LONGEST) for rows in (rows_a, rows_b)),
+        ]
+        for name in differing[:MOST]
+    ]
+    return {
+        "runs": [a.store.run_id, b.store.run_id],
+        "tasks": [
+            [key, *map(short, (entry["a"], entry["b"], entry["diff"], reach(entry["b"], entry), entry["n"]))]
+            for key, entry in comparison.keys.items()
+        ],
+        "samples": samples,
+        "left_out": len(differing) - len(samples),
+        "equal": len(common) - len(differing),
+        "notes": [cut(note, 300) for note in comparison.notes],
+    }
+
+
+def _output(row: Row) -> tuple[Any, Any]:
+    return row["prediction"], row["scores"].get("score")
+
+
+def _distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+    scores = [short(row["scores"].get("score")) or 0.0 for row in (a, b)]
+    return abs(scores[1] - scores[0])

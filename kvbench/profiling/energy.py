@@ -3,6 +3,9 @@
 The counter (``nvmlDeviceGetTotalEnergyConsumption``, Volta and later) counts the millijoules of the whole board since
 the driver was loaded. How often it is updated is not documented, so a stretch shorter than :data:`ENOUGH_S` has no
 energy per token.
+
+The package for NVML is optional (``pip install 'kvbench[energy]'``); its module is called ``pynvml``. Nothing here
+changes a setting of the GPU.
 """
 
 from __future__ import annotations

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from kvbench.errors import ConfigError, NonFiniteError
-from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer, first_non_finite
-from kvbench.quantizers.parameters import Parameter
+from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer, Parameter, first_non_finite
 from kvbench.quantizers.spec import Axis
 
 #: how a tile is balanced before it is rounded

@@ -25,8 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer, param_dtype
-from kvbench.quantizers.parameters import Parameter
+from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer, Parameter, param_dtype
 
 #: dtype in which scales are stored
 Scales = Literal["fp16", "bf16", "fp32"]

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from kvbench.errors import NonFiniteError
-from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer, first_non_finite
+from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer, Parameter, first_non_finite
 from kvbench.quantizers.packing import look_up
-from kvbench.quantizers.parameters import Parameter
 from kvbench.quantizers.turboquant import level_table, nearest_levels
 
 

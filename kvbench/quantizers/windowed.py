@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvbench.quantizers.affine import AffineQuantizer, param_dtype
-from kvbench.quantizers.parameters import Parameter
+from kvbench.quantizers.affine import AffineQuantizer, Parameter, param_dtype
 
 
 class WindowedQuantizer(AffineQuantizer):

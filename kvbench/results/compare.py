@@ -13,11 +13,11 @@ from rich.text import Text
 
 from kvbench.metrics import intervals
 from kvbench.results import aggregate
-from kvbench.results.compare_tables import ANSWERS, FIDELITY, answer_lines, fidelity_lines
 from kvbench.results.fidelity import answers_left, flips_of, pair
 from kvbench.results.labels import labels, named
 from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
+from kvbench.results.tables import ANSWERS, FIDELITY, answer_lines, fidelity_lines
 from kvbench.util.table import Cell, Grid, printable
 
 #: maximum number of changed samples to show

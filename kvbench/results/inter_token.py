@@ -2,6 +2,9 @@
 
 The time between two tokens is modelled as ``m * L + b`` with L tokens in the cache (at the middle of the answer). A
 method with a smaller slope m and a larger intercept b than fp16 is faster beyond ``L* = (b - b_fp16) / (m_fp16 - m)``.
+
+Over the bytes D of the cache the model is ``T = c0 + D / BW``, where BW is the bandwidth at which a step effectively
+reads the cache and c0 everything else.
 """
 
 from __future__ import annotations

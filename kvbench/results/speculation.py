@@ -1,4 +1,11 @@
-"""Acceptance and speed of a speculative run, and the times of its rounds by part, from its rows."""
+"""Acceptance and speed of a speculative run, and the times of its rounds by part, from its rows.
+
+A round with g drafts yields ``(1 - a^(g+1)) / (1 - a)`` tokens on average if each draft is accepted with probability a,
+independently of the others (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023, eq.
+1). Here a is estimated from counts: accepted drafts divided by all decided ones, which are the accepted ones and the
+first refused one of each round. The drafts after a refusal decide nothing; the acceptance rate of the paper counts them
+as refused.
+"""
 
 from __future__ import annotations
 

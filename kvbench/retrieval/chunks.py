@@ -1,4 +1,7 @@
-"""Division of a prompt's context into chunks, choice of the query, and the search for each chunk's bit width."""
+"""Division of a prompt's context into chunks, choice of the query, and the search for each chunk's bit width.
+
+Source: Cocktail (Tao et al., DATE 2025), sec. III-B, eq. 1-3.
+"""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import hashlib
 import math
 import os
 import sqlite3
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,7 @@ class EmbeddingStore:
             self._db = self._open(target)
         except sqlite3.Error:  # a damaged file or a read-only folder costs time, not the run
             self._db = self._open(":memory:")
+        weakref.finalize(self, _close, self._db)
 
     @staticmethod
     def _open(target: str) -> sqlite3.Connection:
@@ -125,3 +127,8 @@ class EmbeddingStore:
 
 def _key(name: str, text: str) -> bytes:
     return hashlib.sha256(f"{name}\0{text}".encode()).digest()
+
+
+def _close(db: sqlite3.Connection) -> None:
+    with suppress(sqlite3.Error):  # another thread may have collected the store
+        db.close()

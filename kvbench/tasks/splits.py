@@ -2,6 +2,9 @@
 
 The package is given a folder of empty files with the names of the repository's files. It then applies its rules without
 using the network, where its retries would take half a minute. The files themselves are downloaded by `kvbench.hub`.
+
+Shards are files named ``STEM-00000-of-00002.parquet``, into which the hub divides large splits; some uploads add a
+digest: ``test-00000-of-00001-29a571947c0b5ccc.parquet``.
 """
 
 from __future__ import annotations

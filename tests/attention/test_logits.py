@@ -14,8 +14,7 @@ from kvbench.decoding import generate, graphs
 from kvbench.decoding.passes import prefill as prefilled
 from kvbench.decoding.perplexity import forward_nll, simulated_nll
 from kvbench.decoding.recorded import Step
-from kvbench.decoding.sampling import Sampling
-from kvbench.decoding.stopping import Stopping
+from kvbench.decoding.sampling import Sampling, Stopping
 from kvbench.errors import CacheError, ModelError
 from kvbench.methods import load_method
 from tests import zoo

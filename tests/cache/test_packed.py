@@ -8,7 +8,7 @@ import torch
 from kvbench.cache.segments import packed
 from kvbench.cache.segments.packed import PackedSegment, fits_tiles
 from kvbench.quantizers import AffineQuantizer, AtomQuantizer, HierarchicalQuantizer
-from kvbench.quantizers.parameters import Parameter
+from kvbench.quantizers.affine import Parameter
 from kvbench.quantizers.windowed import WindowedQuantizer
 from tests import zoo
 

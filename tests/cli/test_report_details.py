@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from experiments.page.made import row, run_id, write
-from kvbench.cli import report, report_runs, report_sweep
+from kvbench.cli import report, report_runs
 from kvbench.errors import KvbenchError
 from kvbench.results import sweeps
 from tests.publish.sweep_support import put, write_sweep
@@ -178,7 +178,7 @@ def test_the_runs_of_a_sweep_are_where_its_command_put_them(tmp_path: Path, monk
 
 
 def test_a_sweep_with_many_failures_names_the_first_ones(tmp_path: Path) -> None:
-    most = report_sweep.MOST
+    most = report.MOST
     jobs = tuple(sweeps.Job(number=n, overrides=(f"a={n}",), label=f"setting {n}") for n in range(most + 3))
     folder = write_sweep(tmp_path / "results", [], "my sweep", jobs=jobs)
     for number in range(most + 2):
@@ -188,6 +188,6 @@ def test_a_sweep_with_many_failures_names_the_first_ones(tmp_path: Path) -> None
     more = f"and 2 more; python -m kvbench.report --html --sweep '{one.name}' has all"
     jobs_shown = [f"job {n + 1} failed: setting {n}: error {n}" for n in range(most)]
     counts = f"sweep my sweep: {most + 3} jobs, {most + 2} failed, 1 not started"
-    assert report_sweep._text(one, one.progress(), False) == [counts, *jobs_shown, more, last]
-    assert report_sweep._text(one, one.progress(), True)[-1] == more, "who drives it goes on"
-    assert report_sweep._text(one, one.progress()[1:most], True)[-1] == jobs_shown[-1]
+    assert report._text(one, one.progress(), False) == [counts, *jobs_shown, more, last]
+    assert report._text(one, one.progress(), True)[-1] == more, "who drives it goes on"
+    assert report._text(one, one.progress()[1:most], True)[-1] == jobs_shown[-1]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from experiments.page.made import run_id, write
-from kvbench.cli import report, report_sweep
+from kvbench.cli import report
 from kvbench.results import sweeps
 from tests.publish.sweep_support import TOKEN, put, write_sweep
 
@@ -49,7 +49,7 @@ def test_a_sweep_is_watched_until_no_process_works_on_it(results, capsys, monkey
             running.unlink()
             put(folder, 2, metrics=store.metrics())
 
-    monkeypatch.setattr(report_sweep.time, "sleep", sleep)
+    monkeypatch.setattr(report.time, "sleep", sleep)
     assert report.main(["--sweep", "today", "--watch"]) == 1
     printed = capsys.readouterr().out
     assert len(looks) == 2 and printed.count("sweep today: 3 jobs") == 2

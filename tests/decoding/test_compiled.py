@@ -20,8 +20,7 @@ from kvbench.decoding.autoregressive import decode
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.recorded import Step
 from kvbench.decoding.rounds import CapturedRounds
-from kvbench.decoding.sampling import Sampling
-from kvbench.decoding.stopping import Stopping
+from kvbench.decoding.sampling import Sampling, Stopping
 from kvbench.linear import int4 as linear_int4
 from kvbench.linear import matvec
 from kvbench.methods import load_method

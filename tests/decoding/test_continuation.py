@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import kvbench
-from kvbench.decoding import continuation
-from kvbench.decoding.continuation import continuation_likelihoods
+from kvbench.decoding import questions
 from kvbench.decoding.passes import forward, prefill
+from kvbench.decoding.questions import continuation_likelihoods
 from kvbench.errors import CacheError, NonFiniteError
 from tests import zoo
 
@@ -83,7 +83,7 @@ def test_logits_that_are_no_numbers_within_a_continuation_are_refused(model, mon
     def broken(*given, **more):
         return torch.full((1, 1, zoo.VOCABULARY), float("nan"))
 
-    monkeypatch.setattr(continuation, "forward", broken)
-    monkeypatch.setattr(continuation, "check_cache", lambda *given: None)
+    monkeypatch.setattr(questions, "forward", broken)
+    monkeypatch.setattr(questions, "check_cache", lambda *given: None)
     with pytest.raises(NonFiniteError, match="within a continuation of 2 tokens are NaN"):
         next(continuation_likelihoods(model, cache, [5, 6, 7], [[8, 9]]))

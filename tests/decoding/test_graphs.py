@@ -18,8 +18,7 @@ from kvbench.decoding.ledger import Ledger
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.recorded import Step
 from kvbench.decoding.round_passes import Draft, Shared
-from kvbench.decoding.sampling import Sampling
-from kvbench.decoding.stopping import Stopping
+from kvbench.decoding.sampling import Sampling, Stopping
 from kvbench.errors import CacheError, NonFiniteError
 from kvbench.methods import load_method
 from kvbench.methods.fp16 import FP16

@@ -15,10 +15,9 @@ from kvbench.decoding.graphs import Captured
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.recordable import NotCaptured
 from kvbench.decoding.recorded import Recorded
-from kvbench.decoding.replay import replay
 from kvbench.decoding.rounds import CapturedRounds
-from kvbench.decoding.sampling import Sampling
-from kvbench.decoding.stopping import Stopping
+from kvbench.decoding.sampling import Sampling, Stopping
+from kvbench.decoding.speculative import replay
 from kvbench.errors import CacheError, NonFiniteError
 from kvbench.methods import load_method
 from kvbench.models import int4

@@ -9,8 +9,8 @@ from kvbench.cache import Prompts
 from kvbench.decoding import Sampling, generate
 from kvbench.decoding.drafting import draw
 from kvbench.decoding.questions import ask
-from kvbench.decoding.replay import replay
 from kvbench.decoding.round_times import Round, figures, token_seconds
+from kvbench.decoding.speculative import replay
 from kvbench.errors import CacheError
 from kvbench.methods import load_method
 from kvbench.methods.speculation import Speculation

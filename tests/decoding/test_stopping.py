@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvbench.decoding.stopping import Stopping
+from kvbench.decoding.sampling import Stopping
 
 
 class Letters:

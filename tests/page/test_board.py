@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.page import board
+from kvbench.page import papers
 
 
 def entry(**changes: Any) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def shown(tmp_path):
     def lines(*entries: dict[str, Any]) -> list[list[Any]]:
         (tmp_path / "mini").mkdir(exist_ok=True)
         (tmp_path / "mini" / "scores.json").write_text(json.dumps(entries))
-        return board.board(tmp_path)
+        return papers.board(tmp_path)
 
     return lines
 

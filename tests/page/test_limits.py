@@ -9,7 +9,7 @@ import pytest
 
 from experiments.page.made import config, metrics, row, run_id, write
 from kvbench.cli import report
-from kvbench.page import data, pairs, papers, runs
+from kvbench.page import data, papers, runs
 from kvbench.page.numbers import spread
 from tests.page import test_papers
 from tests.page.report_support import data_of
@@ -217,8 +217,8 @@ def test_texts_of_a_pair_are_cut(tmp_path, page):
 def test_notes_of_a_pair_are_cut(monkeypatch):
     stores = [SimpleNamespace(run_id=name, samples=lambda: SimpleNamespace(rows={})) for name in "ab"]
     said = SimpleNamespace(keys={}, notes=["n" * 300, "n" * 301])
-    monkeypatch.setattr(pairs, "compare", lambda a, b: said)
-    pair = pairs.pair(*(SimpleNamespace(store=store) for store in stores))
+    monkeypatch.setattr(data, "compare", lambda a, b: said)
+    pair = data.pair(*(SimpleNamespace(store=store) for store in stores))
     assert pair["notes"] == ["n" * 300, "n" * 147 + " ... " + "n" * 147]
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from experiments.page.made import run_id
-from kvbench.page import board, papers
+from kvbench.page import papers
 from kvbench.page.numbers import encoded
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -102,7 +102,7 @@ def test_the_page_holds_only_so_much_of_the_papers(tmp_path):
 
 
 def test_the_leaderboard_of_the_repository_has_commands(tmp_path):
-    lines = board.board(RESULTS)
+    lines = papers.board(RESULTS)
     fp16 = next(line for line in lines if line[0] == "fp16")
     assert len(lines) > 20 and all(line[2].startswith("python -m kvbench method=") for line in lines)
     assert fp16[3:6] == [0.98222, 0.013704, 300] and fp16[8] == fp16[9]
@@ -113,4 +113,4 @@ def test_the_leaderboard_of_the_repository_has_commands(tmp_path):
         if text is not None:
             (tmp_path / "mini").mkdir(exist_ok=True)
             (tmp_path / "mini" / "scores.json").write_text(text)
-        assert board.board(tmp_path) == []
+        assert papers.board(tmp_path) == []

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvbench.quantizers.parameters import Parameter
+from kvbench.quantizers.affine import Parameter
 
 
 @pytest.mark.parametrize(

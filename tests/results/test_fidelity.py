@@ -14,9 +14,9 @@ from kvbench.results import fidelity
 from kvbench.results.aggregate import scores
 from kvbench.results.columns import RunLine, of_scores, score_cell
 from kvbench.results.compare import Comparison, markdown, to_csv
-from kvbench.results.compare_tables import answer_lines
 from kvbench.results.record_fidelity import Fidelity
 from kvbench.results.record_scores import Score
+from kvbench.results.tables import answer_lines
 from kvbench.results.typed import plain
 from kvbench.results.typed import read as typed
 

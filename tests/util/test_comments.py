@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvbench.util.comments import comments
+from kvbench.util.confdir import comments
 
 TEXT = """\
 # what the file is about

@@ -1,6 +1,6 @@
 """Descriptions of fields from docstrings: several lines, several names, base classes, and sections that follow."""
 
-from kvbench.util.comments import field_descriptions
+from kvbench.util.confdir import field_descriptions
 
 
 class Base:

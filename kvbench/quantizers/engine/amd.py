@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from kvbench.errors import ConfigError
+from kvbench.quantizers.affine import Parameter
 from kvbench.quantizers.engine.base import TokenQuantizer
 from kvbench.quantizers.engine.floats import E2M1, SIGN, from_e2m1
 from kvbench.quantizers.packing import look_up
-from kvbench.quantizers.parameters import Parameter
 
 #: bias of the exponent byte of a power of two
 BIAS = 127

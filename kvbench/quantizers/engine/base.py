@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from kvbench.errors import NonFiniteError
-from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer, first_non_finite
-from kvbench.quantizers.parameters import Parameter
+from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer, Parameter, first_non_finite
 
 
 class TokenQuantizer(AffineQuantizer):
