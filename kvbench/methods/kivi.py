@@ -89,6 +89,7 @@ class Kivi(RecencyMethod):
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if `residual` is below 1 or `window` negative, or if :meth:`RecencyMethod.check` fails."""
+        super().check(head_dim, max_length)
         if self.window and self.evict:
             raise ConfigError(
                 "method.window",
@@ -96,7 +97,6 @@ class Kivi(RecencyMethod):
                 "has no meaning with method.evict=true, which keeps the newest R tokens",
                 hint=f"method.residual={self.window}",
             )
-        super().check(head_dim, max_length)
 
     def check_rule(self) -> None:
         """Raise ConfigError if `residual` is not a multiple of the group size of a format grouped per channel."""

@@ -101,6 +101,7 @@ class Kvarn(RecencyMethod):
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if a hyper-parameter is out of range, or if :meth:`RecencyMethod.check` fails."""
+        super().check(head_dim, max_length)
         if self.balance not in ("kvarn", "norm", "none"):
             raise ConfigError(
                 "method.balance", self.balance, "is not a way of balancing a tile", allowed=("kvarn", "norm", "none")
@@ -116,7 +117,6 @@ class Kvarn(RecencyMethod):
             raise ConfigError(
                 "method.quantile", self.quantile, "must be a share below one half", allowed="from 0 to below 0.5"
             )
-        super().check(head_dim, max_length)
 
     def check_rule(self) -> None:
         """Raise ConfigError if the formats are not KVarN's, or if :meth:`RecencyMethod.check_rule` fails."""

@@ -64,6 +64,7 @@ class TokenMethod(RecencyMethod):
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError if the window needs another prefill, or if :meth:`RecencyMethod.check` fails."""
+        super().check(head_dim, max_length)
         if self.window and self.prefill == "quantized":
             raise ConfigError(
                 "method.window",
@@ -71,7 +72,6 @@ class TokenMethod(RecencyMethod):
                 "needs method.prefill=exact: with prefill=quantized every token is packed before its own step",
                 hint="method.prefill=exact",
             )
-        super().check(head_dim, max_length)
 
 
 @dataclass(kw_only=True)

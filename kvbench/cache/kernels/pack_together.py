@@ -23,8 +23,8 @@ from kvbench.cache.kernels.thin_together import Thin
 def families() -> tuple[ModuleType, ...]:
     """Return the launchers of formats that have packing kernels of their own: the engines', OSCAR's and KVarN's.
 
-    Each has ``KINDS``, ``form``, ``launch`` and ``run``. Imported here, since most runs never need their
-    quantizers.
+    Each has ``KINDS``, ``form``, ``launch`` and ``run``. Imported here, since runs on a CPU never need
+    them.
     """
     from kvbench.cache.kernels import clipped, engine, kvarn
 
