@@ -46,7 +46,7 @@ def table(item: Computed, plan: Plan) -> Folded:
 
 def by_distance(item: Computed, plan: Plan) -> Folded:
     """Return the L1 error per head by distance, as a share of its maximum."""
-    from kvbench.analysis.exact import Bins
+    from kvbench.analysis.bins import Bins
 
     bins, columns = Bins(), {}
     newest = bins.newest(128)

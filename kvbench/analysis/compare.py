@@ -24,8 +24,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvbench.analysis.bins import Bins
 from kvbench.analysis.blocks import BLOCK, Block, Exact, Queries, held
-from kvbench.analysis.exact import Bins, heads_first
+from kvbench.analysis.exact import heads_first
 from kvbench.cache.layer import KVLayer
 
 #: a difference of two sums of probabilities up to this is rounding: nothing was dropped

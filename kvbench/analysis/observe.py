@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from kvbench.analysis.bins import Bins
 from kvbench.analysis.blocks import BLOCK, Exact, Queries
 from kvbench.analysis.compare import Errors, compare, exact_outputs
-from kvbench.analysis.exact import SPIKE, Bins, Profile, profile
+from kvbench.analysis.exact import SPIKE, Profile, profile
 from kvbench.attention import observe, reference
 from kvbench.attention.logits import logits_of
 from kvbench.attention.over_stores import step

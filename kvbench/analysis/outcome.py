@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kvbench.analysis.exact import Bins
+from kvbench.analysis.bins import Bins
 from kvbench.errors import DataError
 from kvbench.util import atomic
 

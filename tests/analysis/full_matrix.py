@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from kvbench.analysis.exact import Bins
+from kvbench.analysis.bins import Bins
 from kvbench.attention import prefill
 from kvbench.methods import load_method
 from tests import zoo

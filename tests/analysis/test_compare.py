@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from kvbench.analysis.bins import Bins
 from kvbench.analysis.blocks import Exact, Queries
 from kvbench.analysis.compare import compare, exact_outputs
-from kvbench.analysis.exact import Bins, profile
+from kvbench.analysis.exact import profile
 from kvbench.attention.logits import PLAIN, Logits
 from tests import zoo
 from tests.analysis import full_matrix

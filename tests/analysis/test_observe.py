@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from kvbench.analysis.analyse import Text, analyse, observed
+from kvbench.analysis.bins import Bins
 from kvbench.analysis.blocks import ROW
-from kvbench.analysis.exact import Bins
 from kvbench.analysis.observe import Observation, Options
 from kvbench.decoding.passes import forward, prefill
 from kvbench.errors import CacheError, ConfigError, NonFiniteError

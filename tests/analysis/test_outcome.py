@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvbench.analysis import table
-from kvbench.analysis.exact import Bins
+from kvbench.analysis.bins import Bins
 from kvbench.analysis.outcome import ERRORS, Outcome, Shape
 from kvbench.analysis.table import findings, markdown, mean, page, told_apart
 from kvbench.errors import DataError

@@ -11,7 +11,7 @@ from experiments.fold.analyses import Analysis, code_digest
 from experiments.plan import Plan
 from experiments.registry import items
 from experiments.write import write
-from kvbench.analysis.exact import Bins
+from kvbench.analysis.bins import Bins
 from kvbench.analysis.outcome import Outcome, Shape
 from tests.data_support import data_dir
 

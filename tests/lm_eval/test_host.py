@@ -137,7 +137,7 @@ def test_a_key_covers_the_arguments_that_change_an_answer() -> None:
     chosen = choose({"model": "tiny", "setting": "kivi:int2"})
     keys = [setting_key(chosen, host) for host in (None, {"add_bos_token": True}, {"enable_thinking": False})]
     assert len(set(keys)) == 3 and setting_key(choose({"model": "tiny", "setting": "kivi:int2"}), None) == keys[0]
-    assert choose({"model": "tiny", "setting": "kivi:int2", "seed": 1}).key() not in keys
+    assert setting_key(choose({"model": "tiny", "setting": "kivi:int2", "seed": 1})) not in keys
 
 
 def test_prompts_that_lose_their_beginning_are_counted(place: Path) -> None:
