@@ -22,7 +22,7 @@ WIDE = "\n  hint: download the weights again, since they may be damaged"
 
 
 class _Holder(Protocol):
-    """What these functions read of a layer (:class:`kvbench.cache.layer.KVLayer`)."""
+    """Part of :class:`kvbench.cache.layer.KVLayer` that this module needs; an import of the class would be circular."""
 
     index: int
     batch: int

@@ -47,7 +47,7 @@ class CacheState:
 
 
 class _Held(Protocol):
-    """What the rules below read of a layer (:class:`kvbench.cache.layer.KVLayer`)."""
+    """Part of :class:`kvbench.cache.layer.KVLayer` that :class:`Policy` needs; importing the class would be circular."""
 
     @property
     def batch(self) -> int: ...

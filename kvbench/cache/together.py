@@ -1,4 +1,4 @@
-"""What layers of a cache do together: settling, where identical rolls share a launch, and copies to a draft's layer."""
+"""Settling of all layers of a cache, with one launch for identical rolls, and copies of new tokens to a draft's cache."""
 
 from __future__ import annotations
 

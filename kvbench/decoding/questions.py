@@ -1,4 +1,4 @@
-"""What is read through one cache of a text: answers to several questions, and likelihoods of given continuations."""
+"""Several questions or continuations on one cached text: answers are generated, continuations get a likelihood."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether decode steps are captured as CUDA graphs: what the user wants, the device allows and a cache supports."""
+"""Checks whether decode steps can be captured as CUDA graphs: the option, the device, the model and the cache."""
 
 from __future__ import annotations
 

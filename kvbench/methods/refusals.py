@@ -1,4 +1,4 @@
-"""What a method refuses: quantizers that it does not take, texts too short to show it, spans that say nothing."""
+"""Checks of what a method is combined with: its quantizer, the length of the text, and spans for perplexity."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ ROWS = 8
 
 @dataclass(frozen=True)
 class Build:
-    """Compile-time configuration of the kernel, as values for the macros that ``cuda/header.cuh`` explains.
+    """Compile-time configuration of the kernel, as values for the macros that ``header.cuh`` explains.
 
     Args:
         channels: number of channels of a head (macro ``D``).

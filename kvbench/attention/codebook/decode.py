@@ -163,7 +163,7 @@ def arguments(
     counter: Tensor,
     sinks: Tensor | None = None,
 ) -> bytes:
-    """Serialize the kernel's only argument, the C struct ``Args`` of ``cuda/header.cuh``."""
+    """Serialize the kernel's only argument, the C struct ``Args`` of ``header.cuh``."""
     packed = place_of_codes(work)
     key, value = work.phases[packed]
     assert key.codebook is not None and value.codebook is not None
